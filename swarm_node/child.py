@@ -1,0 +1,178 @@
+"""A supervised child process that answers framed MessagePack requests over its pipes.
+
+The trainer and the environments live in such children: a CUDA error, an out-of-memory kill or a
+scorer that never returns costs a restart of the child, never the node. Frames are a 4-byte
+big-endian length and a MessagePack map; the child's own prints go to stderr, so that no library can
+damage the stream. Calls are answered one at a time, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import msgpack
+
+from swarm_node.errors import ChildError, SwarmNodeError
+
+MAX_FRAME_BYTES = 1 << 30
+_LENGTH = struct.Struct(">I")
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """The parent's end: start, call, stop. Restarting is the caller's decision, because only the
+    caller knows what state the new child must be given."""
+
+    def __init__(self, name: str, module: str, *, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._module = module
+        self._env = dict(env or {})
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self.alive and self._process else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start the process; a living one is stopped first."""
+        await self.stop(grace=0.0)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self._module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **self._env},
+            start_new_session=True,  # a Ctrl-C in the terminal is for the node, which stops us
+        )
+
+    async def call(self, request: Mapping[str, Any], *, patience: float) -> dict[str, Any]:
+        """Send one request, return its reply.
+
+        A child that does not answer within `patience` seconds is killed: its state is unknown.
+
+        Raises:
+            ChildError: dead, killed for its silence, or it answered with an error (then it lives).
+        """
+        async with self._lock:
+            process = self._process
+            if process is None or process.returncode is not None:
+                raise ChildError(f"the {self.name} process is not running")
+            assert process.stdin is not None
+            assert process.stdout is not None
+            answered = False
+            try:
+                async with asyncio.timeout(patience):
+                    process.stdin.write(_frame(request))
+                    await process.stdin.drain()
+                    reply = _unframe(await _read_frame(process.stdout))
+                answered = True
+            except TimeoutError:
+                raise ChildError(
+                    f"the {self.name} process did not answer in {patience:g} s"
+                ) from None
+            except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+                raise ChildError(f"the {self.name} process died ({_died_of(process)})") from error
+            finally:
+                if not answered:  # also when cancelled: half a reply may be in the pipe
+                    await self._kill(process)
+        if "error" in reply:
+            raise ChildError(f"{self.name}: {reply['error']}")
+        return reply
+
+    async def stop(self, grace: float = 3.0) -> None:
+        """Close its input, wait up to `grace` seconds, then kill it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await process.wait()
+        await self._kill(process)
+
+    @staticmethod
+    async def _kill(process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The child's end: answer requests until the parent closes the pipe or dies.
+
+    An error of ours (`SwarmNodeError`, `ValueError`) is reported and the child lives on; anything
+    else is a bug and ends the process with a traceback on stderr.
+    """
+    _die_with_parent()
+    requests = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        frame = _read_frame_sync(requests)
+        if frame is None:
+            return
+        try:
+            reply = handle(_unframe(frame))
+        except (SwarmNodeError, ValueError) as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(_frame(reply))
+        replies.flush()
+
+
+def _die_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _frame(message: Mapping[str, Any]) -> bytes:
+    body: bytes = msgpack.packb(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def _unframe(body: bytes) -> dict[str, Any]:
+    message = msgpack.unpackb(body, max_buffer_size=MAX_FRAME_BYTES)
+    if not isinstance(message, dict):
+        raise ValueError("a frame must hold a map")
+    return message
+
+
+async def _read_frame(stream: asyncio.StreamReader) -> bytes:
+    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise ValueError("frame over the limit")
+    return await stream.readexactly(length)
+
+
+def _read_frame_sync(stream: BinaryIO) -> bytes | None:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    body = stream.read(length)
+    return body if len(body) == length else None
+
+
+def _died_of(process: asyncio.subprocess.Process) -> str:
+    code = process.returncode
+    if code is None:
+        return "it broke the protocol"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,67 @@
+"""The exception tree. A peer's fault is a value (`Rejected`), never an exception.
+
+SwarmNodeError               every error this program raises on purpose
+├── ConfigError              a flag, variable or TOML key is unknown or impossible
+├── HomeError                the node's directory is missing, unreadable or readable by others
+├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
+├── NotRunningError          no node answers on the control API of this home
+├── TransportError           the network layer failed to start, or a peer did not answer properly
+├── ChildError               a supervised child process died, hung or answered with an error
+├── CheckpointError          no stored state verifies, or it belongs to another model
+├── ModelError               a model or tokenizer cannot be used as asked
+└── UnknownTaskError         a task reference that this environment cannot derive
+
+Every message says what to do next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SwarmNodeError(Exception):
+    """Base of everything raised on purpose; the CLI prints it as one line and exits 1."""
+
+
+class ConfigError(SwarmNodeError):
+    """A setting is unknown or impossible; the message names the key."""
+
+
+class HomeError(SwarmNodeError):
+    """The node's home directory cannot be used."""
+
+
+class TicketError(SwarmNodeError):
+    """A ticket cannot be used."""
+
+
+class NotRunningError(SwarmNodeError):
+    """No running node answers for this home."""
+
+
+class TransportError(SwarmNodeError):
+    """The network layer failed, or a peer did not answer as the protocol says."""
+
+
+class ChildError(SwarmNodeError):
+    """A supervised child process died, hung or reported an error."""
+
+
+class CheckpointError(SwarmNodeError):
+    """Stored training state cannot be used."""
+
+
+class ModelError(SwarmNodeError):
+    """A model or its tokenizer cannot be used as asked."""
+
+
+class UnknownTaskError(SwarmNodeError):
+    """A task reference that this environment cannot derive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why something that came from outside was turned away; `reason` is a metric label."""
+
+    reason: str
+    detail: str = ""

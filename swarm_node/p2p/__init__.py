@@ -1,0 +1,1 @@
+"""The swarm's wire: identity, membership, envelopes, transports and exchange."""

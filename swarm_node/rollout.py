@@ -1,0 +1,125 @@
+"""The domain types every other part speaks in. No I/O, no torch.
+
+A task travels as a reference, never as text: whoever holds the reference derives the prompt and
+the verifier itself. A group's rewards as claimed by its author (`RolloutGroup.claimed`) and as
+computed here (`VerifiedGroup.rewards`) have different types on purpose: the trainer only ever sees
+the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Seeds below this are for training; at or above it they are held out for evaluation. A received
+#: group whose seed is held out is refused, so that nobody can train the swarm on the exam.
+HELD_OUT_SEED = 1 << 61
+#: Exclusive upper bound of every seed, so that it fits the signed 64-bit integer of any codec.
+SEED_LIMIT = 1 << 62
+
+
+class Finish(StrEnum):
+    """Why sampling stopped: the end token was drawn, or the token budget ran out."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Provenance(StrEnum):
+    """Where a group comes from, which decides how its off-policyness is corrected."""
+
+    OWN = "own"
+    KIN = (
+        "kin"  # another node, same base model and tokenizer: token ids and log-probs mean the same
+    )
+    FOREIGN = "foreign"  # another tokenizer or model: only text and reward carry over
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskRef:
+    """Names one task: environment, its version (code and settings), family and seed."""
+
+    environment: str
+    version: str
+    family: str
+    seed: int
+
+    @property
+    def held_out(self) -> bool:
+        return self.seed >= HELD_OUT_SEED
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PolicyRef:
+    """Names the policy that wrote tokens. `model` and `tokenizer` are sha256 digests (32 bytes) of
+    the base weights and of the tokenizer; `version` counts this node's updates."""
+
+    model: bytes
+    tokenizer: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens [start, end) of a completion were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One answer. `token_ids` u32[T] include the end token when `finish` is STOP; `logprobs` f32[T]
+    are natural logs under the distribution that was sampled from (after temperature)."""
+
+    text: str
+    token_ids: NDArray[np.uint32]
+    logprobs: NDArray[np.float32]
+    spans: tuple[VersionSpan, ...]
+    finish: Finish
+
+    def __post_init__(self) -> None:
+        if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:
+            raise ValueError("token_ids and logprobs must be one-dimensional and of equal length")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RolloutGroup:
+    """G completions of one task by one policy, as its author states it.
+
+    `claimed` f32[G] are the author's rewards: a hint for statistics, never for training."""
+
+    task: TaskRef
+    policy: PolicyRef
+    completions: tuple[Completion, ...]
+    claimed: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.completions) != len(self.claimed) or not self.completions:
+            raise ValueError("a group needs completions and as many claimed rewards")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifiedGroup:
+    """A group after this node derived the task and scored every completion itself.
+
+    `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, `arrived` this
+    node's own policy version when the group was admitted (age is counted in own updates, because
+    nobody's wall clock decides)."""
+
+    id: bytes
+    author: str
+    provenance: Provenance
+    group: RolloutGroup
+    prompt: str
+    rewards: tuple[float, ...]
+    arrived: int
+
+    @property
+    def informative(self) -> bool:
+        """Whether its rewards differ, i.e. whether its advantages are not all zero."""
+        return max(self.rewards) - min(self.rewards) > 1e-6
