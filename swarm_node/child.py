@@ -85,7 +85,8 @@ class Child:
                     f"the {self.name} process did not answer in {patience:g} s"
                 ) from None
             except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-                raise ChildError(f"the {self.name} process died ({_died_of(process)})") from error
+                how = await _died_of(process)
+                raise ChildError(f"the {self.name} process died ({how})") from error
             finally:
                 if not answered:  # also when cancelled: half a reply may be in the pipe
                     await self._kill(process)
@@ -149,7 +150,7 @@ def _frame(message: Mapping[str, Any]) -> bytes:
 
 
 def _unframe(body: bytes) -> dict[str, Any]:
-    message = msgpack.unpackb(body, max_buffer_size=MAX_FRAME_BYTES)
+    message = msgpack.unpackb(body)  # bounded by the length of the frame
     if not isinstance(message, dict):
         raise ValueError("a frame must hold a map")
     return message
@@ -171,8 +172,10 @@ def _read_frame_sync(stream: BinaryIO) -> bytes | None:
     return body if len(body) == length else None
 
 
-def _died_of(process: asyncio.subprocess.Process) -> str:
-    code = process.returncode
-    if code is None:
+async def _died_of(process: asyncio.subprocess.Process) -> str:
+    try:
+        async with asyncio.timeout(1.0):  # the pipe closes a moment before the exit is known
+            code = await process.wait()
+    except TimeoutError:
         return "it broke the protocol"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

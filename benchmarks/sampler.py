@@ -1,0 +1,122 @@
+"""Useful tokens per second of the built-in sampler against transformers' `generate`.
+
+Both sample the same questions with the same weights, at temperature 1, to the real end token, eight
+completions per question; both return texts. Useful tokens are those of the answers, end token
+included, padding not. The two take turns, so that a busy machine slows both; medians are printed.
+
+    python benchmarks/sampler.py [--model DIR] [--threads N] [--repetitions N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from swarm_node.environments.reasoning_gym import corpus
+from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.torch_sampler import TorchSampler
+
+GROUP = 8
+BATCHES = (8, 64, 256)
+MAX_NEW_TOKENS = 24
+
+
+def questions(count: int) -> list[str]:
+    """Questions of the nine families that the tiny model was made for, in turn."""
+    return [question for _, question, _ in islice(corpus("short", 0), count)]
+
+
+def left_padded(prompts: list[tuple[int, ...]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and attention mask, i64[B, T] both, as `generate` takes them."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    return ids, mask
+
+
+def run_sampler(sampler: TorchSampler, prompts: list[tuple[int, ...]]) -> int:
+    """Sample once; the number of useful tokens."""
+    requests = [
+        SampleRequest(prompt, GROUP, seed, MAX_NEW_TOKENS) for seed, prompt in enumerate(prompts)
+    ]
+    groups = asyncio.run(sampler.sample(requests))
+    return sum(len(completion.token_ids) for group in groups for completion in group)
+
+
+@torch.inference_mode()
+def run_generate(model: Any, codec: Codec, prompts: list[tuple[int, ...]]) -> int:
+    """Sample once; the number of useful tokens."""
+    ids, mask = left_padded(prompts, codec.pad_id)
+    sequences = model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        num_return_sequences=GROUP,
+        max_new_tokens=MAX_NEW_TOKENS,
+        pad_token_id=codec.pad_id,
+        eos_token_id=sorted(codec.eos_ids),
+    )
+    answers = sequences[:, ids.shape[1] :].tolist()
+    useful = 0
+    for answer in answers:
+        codec.decode(answer)
+        ends = [place for place, token in enumerate(answer) if token in codec.eos_ids]
+        useful += ends[0] + 1 if ends else len(answer)
+    return useful
+
+
+def tokens_per_second(run: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    tokens = run()
+    return tokens / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny", help='model directory, or "tiny"')
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repetitions", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    transformers.logging.set_verbosity_error()
+    path: Path = resolve(arguments.model)
+    codec = Codec.from_directory(path)
+    sampler = TorchSampler.from_directory(path, threads=arguments.threads)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    print(
+        f"python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}, threads {arguments.threads}, "
+        f"{GROUP} completions per question, at most {MAX_NEW_TOKENS} tokens, "
+        f"median of {arguments.repetitions} alternating repetitions"
+    )
+    print(f"{'batch':>6} {'generate tok/s':>15} {'sampler tok/s':>15} {'ratio':>6}")
+    for batch in BATCHES:
+        prompts = [codec.encode_prompt(text) for text in questions(batch // GROUP)]
+        ours: list[float] = []
+        theirs: list[float] = []
+        # The first repetition warms both up and is not counted.
+        for _ in range(arguments.repetitions + 1):
+            ours.append(tokens_per_second(partial(run_sampler, sampler, prompts)))
+            theirs.append(tokens_per_second(partial(run_generate, model, codec, prompts)))
+        fast, slow = statistics.median(ours[1:]), statistics.median(theirs[1:])
+        print(f"{batch:>6} {slow:>15,.0f} {fast:>15,.0f} {fast / slow:>6.2f}")
+    asyncio.run(sampler.close())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Builds a real node from its settings: the one place that picks engines and network stacks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import Settings
+from swarm_node.control import ControlServer
+from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.home import Home, Membership
+from swarm_node.node import Node, Parts
+from swarm_node.p2p.hivemind import HivemindTransport
+from swarm_node.policy.model_files import weight_files
+from swarm_node.policy.models import Codec, policy_digests, resolve
+from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.policy.trainer import TrainerSettings
+from swarm_node.policy.trainer_process import ProcessTrainer
+from swarm_node.policy.weights import shared_memory_dir
+from swarm_node.rollout import PolicyRef
+from swarm_node.status import take_snapshot
+from swarm_node.storage import Storage
+
+
+def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts:
+    """The parts of a real node.
+
+    Raises:
+        ModelError, HomeError: the model or the home cannot be used.
+    """
+    model_dir = resolve(settings.model)
+    model, tokenizer = policy_digests(model_dir)
+    codec = Codec.from_directory(model_dir)
+    trainer = ProcessTrainer(
+        model_dir,
+        home.checkpoints,
+        shared_memory_dir(
+            membership.identity.peer_id,
+            need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
+        ),
+        TrainerSettings(
+            learning_rate=settings.policy.learning_rate,
+            temperature=settings.sampling.temperature,
+            seed=settings.run.seed,
+        ),
+        threads=settings.run.threads,
+    )
+    transport = HivemindTransport(
+        membership.identity,
+        swarm_id=membership.swarm.swarm_id,
+        secret=membership.swarm.secret,
+        listen=[_with_port(address, home) for address in settings.network.listen],
+        announce=settings.network.announce,
+        state_dir=home.path,
+        rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
+    )
+    environment = ProcessEnvironmentHost(settings.environment.name, _options(settings))
+    return Parts(
+        transport=transport,
+        sampler=TorchSampler.from_directory(model_dir, threads=settings.run.threads),
+        trainer=trainer,
+        environment=environment,
+        storage=Storage(home.database),
+        codec=codec,
+        policy=PolicyRef(model, tokenizer, 0),
+        clock=SYSTEM_CLOCK,
+        processes=_processes(
+            trainer=lambda: trainer.pid,
+            environment=lambda: environment.pid,
+            network=lambda: transport.daemon_pid,
+        ),
+    )
+
+
+async def run_node(
+    settings: Settings,
+    home: Home,
+    membership: Membership,
+    on_running: Callable[[Sequence[str]], None] | None = None,
+) -> None:
+    """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM).
+    `on_running` is told the node's addresses once others can dial it.
+
+    Raises:
+        SwarmNodeError: it cannot start.
+    """
+    node = Node(settings, membership, build_parts(settings, home, membership))
+    control = ControlServer(
+        home.control_file,
+        snapshot=lambda: take_snapshot(node),
+        evaluate=node.evaluate,
+        stop=node.stop,
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # no signal handlers on this platform's loop
+            loop.add_signal_handler(number, node.stop)
+    try:
+        await control.start()
+        await node.run(on_running)
+    finally:
+        await control.close()
+
+
+def _options(settings: Settings) -> dict[str, object]:
+    table = settings.environment
+    chosen: dict[str, object] = {"preset": table.preset, "scoring": table.scoring}
+    if table.datasets:
+        chosen["families"] = table.datasets
+    return chosen
+
+
+def _with_port(address: str, home: Home) -> str:
+    """Port 0 becomes the home's own port, so that tickets stay good after a restart."""
+    head, found, tail = address.partition("/tcp/0")
+    return f"{head}/tcp/{home.port()}{tail}" if found else address
+
+
+def _processes(**pids: Callable[[], int | None]) -> Callable[[], dict[str, int]]:
+    def running() -> dict[str, int]:
+        found = {name: pid() for name, pid in pids.items()}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    return running

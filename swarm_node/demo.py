@@ -1,0 +1,264 @@
+"""`swarm-node demo`: a private swarm of real node processes on this machine, live in a table.
+
+Node i samples every n-th task family, so whatever a node gets better at beyond its own families it
+learnt from its peers' rollouts alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from swarm_node.control import ControlClient
+from swarm_node.environments.reasoning_gym import PRESETS
+from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.home import Home
+from swarm_node.report import NodeReport, write_report
+from swarm_node.snapshot import EvalPoint, Snapshot
+
+FAMILIES = sorted(PRESETS["short"])
+_START_SECONDS = 180.0
+_STOP_SECONDS = 40.0
+_POLL_SECONDS = 1.0
+_HOUR = 3600
+_NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
+
+
+@dataclass
+class DemoNode:
+    """One `swarm-node join` process and what was last heard of it."""
+
+    name: str
+    home: Home
+    families: Sequence[str]
+    process: asyncio.subprocess.Process | None = None
+    snapshot: Snapshot | None = None
+    log: list[str] = field(default_factory=list)
+
+    async def start(self, ticket_file: Path | None) -> None:
+        """Start the process; its log goes to `log` in its home."""
+        arguments = ["join", "--model", "tiny", "--home", str(self.home.path)]
+        arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
+        arguments += ["--set", "network.poll_seconds=0.5", "--set", "network.heartbeat_seconds=5"]
+        arguments += ["--set", "run.eval_seconds=10"]
+        if ticket_file is not None:
+            arguments += ["--ticket-file", str(ticket_file)]
+        with (self.home.path / "log").open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "swarm_node",
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the demo, which stops its nodes in order
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    async def poll(self) -> None:
+        """Ask the node for its snapshot; raises when its process has died."""
+        if self.process is not None and self.process.returncode is not None:
+            raise SwarmNodeError(
+                f"{self.name} ended with exit code {self.process.returncode}:\n{self.tail()}"
+            )
+        try:
+            self.snapshot = await ControlClient(self.home.control_file).status()
+        except (NotRunningError, HomeError):
+            return
+
+    def tail(self) -> str:
+        """The end of its log."""
+        path = self.home.path / "log"
+        return path.read_text(errors="replace")[-2000:] if path.exists() else "(no log)"
+
+    async def stop(self) -> None:
+        """Ask it to leave; kill it when it does not."""
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def run_demo(nodes: int, minutes: float, report: Path) -> int:
+    """Run the demo; returns the exit code.
+
+    Raises:
+        SwarmNodeError: a node could not start; the message holds the end of its log.
+    """
+    console = Console()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    with tempfile.TemporaryDirectory(prefix="swarm-node-demo-") as directory:
+        swarm = _plan(Path(directory), nodes)
+        started = time.monotonic()
+        try:
+            with Live(console=console, refresh_per_second=2, transient=False) as live:
+                await _start(swarm, live, stop)
+                await _watch(swarm, live, stop, minutes * 60, started)
+                await _final_eval(swarm)
+                live.update(_table(swarm, time.monotonic() - started, "done"))
+        finally:
+            await asyncio.gather(*(node.stop() for node in swarm))
+    results = [_result(node) for node in swarm if node.snapshot is not None and node.snapshot.evals]
+    if not results:
+        console.print("stopped before there was anything to report")
+        return 130
+    curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
+    files = write_report(report, time.monotonic() - started, results, curves)
+    _summary(console, results, files)
+    return 0
+
+
+def _plan(directory: Path, nodes: int) -> list[DemoNode]:
+    swarm = []
+    for index in range(nodes):
+        home = Home(directory / f"node-{index + 1}")
+        home.create()
+        swarm.append(DemoNode(f"node {index + 1}", home, FAMILIES[index::nodes]))
+    return swarm
+
+
+async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
+    """Found the swarm, start its first node, and the others with a ticket from it."""
+    first, *others = swarm
+    first.home.found_swarm("demo", time.time())
+    await first.start(None)
+    live.update(_table(swarm, 0.0, "starting the first node"))
+    await _until_running([first], live, stop)
+    if stop.is_set() or first.snapshot is None:
+        return
+    ticket = first.home.invite(
+        first.snapshot.addresses, now=time.time(), valid_seconds=_HOUR, member_seconds=24 * _HOUR
+    )
+    for node in others:
+        path = node.home.path / "ticket"
+        path.touch(mode=0o600)
+        path.write_text(ticket)
+        await node.start(path)
+    live.update(_table(swarm, 0.0, "the others join by ticket"))
+    await _until_running(others, live, stop)
+
+
+async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not stop.is_set():
+        await asyncio.gather(*(node.poll() for node in nodes))
+        if all(node.snapshot and node.snapshot.state == "running" for node in nodes):
+            return
+        if time.monotonic() > deadline:
+            slow = next(n for n in nodes if not n.snapshot or n.snapshot.state != "running")
+            raise SwarmNodeError(f"{slow.name} did not start in time:\n{slow.tail()}")
+        await _pause(stop)
+
+
+async def _watch(
+    swarm: list[DemoNode], live: Live, stop: asyncio.Event, seconds: float, started: float
+) -> None:
+    deadline = started + seconds
+    while not stop.is_set() and time.monotonic() < deadline:
+        await asyncio.gather(*(node.poll() for node in swarm))
+        left = max(0.0, deadline - time.monotonic())
+        live.update(_table(swarm, time.monotonic() - started, f"{left:.0f} s left, Ctrl-C ends"))
+        await _pause(stop)
+
+
+async def _final_eval(swarm: list[DemoNode]) -> None:
+    for node in swarm:
+        if node.snapshot is not None and node.snapshot.evals:
+            await ControlClient(node.home.control_file).evaluate()
+            await node.poll()
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(_POLL_SECONDS):
+            await stop.wait()
+    except TimeoutError:
+        return
+
+
+def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
+    table = Table(title=f"swarm-node demo, {seconds:.0f} s", caption=caption)
+    for column in ("node", "peer", "version"):
+        table.add_column(column)
+    table.add_column("reward on own\nfamilies", justify="right")
+    table.add_column("on families it\nnever samples", justify="right")
+    table.add_column("groups trained\nown / peers'", justify="right")
+    table.add_column("received", justify="right")
+    table.add_column("rejected")
+    for node in swarm:
+        table.add_row(node.name, *_cells(node))
+    return table
+
+
+def _cells(node: DemoNode) -> list[str]:
+    shot = node.snapshot
+    if shot is None:
+        return ["starting" if node.process else "waiting", "", "", "", "", "", ""]
+    first, last = (shot.evals[0], shot.evals[-1]) if shot.evals else (_NO_EVAL, _NO_EVAL)
+    rejected = ", ".join(f"{count} {why}" for why, count in sorted(shot.rejected.items()))
+    return [
+        f"…{shot.peer_id[-6:]}",
+        str(shot.version),
+        _change(first.own, last.own),
+        _change(first.unseen, last.unseen),
+        f"{shot.groups.trained_own} / {shot.groups.trained_external}",
+        str(shot.groups.received),
+        rejected or "none",
+    ]
+
+
+def _change(start: float | None, end: float | None) -> str:
+    if start is None or end is None or math.isnan(start):
+        return "-"
+    return f"{start:.2f} → [bold]{end:.2f}[/bold]"
+
+
+def _result(node: DemoNode) -> NodeReport:
+    shot = node.snapshot
+    assert shot is not None
+    first, last = shot.evals[0], shot.evals[-1]
+    return NodeReport(
+        peer_id=shot.peer_id,
+        updates=shot.updates,
+        reward_start=first.all,
+        reward_end=last.all,
+        unseen_start=first.unseen,
+        unseen_end=last.unseen,
+        groups_published=shot.groups.published,
+        groups_trained_own=shot.groups.trained_own,
+        groups_trained_external=shot.groups.trained_external,
+        rejected=shot.rejected,
+    )
+
+
+def _summary(console: Console, results: list[NodeReport], files: list[Path]) -> None:
+    for index, result in enumerate(results, start=1):
+        unseen = _change(result.unseen_start, result.unseen_end)
+        console.print(
+            f"node {index}: all nine families {_change(result.reward_start, result.reward_end)}, "
+            f"those it only saw in peers' rollouts {unseen}, {result.updates} updates"
+        )
+    for file in files:
+        console.print(f"wrote {file}")

@@ -1,0 +1,71 @@
+"""Finds environments: installed ones by entry point, own ones as "module:factory"."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from swarm_node.environments.base import Environment
+from swarm_node.errors import ConfigError
+
+GROUP = "swarm_node.environments"
+
+
+def available() -> list[str]:
+    """Names of the installed environments."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def create_environment(name: str, options: Mapping[str, Any]) -> Environment:
+    """Call the factory called `name` with `options` as keyword arguments.
+
+    `name` is an entry point of the group "swarm_node.environments", or "module:factory" for a
+    module that can be imported. It comes from this node's own settings, never from a peer.
+
+    Raises:
+        ConfigError: no such environment, it cannot be imported, or it does not take `options`.
+    """
+    factory = _imported(name) if ":" in name else _installed(name)
+    try:
+        inspect.signature(factory).bind(**options)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(factory).parameters) or "none"
+        raise ConfigError(f"environment.options for {name}: {error}; it takes: {known}") from error
+    environment: Environment = factory(**options)
+    return environment
+
+
+def _installed(name: str) -> Callable[..., Any]:
+    for point in entry_points(group=GROUP):
+        if point.name == name:
+            return _loaded(name, point.load)
+    raise ConfigError(
+        f"environment.name: there is no environment {name!r}; use one of "
+        f"{', '.join(available()) or 'none installed'}, or module:factory for your own"
+    )
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+
+    def load() -> Any:
+        return getattr(importlib.import_module(module), attribute)
+
+    return _loaded(name, load)
+
+
+def _loaded(name: str, load: Callable[[], Any]) -> Callable[..., Any]:
+    try:
+        factory = load()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"environment.name: {name!r} cannot be imported ({error}); "
+            "check its spelling and that its folder is on PYTHONPATH"
+        ) from error
+    if not callable(factory):
+        raise ConfigError(f"environment.name: {name!r} is not a function that makes an environment")
+    result: Callable[..., Any] = factory
+    return result

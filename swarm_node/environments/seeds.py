@@ -1,0 +1,42 @@
+"""Task seeds from anything that should name a task: hashed, so that no two streams overlap.
+
+reasoning-gym draws item i of a dataset from Random(seed + i). Nodes that counted 1, 2, 3 … would
+work on shifted copies of one stream; hashed 61-bit seeds make a collision a matter of chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT
+
+
+def task_seed(*parts: str | int | bytes) -> int:
+    """A training seed in [0, HELD_OUT_SEED) that depends on every part and on their order."""
+    return _hashed(b"swarm-node/task-seed/1", parts) % HELD_OUT_SEED
+
+
+def held_out_seed(*parts: str | int | bytes) -> int:
+    """An evaluation seed in [HELD_OUT_SEED, SEED_LIMIT); no training seed is ever there."""
+    return HELD_OUT_SEED + _hashed(b"swarm-node/held-out-seed/1", parts) % (
+        SEED_LIMIT - HELD_OUT_SEED
+    )
+
+
+def _hashed(domain: bytes, parts: tuple[str | int | bytes, ...]) -> int:
+    digest = hashlib.sha256(domain)
+    for part in parts:
+        tag, raw = _encoded(part)
+        # Tag and length keep ("ab", "c"), ("a", "bc") and ("1", 1) apart.
+        digest.update(tag + len(raw).to_bytes(8, "big") + raw)
+    return int.from_bytes(digest.digest()[:16], "big")
+
+
+def _encoded(part: str | int | bytes) -> tuple[bytes, bytes]:
+    match part:
+        case bytes():
+            return b"b", part
+        case str():
+            return b"s", part.encode()
+        case int():
+            return b"i", str(int(part)).encode()

@@ -1,0 +1,227 @@
+"""A node's directory: keys, swarm file, membership, and who may use it now.
+
+node.key  root.key*  issuer.key*   Ed25519 seeds, mode 0600 (* only the swarm's owner)
+swarm.json                         which swarm this is (holds its shared secret: mode 0600)
+membership                         the certificate chain that admits this node
+port                               the TCP port chosen at first start, kept so tickets stay good
+node.db  checkpoints/              groups, windows, counters; training state
+control.json                       where the running node answers (mode 0600)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from swarm_node.errors import HomeError
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.membership import (
+    SwarmInfo,
+    create_swarm,
+    issue_issuer,
+    issue_member,
+)
+from swarm_node.p2p.ticket import Ticket, make_ticket, redeem
+
+_MAX_SMALL_FILE = 8192
+OWNER_MEMBER_SECONDS = 10 * 365 * 86_400
+
+
+@dataclass(frozen=True)
+class Membership:
+    """This node's place in a swarm."""
+
+    identity: Identity
+    swarm: SwarmInfo
+    chain: tuple[bytes, bytes]
+
+
+class Home:
+    """Paths and small files under one directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser()
+        self.control_file = self.path / "control.json"
+        self.database = self.path / "node.db"
+        self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def _swarm_file(self) -> Path:
+        return self.path / "swarm.json"
+
+    def create(self) -> None:
+        """Make the directory (mode 0700) if it is not there.
+
+        Raises:
+            HomeError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise HomeError(
+                f"cannot make the home directory {self.path}: {error.strerror}; "
+                "choose another with --home"
+            ) from error
+
+    @property
+    def has_swarm(self) -> bool:
+        return self._swarm_file.exists()
+
+    @property
+    def is_owner(self) -> bool:
+        return (self.path / "root.key").exists()
+
+    def identity(self) -> Identity:
+        return Identity.load_or_create(self.path / "node.key")
+
+    def swarm(self) -> SwarmInfo:
+        """The swarm this home belongs to.
+
+        Raises:
+            HomeError: none yet, or the file is damaged.
+        """
+        if not self.has_swarm:
+            raise HomeError(
+                f"{self.path} belongs to no swarm yet: run `swarm-node init NAME` to found one, "
+                "or `swarm-node join --ticket-file FILE` to join one"
+            )
+        return SwarmInfo.load(self._swarm_file)
+
+    def found_swarm(self, name: str, now: float) -> Membership:
+        """Make a new private swarm whose root key lives here.
+
+        Raises:
+            HomeError: this home belongs to a swarm already.
+        """
+        if self.has_swarm:
+            raise HomeError(
+                f"{self.path} already belongs to swarm {self.swarm().name!r}; "
+                "use another --home to found a new one"
+            )
+        self.create()
+        root = Identity.load_or_create(self.path / "root.key")
+        swarm = create_swarm(name, root, os.urandom(32))
+        issuer = Identity.generate()  # signs this one certificate, then is gone
+        identity = self.identity()
+        start, end = int(now), int(now) + OWNER_MEMBER_SECONDS
+        issuer_certificate = issue_issuer(
+            root,
+            swarm,
+            issuer.public_key,
+            name="owner",
+            not_before=start,
+            not_after=end,
+            member_seconds=OWNER_MEMBER_SECONDS,
+        )
+        member = issue_member(issuer, swarm, identity.public_key, not_before=start, not_after=end)
+        return self._keep(Membership(identity, swarm, (issuer_certificate, member)))
+
+    def join_swarm(self, ticket: Ticket, now: float) -> Membership:
+        """Redeem a ticket for a membership of this home's key.
+
+        Raises:
+            HomeError: this home belongs to another swarm.
+            TicketError: the ticket cannot be used.
+        """
+        self.create()
+        identity = self.identity()
+        swarm, chain = redeem(ticket, identity, now)
+        if self.has_swarm and self.swarm().swarm_id != swarm.swarm_id:
+            raise HomeError(
+                f"{self.path} belongs to swarm {self.swarm().name!r}, the ticket to "
+                f"{swarm.name!r}; use another --home"
+            )
+        (self.path / "bootstrap").write_text("\n".join(ticket.addresses))
+        if self.is_owner:
+            return self.membership()
+        return self._keep(Membership(identity, swarm, chain))
+
+    def bootstraps(self) -> list[str]:
+        """The addresses that came with the ticket."""
+        path = self.path / "bootstrap"
+        return path.read_text()[:_MAX_SMALL_FILE].split() if path.exists() else []
+
+    def membership(self) -> Membership:
+        """What earlier `found_swarm` or `join_swarm` left here.
+
+        Raises:
+            HomeError: nothing, or damaged.
+        """
+        swarm = self.swarm()
+        path = self.path / "membership"
+        try:
+            raw = path.read_bytes()[:_MAX_SMALL_FILE]
+            chain = msgpack.unpackb(raw)
+            issuer_certificate, member = chain
+            if not isinstance(issuer_certificate, bytes) or not isinstance(member, bytes):
+                raise ValueError("not certificates")
+        except (OSError, ValueError, TypeError) as error:
+            raise HomeError(f"{path} is damaged; join again with a ticket") from error
+        return Membership(self.identity(), swarm, (issuer_certificate, member))
+
+    def invite(
+        self, addresses: Sequence[str], *, now: float, valid_seconds: int, member_seconds: int
+    ) -> str:
+        """A ticket for this home's swarm.
+
+        Raises:
+            HomeError: the root key is not here.
+        """
+        swarm = self.swarm()
+        if not self.is_owner:
+            raise HomeError(
+                f"only the home that founded {swarm.name!r} holds its root key and can invite"
+            )
+        return make_ticket(
+            Identity.load(self.path / "root.key"),
+            swarm,
+            addresses,
+            now=now,
+            valid_seconds=valid_seconds,
+            member_seconds=member_seconds,
+        )
+
+    def port(self) -> int:
+        """The TCP port of this node: chosen once, then kept, so that tickets stay good."""
+        path = self.path / "port"
+        if path.exists():
+            text = path.read_text()[:8].strip()
+            if text.isdecimal() and 0 < int(text) < 65_536:
+                return int(text)
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+        path.write_text(f"{port}\n")
+        return port
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this home for one process.
+
+        Raises:
+            HomeError: another process has it.
+        """
+        self.create()
+        with (self.path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise HomeError(
+                    f"a node is already running in {self.path}; see `swarm-node status`, "
+                    "or use another --home"
+                ) from error
+            yield
+
+    def _keep(self, membership: Membership) -> Membership:
+        membership.swarm.save(self._swarm_file)
+        temporary = self.path / "membership.tmp"
+        temporary.write_bytes(msgpack.packb(list(membership.chain)))
+        temporary.replace(self.path / "membership")
+        return membership

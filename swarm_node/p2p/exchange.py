@@ -1,0 +1,334 @@
+"""Sharing experience: publish own groups; meet peers; list, draw and pull theirs.
+
+Nothing here waits for anyone: every call asks a few random peers, each with a deadline, and returns
+what it got. `serving.py` answers the same protocols; `verify.py` decides what is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p import wire
+from swarm_node.p2p.envelope import Kind, content_id, open_sealed, seal
+from swarm_node.p2p.identity import Identity, public_key_of
+from swarm_node.p2p.membership import SwarmInfo, verify_chain
+from swarm_node.p2p.peers import Candidate, Directory, Peer
+from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
+from swarm_node.p2p.verify import GroupVerifier
+from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
+from swarm_node.storage import Storage, StoredGroup
+
+_MAX_SMALL_REPLY = 64 * 1024
+_LIST_LIMIT = 128
+_MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
+_REQUEST_SECONDS = 10.0
+_PULL_SECONDS = 60.0
+_PARALLEL_PULLS = 4
+_HEARTBEAT_LIVES = 3
+_log = structlog.get_logger(__name__)
+
+
+class Exchange:
+    """The node's side of every conversation it starts."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        identity: Identity,
+        swarm: SwarmInfo,
+        chain: tuple[bytes, bytes],
+        storage: Storage,
+        verifier: GroupVerifier,
+        directory: Directory,
+        rejected: Counter[str],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._transport = transport
+        self._identity = identity
+        self._swarm = swarm
+        self._chain = chain
+        self._storage = storage
+        self._verifier = verifier
+        self._directory = directory
+        self._rejected = rejected
+        self._clock = clock
+        self._rng = rng
+
+    async def publish(
+        self, scored: Sequence[tuple[RolloutGroup, str]], version: int
+    ) -> list[VerifiedGroup]:
+        """Seal, store and announce own groups, each with its prompt; they are safe on return.
+
+        The own `claimed` rewards are the locally computed ones, so they become the verified ones.
+        """
+        created_ms = int(self._clock.wall() * 1000)
+        epoch = self._storage.epoch
+        published: list[VerifiedGroup] = []
+        entries: list[tuple[StoredGroup, bytes]] = []
+        first = await self._storage.run(self._storage.next_seq)
+        for seq, (group, prompt) in enumerate(scored, start=first):
+            body = wire.pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
+            sealed = seal(self._identity, self._swarm.swarm_id, Kind.ROLLOUT, body)
+            verified = VerifiedGroup(
+                id=content_id(sealed),
+                author=self._identity.peer_id,
+                provenance=Provenance.OWN,
+                group=group,
+                prompt=prompt,
+                rewards=group.claimed,
+                arrived=version,
+            )
+            published.append(verified)
+            entries.append(
+                (_stored(verified, epoch, seq, sealed), self._announce(verified, seq, sealed))
+            )
+        await self._storage.run(self._storage.publish, entries)
+        return published
+
+    async def beat(self, version: int, seconds: float) -> None:
+        """Show this node's heartbeat, read everybody's, and pass heartbeats on with one peer."""
+        heartbeat = wire.pack(
+            wire.Heartbeat(
+                v=1,
+                addresses=wire.fit_heartbeat(self._transport.addresses()),
+                policy_version=version,
+                epoch=self._storage.epoch,
+                head=await self._storage.run(self._storage.head),
+                issued_ms=int(self._clock.wall() * 1000),
+                agent="swarm-node",
+            )
+        )
+        sealed = seal(self._identity, self._swarm.swarm_id, Kind.HEAD, heartbeat)
+        await self._transport.publish_heartbeat(sealed, seconds * _HEARTBEAT_LIVES)
+        for peer_id, raw in (await self._transport.heartbeats()).items():
+            self._hear(raw, expected=peer_id)
+        for peer in self._directory.draw(self._rng, 1, self._clock.now()):
+            await self._exchange_peers(peer)
+
+    async def list_some(self, count: int) -> int:
+        """List the logs of up to `count` random peers; returns how many new offers were noted."""
+        peers = self._directory.draw(self._rng, count, self._clock.now())
+        return sum(await asyncio.gather(*(self._list(peer) for peer in peers)))
+
+    async def pull_some(
+        self, count: int, room: Callable[[str], int], version: int
+    ) -> list[VerifiedGroup]:
+        """Draw up to `count` offered groups at random, of each author at most `room(author)`;
+        pull and verify them."""
+        offers = self._directory.draw_candidates(self._rng, count, room)
+        slots = asyncio.Semaphore(_PARALLEL_PULLS)
+
+        async def pull(offer: Candidate) -> VerifiedGroup | None:
+            async with slots:
+                return await self._pull(offer, version)
+
+        results = await asyncio.gather(*(pull(offer) for offer in offers))
+        return [group for group in results if group is not None]
+
+    def reject(self, rejected: Rejected, peer_id: str | None) -> None:
+        """Count a refusal, in total and for the peer it came from."""
+        self._rejected[rejected.reason] += 1
+        peer = self._directory.get(peer_id) if peer_id else None
+        if peer is not None:
+            peer.rejected[rejected.reason] += 1
+        _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
+
+    def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
+        group = verified.group
+        body = wire.pack(
+            wire.Announcement(
+                v=1,
+                epoch=self._storage.epoch,
+                seq=seq,
+                id=verified.id,
+                size=len(sealed),
+                environment=group.task.environment,
+                version=group.task.version,
+                family=group.task.family,
+                model=group.policy.model,
+                tokenizer=group.policy.tokenizer,
+                policy_version=group.policy.version,
+                completions=len(group.completions),
+                mixed=verified.informative,
+            )
+        )
+        return seal(self._identity, self._swarm.swarm_id, Kind.RECORD, body)
+
+    def _hear(self, raw: bytes, expected: str | None) -> None:
+        """Take in a heartbeat, from the DHT or handed on by a peer."""
+        opened = open_sealed(raw, self._swarm.swarm_id, Kind.HEAD, max_bytes=MAX_HEARTBEAT_BYTES)
+        if isinstance(opened, Rejected):
+            return self.reject(opened, expected)
+        if expected is not None and opened.author != expected:
+            return self.reject(Rejected("author", "a heartbeat under another's name"), expected)
+        if opened.author == self._identity.peer_id:
+            return None
+        beat = wire.unpack(wire.Heartbeat, opened.body, max_bytes=MAX_HEARTBEAT_BYTES)
+        if isinstance(beat, Rejected):
+            return self.reject(beat, opened.author)
+        now = self._clock.now()
+        peer = self._directory.meet(opened.author, now)
+        if beat.issued_ms <= peer.issued_ms:
+            return None
+        peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
+        peer.addresses, peer.version = beat.addresses, beat.policy_version
+        peer.epoch, peer.head = beat.epoch, beat.head
+        return None
+
+    async def _exchange_peers(self, peer: Peer) -> None:
+        request = wire.pack(wire.PeersRequest(limit=64))
+        reply = await self._ask(peer, PEERS, request, max_reply=_MAX_SMALL_REPLY)
+        if reply is None:
+            return
+        peers = wire.unpack(wire.PeersReply, reply, max_bytes=_MAX_SMALL_REPLY)
+        if isinstance(peers, Rejected):
+            return self.reject(peers, peer.peer_id)
+        for raw in peers.heartbeats:
+            self._hear(raw, expected=None)
+
+    async def _list(self, peer: Peer) -> int:
+        epoch, since = peer.cursor
+        request = wire.pack(wire.ListRequest(epoch=epoch, since=since, limit=_LIST_LIMIT))
+        reply = await self._ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
+        if reply is None:
+            return 0
+        listed = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
+        if isinstance(listed, Rejected):
+            self.reject(listed, peer.peer_id)
+            return 0
+        peer.epoch, peer.head = listed.epoch, listed.head
+        since = since if listed.epoch == epoch else 0
+        noted = 0
+        for raw in listed.items:
+            seq = self._note(peer, raw)
+            noted += seq > 0
+            since = max(since, seq)
+        peer.cursor = (listed.epoch, since)
+        return noted
+
+    def _note(self, peer: Peer, raw: bytes) -> int:
+        """Note one announcement as an offer; its sequence number, 0 when it was refused."""
+        opened = open_sealed(
+            raw, self._swarm.swarm_id, Kind.RECORD, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES
+        )
+        if isinstance(opened, Rejected):
+            self.reject(opened, peer.peer_id)
+            return 0
+        if opened.author != peer.peer_id:
+            self.reject(Rejected("author", "an announcement of another peer"), peer.peer_id)
+            return 0
+        entry = wire.unpack(wire.Announcement, opened.body, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES)
+        if isinstance(entry, Rejected):
+            self.reject(entry, peer.peer_id)
+            return 0
+        # A group whose author calls it uniform would be dropped after scoring: not worth a pull.
+        if entry.mixed and self._verifier.seen(peer.peer_id, entry.epoch, entry.seq) is None:
+            peer.candidates.append(
+                Candidate(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size)
+            )
+        return entry.seq
+
+    async def _pull(self, offer: Candidate, version: int) -> VerifiedGroup | None:
+        request = wire.pack(wire.PullRequest(id=offer.id))
+        for peer in self._holders(offer):
+            sealed = await self._ask(
+                peer, PULL, request, max_reply=offer.size, seconds=_PULL_SECONDS
+            )
+            if sealed is None:
+                continue
+            result = await self._verifier.verify(offer, sealed, version)
+            if isinstance(result, Rejected):
+                self.reject(result, peer.peer_id)
+                if result.reason == "hash":  # that holder's fault, not the author's
+                    continue
+                return None
+            author = self._directory.get(offer.author)
+            if author is not None:
+                author.received += 1
+            return result
+        return None
+
+    def _holders(self, offer: Candidate) -> list[Peer]:
+        """The author first, then two others: content is addressed by hash, so any will do."""
+        now = self._clock.now()
+        others = [p for p in self._directory.draw(self._rng, 3, now) if p.peer_id != offer.author]
+        author = self._directory.get(offer.author)
+        reachable = author is not None and author.retry_at <= now
+        return ([author] if author is not None and reachable else []) + others[:2]
+
+    async def _ask(
+        self,
+        peer: Peer,
+        protocol: str,
+        payload: bytes,
+        *,
+        max_reply: int,
+        seconds: float = _REQUEST_SECONDS,
+    ) -> bytes | None:
+        """One request to a member, greeting it first; None, counted, when it did not work."""
+        try:
+            async with asyncio.timeout(seconds):
+                if not peer.greeted:
+                    await self._greet(peer)
+                try:
+                    reply = await self._transport.request(
+                        peer.peer_id, protocol, payload, max_reply=max_reply
+                    )
+                except TransportError as error:
+                    if UNKNOWN_MEMBER not in str(error):
+                        raise
+                    await self._greet(peer)  # it restarted and forgot us
+                    reply = await self._transport.request(
+                        peer.peer_id, protocol, payload, max_reply=max_reply
+                    )
+        except (TransportError, TimeoutError) as error:
+            peer.failed(self._clock.now())
+            self._rejected["unreachable"] += 1
+            _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
+            return None
+        peer.answered(self._clock.now())
+        return reply
+
+    async def _greet(self, peer: Peer) -> None:
+        """Exchange membership; raises TransportError when the other end is no member."""
+        if peer.addresses:
+            await self._transport.dial(peer.addresses)
+        body = wire.pack(hello_body(wire.HelloRequest, self._chain, self._transport))
+        raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=_MAX_SMALL_REPLY)
+        hello = wire.unpack(wire.HelloReply, raw, max_bytes=_MAX_SMALL_REPLY)
+        if isinstance(hello, Rejected):
+            raise TransportError(f"{peer.peer_id} greeted badly: {hello.detail}")
+        member = verify_chain(
+            hello.chain, self._swarm, public_key_of(peer.peer_id), self._clock.wall()
+        )
+        if isinstance(member, Rejected):
+            self.reject(member, peer.peer_id)
+            raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
+        peer.member_until = member.not_after
+        peer.greeted = True
+        if hello.addresses:
+            peer.addresses = hello.addresses
+
+
+def _stored(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
+    return StoredGroup(
+        id=verified.id,
+        author=verified.author,
+        epoch=epoch,
+        seq=seq,
+        provenance=verified.provenance,
+        blob=sealed,
+        prompt=verified.prompt,
+        rewards=verified.rewards,
+        arrived=verified.arrived,
+    )

@@ -1,0 +1,182 @@
+"""The wire of one request over any pair of asyncio streams.
+
+    request   8-byte big-endian length, payload
+    reply     1 status byte (0 done, 1 refused), 8-byte big-endian length, payload, sha256(payload)
+    ack       1 byte from the reader of the reply, after it checked the reply
+
+A refused reply carries a short UTF-8 reason. A stream carries one request. Lengths are checked
+against the caller's cap before a byte of the payload is read, and memory grows with what arrives,
+never with what was announced. The writer of a reply waits for the ack (or the end of the stream)
+before it closes, because a transport may drop the tail of what was written right before closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import struct
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import structlog
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
+
+CHUNK_BYTES = 256 * 1024
+MAX_REASON_BYTES = 256
+_LENGTH = struct.Struct(">Q")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_DONE, _REFUSED = 0, 1
+_ACK = b"\x06"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a handler's run came to: its payload, or a refusal whose payload is the reason."""
+
+    payload: bytes
+    refused: bool = False
+
+    @classmethod
+    def refusal(cls, reason: str) -> Reply:
+        """A refusal; `reason` is cut to MAX_REASON_BYTES bytes of UTF-8."""
+        cut = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+        return cls(cut.decode("utf-8", "ignore").encode(), refused=True)
+
+    def unwrap(self, limit: int) -> bytes:
+        """The payload.
+
+        Raises:
+            TransportError: it is a refusal (the text is the peer's), or over `limit` bytes.
+        """
+        if self.refused:
+            # The reason ends up in logs and terminals: a peer must not choose control characters.
+            reason = self.payload.decode("utf-8", "replace")
+            raise TransportError("".join(c if c.isprintable() else "?" for c in reason))
+        check_size("reply", len(self.payload), limit)
+        return self.payload
+
+
+def check_size(what: str, size: int, limit: int) -> None:
+    """
+    Raises:
+        TransportError: `size` is over `limit` (both in bytes).
+    """
+    if size > limit:
+        raise TransportError(f"a {what} of {size} bytes is over the limit of {limit}")
+
+
+async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> Reply:
+    """Run `handler` for one request of `peer` and turn every outcome into a reply."""
+    try:
+        reply = await handler(peer, payload)
+        check_size("reply", len(reply), MAX_REPLY_BYTES)
+    except TransportError as error:
+        return Reply.refusal(str(error))
+    except Exception:  # the edge of the process: a bug in one handler must not cost the node
+        log.exception("a request handler failed", protocol=protocol, peer=peer)
+        return Reply.refusal("internal error")
+    return Reply(reply)
+
+
+async def send_request(writer: asyncio.StreamWriter, payload: bytes) -> None:
+    """Write one request.
+
+    Raises:
+        TransportError: over MAX_REQUEST_BYTES, or the stream broke.
+    """
+    check_size("request", len(payload), MAX_REQUEST_BYTES)
+    with _stream_errors():
+        writer.write(_LENGTH.pack(len(payload)))
+        await _write(writer, payload)
+
+
+async def read_request(reader: asyncio.StreamReader, limit: int = MAX_REQUEST_BYTES) -> bytes:
+    """Read one request of at most `limit` bytes.
+
+    Raises:
+        TransportError: over the limit, or the stream ended early or broke.
+    """
+    with _stream_errors():
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        check_size("request", length, limit)
+        payload, _ = await _read(reader, length)
+        return payload
+
+
+async def send_reply(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply
+) -> None:
+    """Write one reply and wait until its reader has checked it or hung up.
+
+    Raises:
+        TransportError: the stream broke.
+    """
+    with _stream_errors():
+        writer.write(bytes([_REFUSED if reply.refused else _DONE]))
+        writer.write(_LENGTH.pack(len(reply.payload)))
+        digest = await _write(writer, reply.payload)
+        writer.write(digest)
+        await writer.drain()
+        await reader.read(len(_ACK))
+
+
+async def read_reply(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int = MAX_REPLY_BYTES
+) -> bytes:
+    """Read and acknowledge one reply of at most `limit` bytes.
+
+    Raises:
+        TransportError: refused by the peer, over the limit, damaged, or the stream ended early.
+    """
+    with _stream_errors():
+        status, length = struct.unpack(">BQ", await reader.readexactly(1 + _LENGTH.size))
+        if status not in (_DONE, _REFUSED):
+            raise TransportError("the peer does not speak this version of the protocol")
+        check_size("reply", length, limit if status == _DONE else MAX_REASON_BYTES)
+        payload, digest = await _read(reader, length)
+        if await reader.readexactly(_DIGEST_BYTES) != digest:
+            raise TransportError("a reply arrived damaged: ask again or ask another peer")
+        writer.write(_ACK)
+        await writer.drain()
+    return Reply(payload, refused=status == _REFUSED).unwrap(limit)
+
+
+async def _write(writer: asyncio.StreamWriter, payload: bytes) -> bytes:
+    """Write in chunks, so that a slow reader holds one chunk of buffer; returns the sha256."""
+    digest = hashlib.sha256()
+    view = memoryview(payload)
+    for start in range(0, len(view), CHUNK_BYTES):
+        chunk = view[start : start + CHUNK_BYTES]
+        digest.update(chunk)
+        writer.write(chunk)
+        await writer.drain()
+    await writer.drain()
+    return digest.digest()
+
+
+async def _read(reader: asyncio.StreamReader, length: int) -> tuple[bytes, bytes]:
+    """Read exactly `length` bytes; returns them and their sha256."""
+    digest = hashlib.sha256()
+    payload = bytearray()
+    while len(payload) < length:
+        chunk = await reader.read(min(CHUNK_BYTES, length - len(payload)))
+        if not chunk:
+            raise asyncio.IncompleteReadError(bytes(payload[:0]), length)
+        digest.update(chunk)
+        payload += chunk
+    return bytes(payload), digest.digest()
+
+
+@contextlib.contextmanager
+def _stream_errors() -> Generator[None]:
+    try:
+        yield
+    except asyncio.IncompleteReadError as error:
+        raise TransportError("the stream ended before the message did") from error
+    except OSError as error:
+        raise TransportError(f"the stream broke: {error}") from error

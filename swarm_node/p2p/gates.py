@@ -1,0 +1,168 @@
+"""What is let through before anything costly is done: replay windows and rate limits. Pure.
+
+Time comes in as an argument, in monotonic seconds, and state goes out as rows, so that the caller
+stores an acceptance and its window in one transaction. A group is new only if `EpochGate` and
+`ReplayWindow` both say so, and it must be marked in both before it is used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from swarm_node.errors import Rejected
+
+WINDOW: Final = 1024
+#: One message cannot move a window further than this: a wild sequence number would otherwise make
+#: everything its author really publishes look old.
+MAX_ADVANCE: Final = 1_000_000
+
+
+class ReplayWindow:
+    """The sequence numbers of one author's epoch that were seen: the newest, and a bitmap of the
+    1024 up to it (bit i stands for newest - i), as in RFC 4303, 3.4.3.
+
+    Numbers start at 1. The first one may be any: a node that joins late has nothing to lose."""
+
+    def __init__(self) -> None:
+        self._high = 0
+        self._seen = 0
+
+    @property
+    def high(self) -> int:
+        """The newest number marked, 0 if none."""
+        return self._high
+
+    def check(self, seq: int) -> Rejected | None:
+        """None if `seq` was not seen; "too_old", "duplicate" or "seq_jump" otherwise."""
+        if seq < 1 or seq <= self._high - WINDOW:
+            return Rejected("too_old", f"sequence {seq}, newest {self._high}")
+        if self._high and seq > self._high + MAX_ADVANCE:
+            return Rejected("seq_jump", f"sequence {seq}, newest {self._high}")
+        if seq <= self._high and self._seen >> (self._high - seq) & 1:
+            return Rejected("duplicate", f"sequence {seq}")
+        return None
+
+    def mark(self, seq: int) -> None:
+        """Remember `seq`.
+
+        Raises:
+            ValueError: `check` refuses it; marking it would let something through twice.
+        """
+        refused = self.check(seq)
+        if refused is not None:
+            raise ValueError(f"cannot mark a refused sequence number: {refused.reason}")
+        if seq > self._high:
+            # A first number can be anywhere: shifting by it would build an integer of that size.
+            shift = min(seq - self._high, WINDOW)
+            self._seen = (self._seen << shift | 1) & ((1 << WINDOW) - 1)
+            self._high = seq
+        else:
+            self._seen |= 1 << (self._high - seq)
+
+    def to_row(self) -> tuple[int, bytes]:
+        """(newest number, bitmap of 128 bytes, little-endian)."""
+        return self._high, self._seen.to_bytes(WINDOW // 8, "little")
+
+    @classmethod
+    def from_row(cls, high: int, bitmap: bytes) -> ReplayWindow:
+        """The window that `to_row` described.
+
+        Raises:
+            ValueError: not a row of `to_row`; starting empty instead would forget what was seen.
+        """
+        window = cls()
+        window._high, window._seen = high, int.from_bytes(bitmap, "little")
+        if len(bitmap) != WINDOW // 8 or high < 0 or (window._seen & 1) != (high > 0):
+            raise ValueError("a stored replay window is damaged")
+        if window._seen >> min(high, WINDOW):
+            raise ValueError("a stored replay window is damaged")
+        return window
+
+
+class EpochGate:
+    """The greatest epoch of every author.
+
+    An author starts a greater epoch, with an empty `ReplayWindow`, when it cannot know which
+    numbers it has used (a restored backup, a lost database); whatever bears a lower one is refused
+    for good, because its window is gone."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, int] = {}
+
+    def check(self, author: str, epoch: int) -> Rejected | None:
+        """None if `epoch` is the author's greatest so far or greater; "old_epoch" otherwise."""
+        highest = self._highest.get(author)
+        if highest is not None and epoch < highest:
+            return Rejected("old_epoch", f"epoch {epoch}, newest {highest}")
+        return None
+
+    def mark(self, author: str, epoch: int) -> None:
+        """Remember `epoch` as the author's greatest.
+
+        Raises:
+            ValueError: `check` refuses it.
+        """
+        if self.check(author, epoch) is not None:
+            raise ValueError("cannot mark a refused epoch")
+        self._highest[author] = epoch
+
+
+class TokenBucket:
+    """Lets `rate` units per second pass, and `burst` at once. Starts full."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
+            raise ValueError("a bucket needs a finite rate >= 0 and a finite burst > 0")
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._last: float | None = None
+
+    @property
+    def tokens(self) -> float:
+        """What was left after the last `take`; in [0, burst]."""
+        return self._tokens
+
+    def take(self, now: float, n: float = 1.0) -> bool:
+        """Take `n` units at monotonic second `now`; False, and nothing taken, if they are not
+        there. A clock that goes backwards adds nothing."""
+        if not n >= 0:
+            raise ValueError("only a number >= 0 can be taken")
+        if self._last is None:
+            self._last = now
+        if now > self._last:
+            self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate)
+            self._last = now
+        if n > self._tokens:
+            return False
+        self._tokens -= n
+        return True
+
+
+class PeerGates:
+    """One bucket per peer, for the `capacity` most recent peers.
+
+    Identities cost nothing, so per-peer limits bound a careless peer, not an attacker; callers put
+    one shared bucket in front. A peer that comes back after being forgotten starts full."""
+
+    def __init__(self, rate: float, burst: float, capacity: int = 1024) -> None:
+        if capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        self._rate = rate
+        self._burst = burst
+        self._capacity = capacity
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, peer: str, now: float, n: float = 1.0) -> bool:
+        """Take `n` units from the bucket of `peer` at monotonic second `now`."""
+        bucket = self._buckets.get(peer)
+        if bucket is None:
+            if len(self._buckets) >= self._capacity:
+                self._buckets.popitem(last=False)
+            bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst)
+        self._buckets.move_to_end(peer)
+        return bucket.take(now, n)

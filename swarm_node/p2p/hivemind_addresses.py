@@ -1,0 +1,112 @@
+"""Multiaddr text: what may be dialled or listened on. No hivemind here.
+
+Addresses come from tickets and from strangers; only /ip4|ip6|dns4|dns6/<host>/tcp/<port> is taken,
+for a dialable one followed by /p2p/<peer id>.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.identity import public_key_of
+
+_MAX_ADDRESS_CHARS = 256
+_HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A dialable address: multiaddr text without its peer id, and the peer id (base58)."""
+
+    multiaddr: str
+    peer_id: str
+
+
+def parse_address(text: str) -> Address | None:
+    """A dialable multiaddr ending in an Ed25519 peer id, None for anything else.
+
+    /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>; no relays, no other transports.
+    """
+    endpoint, separator, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
+    if len(text) > _MAX_ADDRESS_CHARS or not separator or not is_peer_id(peer_id):
+        return None
+    parsed = _parse_endpoint(endpoint)
+    return None if parsed is None or parsed[2] == 0 else Address(endpoint, peer_id)
+
+
+def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
+    """`listen` with each "any port" replaced by the port that `known` addresses of the same kind
+    (ip4 or ip6) were bound to, where there is exactly one."""
+    ports: dict[str, set[int]] = {}
+    for text in known:
+        parsed = _parse_endpoint(text.rpartition("/p2p/")[0])
+        if parsed is not None:
+            ports.setdefault(parsed[0], set()).add(parsed[2])
+    pinned = []
+    for text in listen:
+        kind, host, port = _parse_endpoint(text) or ("", "", 1)
+        bound = ports.get(kind, set())
+        same = port == 0 and len(bound) == 1
+        pinned.append(f"/{kind}/{host}/tcp/{min(bound)}" if same else text)
+    return pinned
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether `text` is a TCP multiaddr without a peer id; port 0 means any."""
+    return _parse_endpoint(text) is not None
+
+
+def _parse_endpoint(text: str) -> tuple[str, str, int] | None:
+    """(ip4|ip6|dns4|dns6, host, port) of a TCP multiaddr without a peer id."""
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[3] != "tcp":
+        return None
+    _, kind, host, _, port = parts
+    if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
+        return None
+    return (kind, host, int(port)) if _is_host(kind, host) else None
+
+
+def require_free_ports(listen: Iterable[str]) -> None:
+    """
+    Raises:
+        TransportError: something listens on one of the ports. p2pd would not mind (SO_REUSEPORT)
+            and two nodes would then take each other's connections.
+    """
+    for text in listen:
+        kind, host, port = _parse_endpoint(text) or ("", "", 0)
+        if port == 0 or kind not in ("ip4", "ip6"):
+            continue
+        family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is no listener
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                reason = error.strerror
+                raise TransportError(f"cannot listen on {text}: {reason}; choose a port") from error
+
+
+def _is_host(kind: str, host: str) -> bool:
+    try:
+        if kind == "ip4":
+            return str(ipaddress.IPv4Address(host)) == host
+        if kind == "ip6":
+            return ipaddress.IPv6Address(host).scope_id is None
+    except ValueError:
+        return False
+    return kind in ("dns4", "dns6") and _HOST_NAME.match(host) is not None
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether `text` is the base58 peer id of an Ed25519 key."""
+    try:
+        public_key_of(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,262 @@
+"""What may enter hivemind's DHT, who may speak to it, and how it is kept: no I/O, no hivemind.
+
+hivemind calls these objects by name (duck typing), so its types appear as small protocols here:
+`HeartbeatRecords` is its record validator, `SwarmAuthorizer` its authorizer and `HeartbeatStore`
+its storage. The DHT holds one dictionary: peer id -> signed heartbeat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgpack
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
+from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
+
+MAX_TTL_SECONDS = 2 * 3600.0
+#: Keeps the whole dictionary, which hivemind sends as one message, under its limit of 4 MiB.
+MAX_MEMBERS = 4096
+MAX_CLOCK_SKEW_SECONDS = 60.0
+_SIGNATURE_BYTES = 64
+_MAX_SUBKEY_BYTES = 80
+#: A MessagePack bin header is at most 3 bytes for values of this size.
+_MAX_VALUE_BYTES = _SIGNATURE_BYTES + 3 + MAX_HEARTBEAT_BYTES
+_MAX_VERIFIED = 4 * MAX_MEMBERS
+_MAX_NONCES = 65536
+_NONCE_BYTES = 16
+
+
+class Record(Protocol):
+    """hivemind's DHTRecord. `key` is the SHA-1 of the DHT key, `subkey` and `value` MessagePack;
+    `expiration_time` is Unix seconds."""
+
+    key: bytes
+    subkey: bytes
+    value: bytes
+    expiration_time: float
+
+
+def heartbeat_key(swarm_id: bytes) -> str:
+    """The DHT key of a swarm's heartbeats."""
+    return hashlib.sha256(b"swarm-node/peers" + swarm_id).hexdigest()
+
+
+class HeartbeatRecords:
+    """Signs own records and accepts those that their owner signed, under one key only.
+
+    Records are judged by themselves, never by what was seen before: hivemind drops everything that
+    a holder sent when one of its records is refused, so that refusing an outdated record here would
+    cost the fresh ones next to it. `HeartbeatStore` keeps outdated records out.
+    """
+
+    priority = 0
+
+    def __init__(self, identity: Identity, key: bytes, wall: Callable[[], float]) -> None:
+        self._identity = identity
+        self._key = key
+        self._wall = wall
+        self._verified: OrderedDict[bytes, None] = OrderedDict()
+
+    def sign_value(self, record: Record) -> bytes:
+        return self._identity.sign(_signed_bytes(record, record.value)) + record.value
+
+    def strip_value(self, record: Record) -> bytes:
+        return record.value[_SIGNATURE_BYTES:]
+
+    def validate(self, record: Record) -> bool:
+        """Whether the record is well-formed, within its bounds and signed by its subkey's owner.
+        Never raises."""
+        if record.key != self._key or not self._bounded(record):
+            return False
+        owner = _owner(record.subkey)
+        if owner is None or not _is_heartbeat(self.strip_value(record)):
+            return False
+        signature = record.value[:_SIGNATURE_BYTES]
+        message = _signed_bytes(record, self.strip_value(record))
+        digest = hashlib.blake2b(signature + message, digest_size=16).digest()
+        if digest in self._verified:
+            self._verified.move_to_end(digest)
+            return True
+        try:
+            Ed25519PublicKey.from_public_bytes(owner).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            return False
+        self._verified[digest] = None
+        if len(self._verified) > _MAX_VERIFIED:
+            self._verified.popitem(last=False)
+        return True
+
+    def merge_with(self, other: object) -> bool:
+        return False
+
+    def _bounded(self, record: Record) -> bool:
+        expires = record.expiration_time
+        return (
+            _SIGNATURE_BYTES < len(record.value) <= _MAX_VALUE_BYTES
+            and len(record.subkey) <= _MAX_SUBKEY_BYTES
+            and isinstance(expires, float)
+            and math.isfinite(expires)
+            and expires <= self._wall() + MAX_TTL_SECONDS
+        )
+
+
+def _owner(subkey: bytes) -> bytes | None:
+    """The public key in a MessagePack subkey, None unless it is a peer id in its one spelling."""
+    try:
+        peer_id = msgpack.unpackb(subkey)
+        if not isinstance(peer_id, str):
+            return None
+        public_key = public_key_of(peer_id)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    canonical: bytes = msgpack.packb(peer_id_of(public_key))
+    return public_key if canonical == subkey else None
+
+
+def _is_heartbeat(packed: bytes) -> bool:
+    try:
+        heartbeat = msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException):
+        return False
+    return isinstance(heartbeat, bytes) and len(heartbeat) <= MAX_HEARTBEAT_BYTES
+
+
+def _signed_bytes(record: Record, value: bytes) -> bytes:
+    """Every field that a holder could change, each of them with its length."""
+    head = struct.pack(">dHH", record.expiration_time, len(record.key), len(record.subkey))
+    return b"SWARMNODEv1 dht-record " + head + record.key + record.subkey + value
+
+
+class SwarmAuthorizer:
+    """Proves knowledge of the swarm's secret in every DHT request and response.
+
+    HMAC-SHA-256 over message type, message bytes, time and nonce; a request is accepted once and
+    within `MAX_CLOCK_SKEW_SECONDS`, a response only for the request whose nonce it repeats.
+    """
+
+    def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
+        self._key = hmac.digest(secret, b"swarm-node/dht/1" + swarm_id, "sha256")
+        self._wall = wall
+        self._nonces: OrderedDict[bytes, float] = OrderedDict()
+
+    async def sign_request(self, request: Any, service_public_key: object) -> None:
+        request.auth.time = self._wall()
+        request.auth.nonce = secrets.token_bytes(_NONCE_BYTES)
+        request.auth.signature = self._mac(request)
+
+    async def validate_request(self, request: Any) -> bool:
+        now = self._wall()
+        # Written so that a NaN fails.
+        if not abs(request.auth.time - now) < MAX_CLOCK_SKEW_SECONDS:
+            return False
+        if len(request.auth.nonce) != _NONCE_BYTES or not self._genuine(request):
+            return False
+        return self._unused(request.auth.nonce, now)
+
+    async def sign_response(self, response: Any, request: Any) -> None:
+        response.auth.nonce = request.auth.nonce
+        response.auth.signature = self._mac(response)
+
+    async def validate_response(self, response: Any, request: Any) -> bool:
+        return bool(response.auth.nonce == request.auth.nonce) and self._genuine(response)
+
+    def _genuine(self, message: Any) -> bool:
+        return hmac.compare_digest(self._mac(message), message.auth.signature)
+
+    def _mac(self, message: Any) -> bytes:
+        """The tag of `message` without its signature field."""
+        signature, message.auth.signature = message.auth.signature, b""
+        body = message.SerializeToString(deterministic=True)
+        message.auth.signature = signature
+        kind = message.DESCRIPTOR.full_name.encode()
+        return hmac.digest(self._key, struct.pack(">H", len(kind)) + kind + body, "sha256")
+
+    def _unused(self, nonce: bytes, now: float) -> bool:
+        """Remember `nonce`. The memory is bounded: only members fill it, by honest use never."""
+        while self._nonces:
+            oldest, forgotten_at = next(iter(self._nonces.items()))
+            if forgotten_at > now and len(self._nonces) < _MAX_NONCES:
+                break
+            del self._nonces[oldest]
+        if nonce in self._nonces:
+            return False
+        # A request may be dated one skew ahead and then stays valid for two.
+        self._nonces[nonce] = now + 2 * MAX_CLOCK_SKEW_SECONDS
+        return True
+
+
+class HeartbeatStore:
+    """The part of hivemind's DHTLocalStorage that its protocol and node use, for one key.
+
+    Replaces hivemind's own, which shortens a record's life when an older one is refused after it,
+    hands out its inner dictionary to be merged with what strangers sent, and has no bounds.
+    `pack` makes hivemind's dictionary value from (peer id, value, expiration) triples and wraps it
+    with the latest expiration.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        wall: Callable[[], float],
+        pack: Callable[[list[tuple[str, bytes, float]]], Any],
+    ) -> None:
+        self._key = key
+        self._wall = wall
+        self._pack = pack
+        self._records: dict[str, tuple[bytes, float]] = {}
+
+    def store(
+        self, key: int, value: bytes, expiration_time: float, subkey: str | None = None
+    ) -> bool:
+        """As `store_subkey`; plain values are refused."""
+        if subkey is None:
+            return False
+        return self.store_subkey(key, subkey, value, expiration_time)
+
+    def store_subkey(self, key: int, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """Keep a validated record when it outlives the one held.
+
+        Returns whether what is held now is at least as fresh: hivemind stops taking over a
+        dictionary at the first record that is answered with False.
+        """
+        if key != self._key:
+            return False
+        self._forget_expired()
+        held = self._records.get(subkey)
+        if expiration_time <= self._wall() or (held and held[1] >= expiration_time):
+            return True
+        if held is None and len(self._records) >= MAX_MEMBERS:
+            return False
+        self._records[subkey] = (value, expiration_time)
+        return True
+
+    def get(self, key: int) -> Any:
+        """A fresh copy of the dictionary as hivemind's value with expiration, None when empty."""
+        if key != self._key:
+            return None
+        self._forget_expired()
+        if not self._records:
+            return None
+        return self._pack([(peer, *record) for peer, record in self._records.items()])
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        found = self.get(self._key)
+        return iter([] if found is None else [(self._key, found)])
+
+    def __contains__(self, key: int) -> bool:
+        return self.get(key) is not None
+
+    def _forget_expired(self) -> None:
+        now = self._wall()
+        for peer in [p for p, (_, expires) in self._records.items() if expires <= now]:
+            del self._records[peer]

@@ -1,0 +1,305 @@
+"""Who belongs to a private swarm: the swarm's identity and two-level certificates.
+
+The root key signs issuer certificates, issuer keys sign member certificates, and that is all: depth
+is exactly two. A certificate is an envelope, so it is bound to the swarm by its signature. Time is
+Unix seconds and comes in as an argument. docs/protocol.md states what the rules leave open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p.envelope import Kind, is_sound_key, open_sealed, seal
+from swarm_node.p2p.identity import Identity, peer_id_of
+from swarm_node.p2p.wire import (
+    MAX_CERTIFICATE_BYTES,
+    Body,
+    Digest,
+    Version1,
+    pack,
+    unpack,
+)
+
+#: Tolerated difference between two honest clocks.
+CLOCK_SKEW_SECONDS: Final = 300
+MAX_MEMBER_SECONDS: Final = 10 * 366 * 24 * 3600
+
+_SWARM_DOMAIN = b"swarm-node/swarm/v1"
+_NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
+_MAX_FILE_BYTES = 4096
+
+Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
+#: Up to the end of the year 9999, so that every time can be shown as a date.
+UnixSeconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]
+MemberSeconds = Annotated[int, Meta(ge=1, le=MAX_MEMBER_SECONDS)]
+
+Chain = tuple[bytes, bytes]
+
+
+class IssuerBody(Body, frozen=True):
+    """Kind.ISSUER, sealed by the root: `issuer_key` may admit members in this time, each for at
+    most `member_seconds`."""
+
+    v: Version1
+    issuer_key: Digest
+    name: Name
+    not_before: UnixSeconds
+    not_after: UnixSeconds
+    member_seconds: MemberSeconds
+
+
+class MemberBody(Body, frozen=True):
+    """Kind.CERT, sealed by an issuer: `subject` belongs to the swarm in this time."""
+
+    v: Version1
+    subject: Digest
+    not_before: UnixSeconds
+    not_after: UnixSeconds
+
+
+class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
+    version: Version1
+    name: Name
+    root_key: Annotated[str, Meta(max_length=64)]
+    swarm_id: Annotated[str, Meta(max_length=64)]
+    secret: Annotated[str, Meta(max_length=64)]
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmInfo:
+    """What every member knows of its swarm. `root_key` is the public key that everything hangs on
+    (32 bytes); `secret` (32 bytes) hides the swarm's records from outsiders and is never shown."""
+
+    name: str
+    root_key: bytes
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError("a swarm name has 1 to 32 letters, digits, spaces, or any of _ . -")
+        if not is_sound_key(self.root_key):
+            raise ValueError("the root key is not a usable Ed25519 public key")
+        if len(self.secret) != 32:
+            raise ValueError("the swarm secret has 32 bytes")
+
+    @property
+    def swarm_id(self) -> bytes:
+        """sha256 over a domain tag, the root key and the name; 32 bytes, in every signature."""
+        return hashlib.sha256(_SWARM_DOMAIN + self.root_key + self.name.encode()).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of sha256(root key) in groups of four, for people to compare."""
+        digits = hashlib.sha256(self.root_key).hexdigest()[:16]
+        return " ".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+    @classmethod
+    def load(cls, path: Path) -> SwarmInfo:
+        """Read a swarm file.
+
+        Raises:
+            HomeError: missing, readable by others, damaged, or of another version.
+        """
+        try:
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = file.read(_MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise HomeError(f"cannot read the swarm file {path}: {error.strerror}") from error
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise HomeError(f"the swarm file {path} is open to other users: run chmod 600 {path}")
+        try:
+            if len(data) > _MAX_FILE_BYTES:
+                raise ValueError("it is too long")
+            stored = msgspec.json.decode(data, type=_SwarmFile)
+            info = cls(stored.name, bytes.fromhex(stored.root_key), bytes.fromhex(stored.secret))
+            if info.swarm_id.hex() != stored.swarm_id:
+                raise ValueError("its swarm id does not match its name and root key")
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise HomeError(
+                f"{path} is not a usable swarm file ({error}): join again with a ticket"
+            ) from error
+        return info
+
+    def save(self, path: Path) -> None:
+        """Write the swarm file with mode 0600, durably and whole or not at all.
+
+        Saving the same swarm again is no error; a file of another swarm is never overwritten.
+
+        Raises:
+            HomeError: another swarm's file is there, or it cannot be written.
+        """
+        if path.exists():
+            if SwarmInfo.load(path) == self:
+                return
+            raise HomeError(f"{path} belongs to another swarm: use another home for this one")
+        stored = _SwarmFile(
+            version=1,
+            name=self.name,
+            root_key=self.root_key.hex(),
+            swarm_id=self.swarm_id.hex(),
+            secret=self.secret.hex(),
+        )
+        try:
+            _write_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+        except OSError as error:
+            raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A proven member: its key and peer id, who admitted it, and for which time (Unix seconds)."""
+
+    key: bytes
+    peer_id: str
+    issuer_key: bytes
+    issuer_name: str
+    not_before: int
+    not_after: int
+
+
+def create_swarm(name: str, root: Identity, secret: bytes) -> SwarmInfo:
+    """A new swarm under `root`; `secret` is 32 fresh random bytes.
+
+    Raises:
+        ValueError: the name or the secret has the wrong form.
+    """
+    return SwarmInfo(name=name, root_key=root.public_key, secret=secret)
+
+
+def issue_issuer(
+    root: Identity,
+    info: SwarmInfo,
+    issuer_key: bytes,
+    *,
+    name: str,
+    not_before: float,
+    not_after: float,
+    member_seconds: float,
+) -> bytes:
+    """A sealed issuer certificate; fractions of seconds are cut off.
+
+    Raises:
+        ValueError: `root` is not the swarm's root, or a field is outside its bounds.
+    """
+    if root.public_key != info.root_key:
+        raise ValueError("only the root key of the swarm can name issuers")
+    if not is_sound_key(issuer_key):
+        raise ValueError("the issuer key is not a usable Ed25519 public key")
+    begin, end = _period(not_before, not_after)
+    body = IssuerBody(1, issuer_key, name, begin, end, int(member_seconds))
+    return seal(root, info.swarm_id, Kind.ISSUER, pack(body))
+
+
+def issue_member(
+    issuer: Identity, info: SwarmInfo, subject_key: bytes, *, not_before: float, not_after: float
+) -> bytes:
+    """A sealed member certificate; fractions of seconds are cut off. Whether it fits the issuer's
+    own certificate is for `verify_chain` to say, which is what every peer runs.
+
+    Raises:
+        ValueError: the key cannot be used, or a field is outside its bounds.
+    """
+    if not is_sound_key(subject_key):
+        raise ValueError("the subject key is not a usable Ed25519 public key")
+    body = MemberBody(1, subject_key, *_period(not_before, not_after))
+    return seal(issuer, info.swarm_id, Kind.CERT, pack(body))
+
+
+def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
+    """The body of an issuer certificate that the root of `info` signed, whatever the time."""
+    opened = open_sealed(certificate, info.swarm_id, Kind.ISSUER, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    if opened.author_key != info.root_key:
+        return Rejected("wrong_root", "the issuer certificate is not signed by the swarm's root")
+    body = unpack(IssuerBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(body, IssuerBody) and not is_sound_key(body.issuer_key):
+        return Rejected("key", "the issuer key is not a usable Ed25519 public key")
+    return body
+
+
+def verify_chain(
+    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
+) -> Member | Rejected:
+    """Whether the owner of `subject_key`, which the link authenticated, is a member at `now`.
+
+    `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
+    "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "outside_issuer", "too_long",
+    "not_yet_valid", "expired".
+    """
+    if len(chain) != 2:
+        return Rejected("chain_depth", "a chain has an issuer and a member certificate")
+    issuer = verify_issuer(chain[0], info)
+    if isinstance(issuer, Rejected):
+        return issuer
+    opened = open_sealed(chain[1], info.swarm_id, Kind.CERT, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    if opened.author_key != issuer.issuer_key:
+        return Rejected("wrong_issuer", "the member certificate is by another issuer")
+    member = unpack(MemberBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(member, Rejected):
+        return member
+    if member.subject != subject_key or not is_sound_key(subject_key):
+        return Rejected("wrong_subject", "the certificate is for another key")
+    refused = _check_times(issuer, member, now)
+    if refused is not None:
+        return refused
+    return Member(
+        key=subject_key,
+        peer_id=peer_id_of(subject_key),
+        issuer_key=issuer.issuer_key,
+        issuer_name=issuer.name,
+        not_before=member.not_before,
+        not_after=member.not_after,
+    )
+
+
+def _period(not_before: float, not_after: float) -> tuple[int, int]:
+    begin, end = int(not_before), int(not_after)
+    if end <= begin:
+        raise ValueError("a certificate must end after it begins")
+    return begin, end
+
+
+def _check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
+    earliest = issuer.not_before - CLOCK_SKEW_SECONDS
+    if not earliest <= member.not_before <= issuer.not_after:
+        return Rejected("outside_issuer", "admitted when its issuer was not allowed to admit")
+    if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
+        return Rejected("too_long", f"at most {issuer.member_seconds} s were allowed")
+    if now < member.not_before - CLOCK_SKEW_SECONDS:
+        return Rejected("not_yet_valid", f"valid from {member.not_before}")
+    if not now <= member.not_after + CLOCK_SKEW_SECONDS:
+        return Rejected("expired", f"valid until {member.not_after}")
+    return None
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Write, sync, rename, sync the directory; the file is never open to others, not even early."""
+    temporary = path.with_name(path.name + ".new")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

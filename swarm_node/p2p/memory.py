@@ -1,0 +1,210 @@
+"""An in-memory network with loss, delay and partitions, for tests and simulation.
+
+`MemoryTransport` keeps the whole Transport contract without a socket. Time is the running loop's
+own (`loop.time` and `asyncio.sleep`), so a swarm runs as fast as it computes on a virtual clock.
+For one seed and one order of calls every run is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.frames import answer, check_size
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.transport import (
+    MAX_HEARTBEAT_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    Handler,
+)
+
+_ADDRESS = "/memory/p2p/"
+
+
+class MemoryNetwork:
+    """What lies between the transports: who runs, who can reach whom, and what is lost.
+
+    Each message (a request or a reply) is lost with probability `loss` and otherwise takes a
+    uniform draw from `delay` seconds. A caller whose message is lost learns so after `patience`
+    seconds. `sent` and `received` count payload bytes by peer id, lost ones as sent only.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        delay: tuple[float, float] = (0.0, 0.0),
+        loss: float = 0.0,
+        patience: float = 5.0,
+    ) -> None:
+        if not 0.0 <= loss <= 1.0 or not 0.0 <= delay[0] <= delay[1]:
+            raise ValueError("loss is a probability and delay a pair 0 <= low <= high of seconds")
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self._rng = rng
+        self._delay = delay
+        self._loss = loss
+        self._patience = patience
+        self._running: dict[str, MemoryTransport] = {}
+        self._group: dict[str, int] = {}
+        self._heartbeats: dict[str, tuple[bytes, float]] = {}
+
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """Cut every link between different groups of peer ids; peers in none form one more."""
+        self._group = {peer: i for i, group in enumerate(groups) for peer in group}
+
+    def heal_partition(self) -> None:
+        """Join all groups again."""
+        self._group = {}
+
+    def cut(self, peer: str) -> None:
+        """Crash `peer`: it answers nobody from now on. What it published stays until its ttl."""
+        self._running.pop(peer, None)
+
+    def linked(self, one: str, other: str) -> bool:
+        """Whether no partition lies between two peer ids."""
+        return self._group.get(one, -1) == self._group.get(other, -1)
+
+    def running(self, peer: str) -> MemoryTransport | None:
+        return self._running.get(peer)
+
+    def peers(self) -> list[str]:
+        """Peer ids of all running transports, in the order they started."""
+        return list(self._running)
+
+    def attach(self, transport: MemoryTransport) -> None:
+        """
+        Raises:
+            TransportError: another transport runs under this identity.
+        """
+        if self._running.setdefault(transport.peer_id, transport) is not transport:
+            raise TransportError("this identity already runs: stop the other node first")
+
+    def detach(self, transport: MemoryTransport) -> None:
+        if self._running.get(transport.peer_id) is transport:
+            del self._running[transport.peer_id]
+
+    def publish(self, peer: str, heartbeat: bytes, ttl: float) -> None:
+        self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
+
+    def heartbeats(self, reader: str) -> dict[str, bytes]:
+        """Unexpired heartbeats of the others on the reader's side of the partition."""
+        now = asyncio.get_running_loop().time()
+        return {
+            peer: heartbeat
+            for peer, (heartbeat, expires) in self._heartbeats.items()
+            if peer != reader and expires > now and self.linked(reader, peer)
+        }
+
+    async def exchange(
+        self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
+    ) -> bytes:
+        """Carry one request and its reply; see `Transport.request`."""
+        fates = [self._fate(), self._fate()]  # drawn together: no await decides what comes next
+        await self._carry(source.peer_id, target, payload, fates[0])
+        receiver = self._reach(source, target)
+        handler = receiver.handler(protocol)
+        if handler is None:
+            raise TransportError(f"the peer does not serve {protocol}")
+        reply = await answer(handler, source.peer_id, protocol, payload)
+        if not reply.refused:  # the real wire, too, stops at the length and carries nothing
+            check_size("reply", len(reply.payload), max_reply)
+        await self._carry(target, source.peer_id, reply.payload, fates[1])
+        if self._reach(source, target) is not receiver:
+            raise TransportError("the peer restarted before it answered: ask again")
+        return reply.unwrap(max_reply)
+
+    def _fate(self) -> float | None:
+        """Seconds until a message arrives, None when it is lost."""
+        if self._loss and self._rng.random() < self._loss:
+            return None
+        return self._rng.uniform(*self._delay) if self._delay[1] else 0.0
+
+    async def _carry(self, source: str, target: str, payload: bytes, fate: float | None) -> None:
+        self.sent[source] += len(payload)
+        if fate is None:
+            await asyncio.sleep(self._patience)
+            raise TransportError("the peer did not answer in time: try again later")
+        if fate:
+            await asyncio.sleep(fate)
+        self.received[target] += len(payload)
+
+    def _reach(self, source: MemoryTransport, target: str) -> MemoryTransport:
+        if self._running.get(source.peer_id) is not source:
+            raise TransportError("the transport is not running: start it first")
+        receiver = self._running.get(target)
+        if receiver is None or receiver is source or not self.linked(source.peer_id, target):
+            raise TransportError(f"cannot reach the peer {target}")
+        return receiver
+
+
+class MemoryTransport:
+    """One node's end of a `MemoryNetwork`; keeps the Transport contract."""
+
+    def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
+        self._network = network
+        self._peer_id = identity.peer_id
+        self._handlers: dict[str, Handler] = {}
+
+    @property
+    def peer_id(self) -> str:
+        return self._peer_id
+
+    async def start(self) -> None:
+        self._network.attach(self)
+
+    async def stop(self) -> None:
+        self._network.detach(self)
+
+    def addresses(self) -> list[str]:
+        return [_ADDRESS + self._peer_id]
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        if self._network.running(self._peer_id) is self:
+            raise RuntimeError("serve() comes before start()")
+        self._handlers[protocol] = handler
+
+    def handler(self, protocol: str) -> Handler | None:
+        return self._handlers.get(protocol)
+
+    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+        self._require_running()
+        peers = {a.removeprefix(_ADDRESS) for a in addresses if a.startswith(_ADDRESS)}
+        return sum(self._reaches(peer) for peer in peers)
+
+    async def heal(self, addresses: Sequence[str]) -> str:
+        self._require_running()
+        if any(self._reaches(peer) for peer in self._network.peers()):
+            return "ok"
+        return "healed" if await self.dial(addresses) else "alone"
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        self._require_running()
+        check_size("request", len(payload), MAX_REQUEST_BYTES)
+        return await self._network.exchange(self, peer, protocol, payload, max_reply)
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        self._require_running()
+        check_size("heartbeat", len(heartbeat), MAX_HEARTBEAT_BYTES)
+        self._network.publish(self._peer_id, heartbeat, ttl)
+
+    async def heartbeats(self) -> dict[str, bytes]:
+        self._require_running()
+        return self._network.heartbeats(self._peer_id)
+
+    def _reaches(self, peer: str) -> bool:
+        return (
+            peer != self._peer_id
+            and self._network.running(peer) is not None
+            and self._network.linked(self._peer_id, peer)
+        )
+
+    def _require_running(self) -> None:
+        if self._network.running(self._peer_id) is not self:
+            raise TransportError("the transport is not running: start it first")

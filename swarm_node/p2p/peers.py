@@ -1,0 +1,122 @@
+"""Who is out there and what they offer: the node's view of its peers. Pure state, no I/O.
+
+Everything here is bounded: peers by `limit` (the ones silent for longest go first), candidates per
+peer by `CANDIDATES_PER_PEER` (the oldest go first, because the newest are the least stale).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+CANDIDATES_PER_PEER = 64
+_BACKOFF_SECONDS = (1.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group that a peer announced and this node may pull."""
+
+    id: bytes
+    author: str
+    epoch: int
+    seq: int
+    size: int
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of one peer. Times are seconds of the node's monotonic clock."""
+
+    peer_id: str
+    last_seen: float
+    addresses: tuple[str, ...] = ()
+    version: int = 0
+    epoch: int = 0
+    head: int = 0
+    heartbeat: bytes = b""
+    issued_ms: int = 0
+    member_until: float = 0.0
+    greeted: bool = False
+    cursor: tuple[int, int] = (0, 0)
+    received: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
+    retry_at: float = 0.0
+    candidates: deque[Candidate] = field(default_factory=lambda: deque(maxlen=CANDIDATES_PER_PEER))
+
+    def failed(self, now: float) -> None:
+        """Leave it alone for a while, twice as long after each failure in a row."""
+        shortest, longest = _BACKOFF_SECONDS
+        self.retry_at = now + min(longest, shortest * 2.0**self.failures)
+        self.failures = min(self.failures + 1, 16)
+        self.greeted = False
+
+    def answered(self, now: float) -> None:
+        self.failures = 0
+        self.retry_at = now
+        self.last_seen = now
+
+
+class Directory:
+    """All known peers."""
+
+    def __init__(self, own_id: str, limit: int = 1024) -> None:
+        self._own_id = own_id
+        self._limit = limit
+        self._peers: dict[str, Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, peer_id: str) -> Peer | None:
+        return self._peers.get(peer_id)
+
+    def meet(self, peer_id: str, now: float) -> Peer:
+        """The record of `peer_id`, made if new."""
+        if peer_id == self._own_id:
+            raise ValueError("a node is not its own peer")
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            if len(self._peers) >= self._limit:
+                stalest = min(self._peers.values(), key=lambda known: known.last_seen)
+                del self._peers[stalest.peer_id]
+            peer = self._peers[peer_id] = Peer(peer_id, now)
+        return peer
+
+    def live(self, now: float, patience: float) -> list[Peer]:
+        """Peers seen within `patience` seconds, in a stable order."""
+        return [
+            self._peers[key]
+            for key in sorted(self._peers)
+            if now - self._peers[key].last_seen <= patience
+        ]
+
+    def draw(self, rng: random.Random, count: int, now: float) -> list[Peer]:
+        """Up to `count` random peers that may be asked now."""
+        ready = [
+            self._peers[key] for key in sorted(self._peers) if self._peers[key].retry_at <= now
+        ]
+        return rng.sample(ready, min(count, len(ready)))
+
+    def draw_candidates(
+        self, rng: random.Random, count: int, room: Callable[[str], int]
+    ) -> list[Candidate]:
+        """Take up to `count` announced groups out, of each author at most `room(author)`: uniformly
+        over peers and then over what each offers, so a peer that announces more is not heard more.
+        """
+        drawn: list[Candidate] = []
+        left = {key: room(key) for key, peer in sorted(self._peers.items()) if peer.candidates}
+        while len(drawn) < count:
+            offering = [key for key, more in left.items() if more > 0]
+            if not offering:
+                break
+            key = rng.choice(offering)
+            pool = self._peers[key].candidates
+            index = rng.randrange(len(pool))
+            drawn.append(pool[index])
+            del pool[index]
+            left[key] = left[key] - 1 if pool else 0
+        return drawn

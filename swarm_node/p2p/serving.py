@@ -1,0 +1,126 @@
+"""Answering peers: greet, list the own log, serve groups by hash, pass heartbeats on.
+
+Membership is checked before anything else of a request is read: the link proved the caller's key,
+the key needs a certificate chain that ends in the swarm's root. Each peer has a token bucket.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TypeVar
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p import wire
+from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.identity import public_key_of
+from swarm_node.p2p.membership import SwarmInfo, verify_chain
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Transport
+from swarm_node.storage import Storage
+
+HELLO = "/swarm-node/hello/1"
+LIST = "/swarm-node/list/1"
+PULL = "/swarm-node/pull/1"
+PEERS = "/swarm-node/peers/1"
+UNKNOWN_MEMBER = "say hello first"
+
+Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
+
+
+def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
+    """This node's greeting."""
+    return kind(chain=chain, agent="swarm-node", addresses=tuple(transport.addresses()[:8]))
+
+
+class Server:
+    """Registers itself for the four protocols on construction."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        swarm: SwarmInfo,
+        chain: tuple[bytes, bytes],
+        storage: Storage,
+        directory: Directory,
+        gates: PeerGates,
+        rejected: Counter[str],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._transport = transport
+        self._swarm = swarm
+        self._chain = chain
+        self._storage = storage
+        self._directory = directory
+        self._gates = gates
+        self._rejected = rejected
+        self._clock = clock
+        self._rng = rng
+        transport.serve(HELLO, self._hello)
+        transport.serve(LIST, self._list)
+        transport.serve(PULL, self._pull)
+        transport.serve(PEERS, self._peers)
+
+    async def _hello(self, caller: str, payload: bytes) -> bytes:
+        self._allow(caller)
+        hello = _parse(wire.HelloRequest, payload)
+        now = self._clock.now()
+        member = verify_chain(hello.chain, self._swarm, public_key_of(caller), self._clock.wall())
+        if isinstance(member, Rejected):
+            self._rejected[member.reason] += 1
+            raise TransportError(f"no member of this swarm: {member.reason}")
+        peer = self._directory.meet(caller, now)
+        peer.member_until, peer.last_seen, peer.retry_at = member.not_after, now, now
+        if hello.addresses:
+            peer.addresses = hello.addresses
+        return wire.pack(hello_body(wire.HelloReply, self._chain, self._transport))
+
+    async def _list(self, caller: str, payload: bytes) -> bytes:
+        self._admit(caller)
+        request = _parse(wire.ListRequest, payload)
+        epoch, head, items = await self._storage.run(
+            self._storage.announcements, request.epoch, request.since, request.limit
+        )
+        return wire.pack(wire.ListReply(epoch=epoch, head=head, items=tuple(items)))
+
+    async def _pull(self, caller: str, payload: bytes) -> bytes:
+        self._admit(caller)
+        request = _parse(wire.PullRequest, payload)
+        sealed = await self._storage.run(self._storage.blob, request.id)
+        if sealed is None:
+            raise TransportError("not here (any more)")
+        return sealed
+
+    async def _peers(self, caller: str, payload: bytes) -> bytes:
+        self._admit(caller)
+        request = _parse(wire.PeersRequest, payload)
+        known = [
+            peer.heartbeat
+            for peer in self._directory.draw(self._rng, request.limit, self._clock.now())
+            if peer.heartbeat and peer.peer_id != caller
+        ]
+        return wire.pack(wire.PeersReply(heartbeats=tuple(known)))
+
+    def _admit(self, caller: str) -> None:
+        peer = self._directory.get(caller)
+        if peer is None or peer.member_until < self._clock.wall():
+            raise TransportError(UNKNOWN_MEMBER)
+        self._allow(caller)
+
+    def _allow(self, caller: str) -> None:
+        if not self._gates.take(caller, self._clock.now()):
+            self._rejected["rate"] += 1
+            raise TransportError("too many requests; slow down")
+
+
+Body = TypeVar("Body", bound=wire.Body)
+
+
+def _parse(kind: type[Body], payload: bytes) -> Body:
+    body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
+    if isinstance(body, Rejected):
+        raise TransportError(f"bad request: {body.reason}")
+    return body

@@ -1,0 +1,218 @@
+"""The join ticket: one line of text that carries all a machine needs to become a member, offline.
+
+It holds an issuer key whose certificate expires: until then, whoever has the text can admit itself
+(and hand the ticket on), so it is a secret to be passed on like a password. Nothing it says is
+believed before it fits together: the swarm id must follow from root key and name, the issuer
+certificate must be signed by that root, and the certificate's expiry is the ticket's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from swarm_node.errors import Rejected, TicketError
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.membership import (
+    CLOCK_SKEW_SECONDS,
+    Chain,
+    IssuerBody,
+    Name,
+    SwarmInfo,
+    UnixSeconds,
+    issue_issuer,
+    issue_member,
+    verify_chain,
+    verify_issuer,
+)
+from swarm_node.p2p.wire import Addresses, Body, Certificate, Digest, Version1, pack, unpack
+
+PREFIX: Final = "swarmjoin1."
+MAX_TICKET_CHARS: Final = 4096
+
+_ALPHABET = re.compile(r"[A-Za-z0-9_-]+")
+_LENGTH = struct.Struct(">H")
+_CHECKSUM_DOMAIN = b"swarm-node/ticket/v1"
+_CHECKSUM_BYTES = 8
+
+
+class _TicketBody(Body, frozen=True):
+    v: Version1
+    name: Name
+    swarm_id: Digest
+    root_key: Digest
+    secret: Digest
+    addresses: Addresses
+    expires: UnixSeconds
+    issuer_certificate: Certificate
+    issuer_seed: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A ticket that fits together and has not expired. `expires` is Unix seconds; `addresses` are
+    bootstraps to dial. The swarm's secret and the issuer's seed are not in its text form."""
+
+    info: SwarmInfo
+    addresses: tuple[str, ...]
+    expires: int
+    issuer: IssuerBody
+    issuer_certificate: bytes = field(repr=False)
+    issuer_seed: bytes = field(repr=False)
+
+
+def make_ticket(
+    root: Identity,
+    info: SwarmInfo,
+    addresses: Sequence[str],
+    *,
+    now: float,
+    valid_seconds: float,
+    member_seconds: float,
+    issuer: Identity | None = None,
+    label: str = "ticket",
+) -> str:
+    """A ticket for `info` that admits for `valid_seconds` from `now`, each member for
+    `member_seconds`; at most eight bootstrap `addresses`. `issuer` is a key for this ticket alone,
+    a fresh one by default, because its secret is given away.
+
+    Raises:
+        ValueError: `root` is not the swarm's root, or a value is outside its bounds.
+    """
+    issuer = issuer or Identity.generate()
+    if issuer.public_key == root.public_key:
+        raise ValueError("a ticket gives its issuer key away: it must not be the root key")
+    expires = int(now + valid_seconds)
+    certificate = issue_issuer(
+        root,
+        info,
+        issuer.public_key,
+        name=label,
+        not_before=now,
+        not_after=expires,
+        member_seconds=member_seconds,
+    )
+    body = pack(
+        _TicketBody(
+            v=1,
+            name=info.name,
+            swarm_id=info.swarm_id,
+            root_key=info.root_key,
+            secret=info.secret,
+            addresses=tuple(addresses),
+            expires=expires,
+            issuer_certificate=certificate,
+            issuer_seed=issuer.seed(),
+        )
+    )
+    raw = _LENGTH.pack(len(body)) + body + _checksum(body)
+    return PREFIX + base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
+
+
+def parse_ticket(text: str, now: float) -> Ticket:
+    """The ticket in `text`; blanks and line breaks, which pasting adds, do not matter.
+
+    Raises:
+        TicketError: malformed, cut short, expired or inconsistent; the message says which, and
+            never quotes the ticket.
+    """
+    body = unpack(_TicketBody, _decode(text), max_bytes=MAX_TICKET_CHARS)
+    if isinstance(body, Rejected):
+        raise TicketError("this ticket is malformed, or from a newer program: ask for a new one")
+    try:
+        info = SwarmInfo(name=body.name, root_key=body.root_key, secret=body.secret)
+    except ValueError as error:
+        raise TicketError(f"this ticket is unusable ({error}): ask for a new one") from error
+    if info.swarm_id != body.swarm_id:
+        raise TicketError(
+            "this ticket contradicts itself: its swarm id does not follow from its root key and "
+            "name; ask for a new one, from somebody you trust"
+        )
+    issuer = verify_issuer(body.issuer_certificate, info)
+    if isinstance(issuer, Rejected):
+        raise TicketError(
+            f"the root key of this ticket did not sign it ({issuer.reason}): ask for a new one"
+        )
+    if issuer.issuer_key != Identity.from_seed(body.issuer_seed).public_key:
+        raise TicketError("this ticket holds a key it has no certificate for: ask for a new one")
+    if issuer.not_after != body.expires:
+        raise TicketError("the expiry of this ticket was altered: ask for a new one")
+    _check_time(issuer, now)
+    return Ticket(
+        info, body.addresses, body.expires, issuer, body.issuer_certificate, body.issuer_seed
+    )
+
+
+def redeem(ticket: Ticket, identity: Identity, now: float) -> tuple[SwarmInfo, Chain]:
+    """Admit `identity` at `now`: the swarm, and (issuer, member) certificates for `identity`.
+
+    Raises:
+        TicketError: the ticket has expired since it was parsed, or does not admit.
+    """
+    _check_time(ticket.issuer, now)
+    not_before = int(now)
+    certificate = issue_member(
+        Identity.from_seed(ticket.issuer_seed),
+        ticket.info,
+        identity.public_key,
+        not_before=not_before,
+        not_after=not_before + ticket.issuer.member_seconds,
+    )
+    chain = (ticket.issuer_certificate, certificate)
+    member = verify_chain(chain, ticket.info, identity.public_key, now)
+    if isinstance(member, Rejected):
+        raise TicketError(f"this ticket does not admit ({member.reason}): ask for a new one")
+    return ticket.info, chain
+
+
+def _decode(text: str) -> bytes:
+    if len(text) > MAX_TICKET_CHARS:
+        raise TicketError(f"this is too long for a ticket (over {MAX_TICKET_CHARS} characters)")
+    compact = "".join(text.split())
+    if not compact.startswith(PREFIX):
+        raise TicketError(f"this is not a join ticket: one begins with {PREFIX}")
+    encoded = compact.removeprefix(PREFIX)
+    if encoded and not _ALPHABET.fullmatch(encoded):
+        raise TicketError("this ticket holds characters no ticket has: copy the whole line again")
+    # A single last character carries no byte, and only a cut can leave one.
+    encoded = encoded[: len(encoded) - (len(encoded) % 4 == 1)]
+    try:
+        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise TicketError("this ticket is malformed: copy the whole line again") from error
+    overhead = _LENGTH.size + _CHECKSUM_BYTES
+    length = _LENGTH.unpack_from(raw)[0] if len(raw) >= _LENGTH.size else 0
+    if len(raw) < length + overhead:
+        raise TicketError("this ticket is cut short: copy the whole line, to its end")
+    body, checksum = raw[_LENGTH.size :][:length], raw[_LENGTH.size + length :]
+    if checksum != _checksum(body):
+        raise TicketError("this ticket was altered in copying: copy the whole line again")
+    return body
+
+
+def _checksum(body: bytes) -> bytes:
+    """Against copying mistakes only; forgery is what the root's signature is for."""
+    return hashlib.sha256(_CHECKSUM_DOMAIN + body).digest()[:_CHECKSUM_BYTES]
+
+
+def _check_time(issuer: IssuerBody, now: float) -> None:
+    if now > issuer.not_after:
+        raise TicketError(f"this ticket expired on {_date(issuer.not_after)}: ask for a new one")
+    if now < issuer.not_before - CLOCK_SKEW_SECONDS:
+        raise TicketError(
+            f"this ticket is valid only from {_date(issuer.not_before)}: "
+            "check that the clock of this machine is right"
+        )
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

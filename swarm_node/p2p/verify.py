@@ -1,0 +1,198 @@
+"""What a pulled group must pass before it may be trained on, cheapest check first.
+
+size and hash → signature → author → schema → replay window → task → tokens → verifier. The result
+is a `VerifiedGroup` whose rewards were computed here, or a `Rejected` with the reason to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from swarm_node.errors import HomeError, Rejected, UnknownTaskError
+from swarm_node.p2p import wire
+from swarm_node.p2p.envelope import Kind, content_id, open_sealed
+from swarm_node.p2p.gates import EpochGate, ReplayWindow
+from swarm_node.p2p.peers import Candidate
+from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
+from swarm_node.storage import Storage, StoredGroup, WindowRow
+
+
+class Judged(Protocol):
+    """What judging a group's texts gives: the derived prompt and one reward per text."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def rewards(self) -> tuple[float, ...]: ...
+
+
+Judge = Callable[[TaskRef, Sequence[str]], Awaitable[Judged]]
+#: Whether a kin group's token ids really spell its texts; the policy knows the tokenizer.
+TokenCheck = Callable[[RolloutGroup], Rejected | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What this node trains on: groups of anything else are refused."""
+
+    environment: str
+    version: str
+    families: frozenset[str]
+    policy: PolicyRef
+
+
+class GroupVerifier:
+    """Verifies pulled groups and keeps the replay windows, in memory and in storage."""
+
+    def __init__(
+        self,
+        swarm_id: bytes,
+        expected: Expected,
+        storage: Storage,
+        judge: Judge,
+        check_tokens: TokenCheck,
+    ) -> None:
+        self._swarm_id = swarm_id
+        self._expected = expected
+        self._storage = storage
+        self._judge = judge
+        self._check_tokens = check_tokens
+        self._epochs = EpochGate()
+        self._windows: dict[str, tuple[int, ReplayWindow]] = {}
+        for row in storage.windows():
+            self._windows[row.author] = (row.epoch, ReplayWindow.from_row(row.high, row.bitmap))
+            self._epochs.mark(row.author, row.epoch)
+
+    def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
+        """Why an announced (author, epoch, seq) need not be pulled, None when it may be."""
+        return self._epochs.check(author, epoch) or self._window(author, epoch).check(seq)
+
+    async def verify(
+        self, offer: Candidate, sealed: bytes, version: int
+    ) -> VerifiedGroup | Rejected:
+        """Check `sealed`, pulled for `offer`, store it and return it ready for the replay buffer.
+
+        `version` is this node's policy version now. Storing the group and closing its place in the
+        author's replay window is one transaction: after it, no restart can admit the group again.
+        """
+        opened = self._open(offer, sealed)
+        if isinstance(opened, Rejected):
+            return opened
+        header, group = opened
+        refused = self._refuse_task(group) or self._refuse_tokens(group)
+        if refused is not None:
+            return refused
+        try:
+            judged = await self._judge(group.task, [c.text for c in group.completions])
+        except UnknownTaskError as error:
+            return Rejected("task", str(error))
+        verified = VerifiedGroup(
+            id=offer.id,
+            author=offer.author,
+            provenance=self._provenance(group.policy),
+            group=group,
+            prompt=judged.prompt,
+            rewards=judged.rewards,
+            arrived=version,
+        )
+        return await self._admit(verified, header, sealed)
+
+    def _open(
+        self, offer: Candidate, sealed: bytes
+    ) -> tuple[wire.GroupHeader, RolloutGroup] | Rejected:
+        if len(sealed) != offer.size or content_id(sealed) != offer.id:
+            return Rejected("hash", "not the bytes that were announced")
+        opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT, max_bytes=wire.MAX_SEALED_BYTES)
+        if isinstance(opened, Rejected):
+            return opened
+        if opened.author != offer.author:
+            return Rejected("author", "signed by another key than announced it")
+        unpacked = wire.unpack_group(opened.body)
+        if isinstance(unpacked, Rejected):
+            return unpacked
+        header, _ = unpacked
+        if (header.epoch, header.seq) != (offer.epoch, offer.seq):
+            return Rejected("sequence", "numbered otherwise than announced")
+        return self.seen(offer.author, header.epoch, header.seq) or unpacked
+
+    def _refuse_task(self, group: RolloutGroup) -> Rejected | None:
+        task, expected = group.task, self._expected
+        if (task.environment, task.version) != (expected.environment, expected.version):
+            return Rejected("environment", f"{task.environment} {task.version}")
+        if task.family not in expected.families:
+            return Rejected("environment", f"family {task.family}")
+        if task.held_out:
+            return Rejected("held_out", "a task that is kept for evaluation")
+        return None
+
+    def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
+        if self._provenance(group.policy) is Provenance.KIN:
+            return self._check_tokens(group)
+        return None
+
+    def _provenance(self, policy: PolicyRef) -> Provenance:
+        own = self._expected.policy
+        same = (policy.model, policy.tokenizer) == (own.model, own.tokenizer)
+        return Provenance.KIN if same else Provenance.FOREIGN
+
+    async def _admit(
+        self, verified: VerifiedGroup, header: wire.GroupHeader, sealed: bytes
+    ) -> VerifiedGroup | Rejected:
+        # Judging took time: another pull of the same group may have finished meanwhile.
+        repeated = self.seen(verified.author, header.epoch, header.seq)
+        if repeated is not None:
+            return repeated
+        window = self._window(verified.author, header.epoch)
+        window.mark(header.seq)
+        self._windows[verified.author] = (header.epoch, window)
+        self._epochs.mark(verified.author, header.epoch)
+        row = WindowRow(verified.author, header.epoch, *window.to_row())
+        if not verified.informative:
+            # Its advantages are all zero: nothing to learn, so nothing worth keeping either.
+            await self._storage.run(self._storage.save_window, row)
+            return Rejected("zero_advantage", "all rewards are equal")
+        stored = StoredGroup(
+            id=verified.id,
+            author=verified.author,
+            epoch=header.epoch,
+            seq=header.seq,
+            provenance=verified.provenance,
+            blob=sealed,
+            prompt=verified.prompt,
+            rewards=verified.rewards,
+            arrived=verified.arrived,
+        )
+        if not await self._storage.run(self._storage.accept, stored, row):
+            return Rejected("duplicate", "stored already")
+        return verified
+
+    def _window(self, author: str, epoch: int) -> ReplayWindow:
+        known = self._windows.get(author)
+        return known[1] if known is not None and known[0] == epoch else ReplayWindow()
+
+
+def restored_group(row: StoredGroup) -> VerifiedGroup:
+    """A group that passed all checks before it was stored, as it was then.
+
+    Raises:
+        HomeError: the stored bytes are damaged.
+    """
+    outer = msgspec.msgpack.decode(row.blob)
+    unpacked = wire.unpack_group(outer[1])
+    if isinstance(unpacked, Rejected):
+        raise HomeError(
+            f"the database holds a damaged group ({unpacked.detail}): move node.db away"
+        )
+    return VerifiedGroup(
+        id=row.id,
+        author=row.author,
+        provenance=row.provenance,
+        group=unpacked[1],
+        prompt=row.prompt,
+        rewards=row.rewards,
+        arrived=row.arrived,
+    )

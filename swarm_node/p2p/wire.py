@@ -1,0 +1,361 @@
+"""Message bodies: typed, bounded MessagePack arrays, and the only place that decodes them.
+
+Every number, string and list has a bound in its type, so a decoder never recurses and never
+allocates more than the bytes it was given justify. What a type cannot say (lengths that must agree,
+finite log-probs) is checked before a domain object is made. `pack` decodes what it encoded, so a
+node can never send what its peers must refuse. docs/protocol.md is the byte-exact description.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
+from swarm_node.rollout import (
+    SEED_LIMIT,
+    Completion,
+    Finish,
+    PolicyRef,
+    RolloutGroup,
+    TaskRef,
+    VersionSpan,
+)
+
+#: A sealed group may have 4 MiB; its body leaves room for the envelope around it.
+MAX_SEALED_BYTES: Final = 4 * 1024 * 1024
+MAX_GROUP_BYTES: Final = MAX_SEALED_BYTES - 1024
+MAX_COMPLETIONS: Final = 64
+MAX_TEXT_BYTES: Final = 64 * 1024
+MAX_TOKENS: Final = 32 * 1024
+MAX_SPANS: Final = 256
+MAX_ANNOUNCEMENT_BYTES: Final = 768
+MAX_LIST_ITEMS: Final = 1000
+MAX_PEERS: Final = 100
+MAX_CERTIFICATE_BYTES: Final = 512
+#: Two addresses of a heartbeat share this many characters, so that it fits 512 sealed bytes.
+MAX_HEARTBEAT_ADDRESS_CHARS: Final = 300
+MAX_ADDRESS_CHARS: Final = 160
+#: Log-softmax in f32 can round to just above zero (one ulp at |logit| = 100 is 8e-6).
+MAX_LOGPROB: Final = 1e-4
+
+_DIGEST = 32
+_MULTIHASH = 34
+
+Version1 = Literal[1]
+Counter = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Sequence1 = Annotated[int, Meta(ge=1, lt=1 << 62)]
+Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Digest = Annotated[bytes, Meta(min_length=_DIGEST, max_length=_DIGEST)]
+ContentId = Annotated[bytes, Meta(min_length=_MULTIHASH, max_length=_MULTIHASH)]
+#: Names end up in logs, metrics and pages: no control, quote, bracket or path character gets in.
+Label = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
+Agent = Annotated[str, Meta(max_length=24, pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
+Address = Annotated[
+    str, Meta(max_length=MAX_ADDRESS_CHARS, pattern=r"\A/[A-Za-z0-9._:/%-]{1,159}\Z")
+]
+Certificate = Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
+Chain = Annotated[tuple[Certificate, ...], Meta(max_length=2)]
+Addresses = Annotated[tuple[Address, ...], Meta(max_length=8)]
+
+
+class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Base of all bodies: a MessagePack array of exactly the fields, in order."""
+
+
+class Announcement(Body, frozen=True):
+    """One entry of an author's log (Kind.RECORD): a group that can be pulled by `id`.
+
+    `completions` counts them; `mixed` is the author's hint that their rewards differ, which saves
+    a pull and is never trusted."""
+
+    v: Version1
+    epoch: Counter
+    seq: Sequence1
+    id: ContentId
+    size: Annotated[int, Meta(ge=1, le=MAX_SEALED_BYTES)]
+    environment: Label
+    version: Label
+    family: Label
+    model: Digest
+    tokenizer: Digest
+    policy_version: Counter
+    completions: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)]
+    mixed: bool
+
+
+class Heartbeat(Body, frozen=True):
+    """A member's sign of life (Kind.HEAD): where to dial it and the newest entry of its log
+    (`head`, 0 when the log of this `epoch` is empty)."""
+
+    v: Version1
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=2)]
+    policy_version: Counter
+    epoch: Counter
+    head: Counter
+    issued_ms: Milliseconds
+    agent: Agent
+
+    def __post_init__(self) -> None:
+        if sum(map(len, self.addresses)) > MAX_HEARTBEAT_ADDRESS_CHARS:
+            raise ValueError("the addresses together are too long for a heartbeat")
+
+
+class HelloRequest(Body, frozen=True):
+    """`/swarm-node/hello/1`: who calls; `chain` is (issuer, member) certificate, sealed."""
+
+    chain: Chain
+    agent: Agent
+    addresses: Addresses
+
+
+class HelloReply(Body, frozen=True):
+    """Who answers; the same fields as the request."""
+
+    chain: Chain
+    agent: Agent
+    addresses: Addresses
+
+
+class ListRequest(Body, frozen=True):
+    """`/swarm-node/list/1`: announcements of `epoch` with a sequence number above `since`."""
+
+    epoch: Counter
+    since: Counter
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIST_ITEMS)]
+
+
+class ListReply(Body, frozen=True):
+    """The log's own epoch and head, and sealed announcements in ascending order."""
+
+    epoch: Counter
+    head: Counter
+    items: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=MAX_ANNOUNCEMENT_BYTES)], ...],
+        Meta(max_length=MAX_LIST_ITEMS),
+    ]
+
+
+class PullRequest(Body, frozen=True):
+    """`/swarm-node/pull/1`: the sealed group with this content id."""
+
+    id: ContentId
+
+
+class PeersRequest(Body, frozen=True):
+    """`/swarm-node/peers/1`: up to `limit` heartbeats of members the answering node knows."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_PEERS)]
+
+
+class PeersReply(Body, frozen=True):
+    """Sealed heartbeats, as their authors published them."""
+
+    heartbeats: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=MAX_HEARTBEAT_BYTES)], ...],
+        Meta(max_length=MAX_PEERS),
+    ]
+
+
+class _Task(Body, frozen=True):
+    environment: Label
+    version: Label
+    family: Label
+    seed: Annotated[int, Meta(ge=0, lt=SEED_LIMIT)]
+
+
+class _Policy(Body, frozen=True):
+    model: Digest
+    tokenizer: Digest
+    version: Counter
+
+
+class _Span(Body, frozen=True):
+    version: Counter
+    start: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+    end: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+
+
+class _Completion(Body, frozen=True):
+    text: Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
+    ids: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
+    logp: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_TOKENS)]
+    spans: Annotated[tuple[_Span, ...], Meta(min_length=1, max_length=MAX_SPANS)]
+    finish: Finish
+
+
+class _Group(Body, frozen=True):
+    v: Version1
+    epoch: Counter
+    seq: Sequence1
+    created_ms: Milliseconds
+    task: _Task
+    policy: _Policy
+    completions: Annotated[tuple[_Completion, ...], Meta(min_length=1, max_length=MAX_COMPLETIONS)]
+    claimed: Annotated[bytes, Meta(min_length=4, max_length=4 * MAX_COMPLETIONS)]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHeader:
+    """Where a group stands in its author's log. `created_ms` is advice: no clock of a peer decides
+    anything here."""
+
+    epoch: int
+    seq: int
+    created_ms: int
+
+
+T = TypeVar("T", bound=Struct)
+
+
+def unpack(kind: type[T], data: bytes, *, max_bytes: int) -> T | Rejected:
+    """Decode `data` as one `kind`; "size" or "schema" is the reason of a refusal."""
+    if len(data) > max_bytes:
+        return Rejected("size", f"{len(data)} bytes, at most {max_bytes} are allowed")
+    try:
+        value: T = _decoder(kind).decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        return Rejected("schema", printable(str(error)))
+    return value
+
+
+def pack(body: Struct) -> bytes:
+    """Encode a body.
+
+    Raises:
+        ValueError: a field is outside its bounds, so every peer would refuse it.
+    """
+    try:
+        data = msgspec.msgpack.encode(body)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise ValueError(f"a {type(body).__name__} cannot be encoded: {error}") from error
+    checked = unpack(type(body), data, max_bytes=len(data))
+    if isinstance(checked, Rejected):
+        raise ValueError(f"a {type(body).__name__} is outside its bounds: {checked.detail}")
+    return data
+
+
+def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) -> bytes:
+    """The body of a sealed group (Kind.ROLLOUT).
+
+    Raises:
+        ValueError: the group is outside the limits, so every peer would refuse it.
+    """
+    body = _Group(
+        v=1,
+        epoch=epoch,
+        seq=seq,
+        created_ms=created_ms,
+        task=_Task(group.task.environment, group.task.version, group.task.family, group.task.seed),
+        policy=_Policy(group.policy.model, group.policy.tokenizer, group.policy.version),
+        completions=tuple(
+            _Completion(
+                text=completion.text,
+                ids=completion.token_ids.astype("<u4").tobytes(),
+                logp=completion.logprobs.astype("<f4").tobytes(),
+                spans=tuple(_Span(s.version, s.start, s.end) for s in completion.spans),
+                finish=completion.finish,
+            )
+            for completion in group.completions
+        ),
+        claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
+    )
+    data = pack(body)
+    checked = unpack_group(data)
+    if isinstance(checked, Rejected):
+        raise ValueError(f"the group is outside the limits: {checked.detail}")
+    return data
+
+
+def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
+    """The group in a body whose signature was already checked; arrays are copies, so writable.
+
+    "size", "schema" (not the fields of a group) or "content" (fields that contradict each other or
+    are not finite) is the reason of a refusal.
+    """
+    wire = unpack(_Group, body, max_bytes=MAX_GROUP_BYTES)
+    if isinstance(wire, Rejected):
+        return wire
+    if len(wire.claimed) != 4 * len(wire.completions):
+        return Rejected("content", "as many claimed rewards as completions are needed")
+    claimed = np.frombuffer(wire.claimed, dtype="<f4")
+    if not np.isfinite(claimed).all():
+        return Rejected("content", "a claimed reward is not finite")
+    completions: list[Completion] = []
+    for item in wire.completions:
+        completion = _completion(item)
+        if isinstance(completion, Rejected):
+            return completion
+        completions.append(completion)
+    group = RolloutGroup(
+        task=TaskRef(wire.task.environment, wire.task.version, wire.task.family, wire.task.seed),
+        policy=PolicyRef(wire.policy.model, wire.policy.tokenizer, wire.policy.version),
+        completions=tuple(completions),
+        claimed=tuple(claimed.tolist()),
+    )
+    return GroupHeader(wire.epoch, wire.seq, wire.created_ms), group
+
+
+def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The first addresses, at most two, that a heartbeat has room for."""
+    chosen: list[str] = []
+    room = MAX_HEARTBEAT_ADDRESS_CHARS
+    for address in addresses:
+        if len(chosen) < 2 and len(address) <= min(room, MAX_ADDRESS_CHARS):
+            chosen.append(address)
+            room -= len(address)
+    return tuple(chosen)
+
+
+def printable(text: str, limit: int = 160) -> str:
+    """`text` cut to `limit` characters, each one safe to print: an error message may quote bytes
+    that a peer chose."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:limit])
+
+
+def _completion(item: _Completion) -> Completion | Rejected:
+    if len(item.text.encode()) > MAX_TEXT_BYTES:
+        return Rejected("content", f"a text is longer than {MAX_TEXT_BYTES} bytes")
+    if len(item.ids) % 4 or len(item.ids) != len(item.logp):
+        return Rejected("content", "token ids and log-probs differ in length")
+    logprobs = np.frombuffer(item.logp, dtype="<f4")
+    # Written so that NaN, for which every comparison is false, is refused.
+    if not bool(((logprobs <= MAX_LOGPROB) & (logprobs > -np.inf)).all()):
+        return Rejected("content", "a log-prob is positive or not finite")
+    if not _covers(item.spans, logprobs.shape[0]):
+        return Rejected("content", "the version spans do not cover the tokens in order")
+    return Completion(
+        text=item.text,
+        token_ids=_copy(np.frombuffer(item.ids, dtype="<u4"), np.uint32),
+        logprobs=_copy(logprobs, np.float32),
+        spans=tuple(VersionSpan(s.version, s.start, s.end) for s in item.spans),
+        finish=item.finish,
+    )
+
+
+def _covers(spans: tuple[_Span, ...], length: int) -> bool:
+    """Whether non-empty spans tile [0, length) in order."""
+    reached = 0
+    for span in spans:
+        if span.start != reached or span.end <= span.start:
+            return False
+        reached = span.end
+    return reached == length
+
+
+def _copy(array: NDArray[Any], dtype: type[Any]) -> NDArray[Any]:
+    # A view of the received bytes is read-only, which torch.from_numpy warns about.
+    return array.astype(dtype, copy=True)
+
+
+@functools.cache
+def _decoder(kind: type[Struct]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)

@@ -1,0 +1,191 @@
+"""From verified groups to training rows, and how rows are packed into micro-batches. Pure.
+
+Provenance decides how the off-policyness of a row is corrected: own rows carry the log-probs of our
+sampler; rows of others are, as SAPO publishes it (arXiv 2509.08721), taken as if our policy had
+written them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_node.policy.advantage import EQUAL_WITHIN, group_advantages
+from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
+
+#: What stands for a kin peer's behaviour log-probs: "own" = the trainer's own current ones (ratio
+#: 1), "sampler" = the ones the peer states, which the loss truncates.
+KinCorrection = Literal["own", "sampler"]
+Encode = Callable[[str], Sequence[int]]
+
+_ITEM_BYTES = 4
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainRow:
+    """One completion to train on: `prompt_ids` u32[P], `completion_ids` u32[T] with P, T ≥ 1,
+    `logprobs` f32[T] under the policy that sampled it, or None for "as if by the current one".
+
+    Raises:
+        ValueError: a shape or type is wrong, or a number is not finite.
+    """
+
+    prompt_ids: NDArray[np.uint32]
+    completion_ids: NDArray[np.uint32]
+    logprobs: NDArray[np.float32] | None
+    advantage: float
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_ids", "completion_ids"):
+            ids = getattr(self, name)
+            if ids.ndim != 1 or ids.dtype != np.uint32 or ids.size == 0:
+                raise ValueError(f"{name} must be a non-empty uint32 vector")
+        if self.logprobs is not None:
+            if self.logprobs.shape != self.completion_ids.shape:
+                raise ValueError("logprobs must have one value per completion token")
+            if self.logprobs.dtype != np.float32 or not np.isfinite(self.logprobs).all():
+                raise ValueError("logprobs must be finite float32 values")
+        if not abs(self.advantage) <= _FLOAT32_MAX:  # written so that NaN fails it
+            raise ValueError("the advantage must be finite, also as a float32")
+
+    def __len__(self) -> int:
+        """Tokens of prompt and completion together."""
+        return int(self.prompt_ids.size + self.completion_ids.size)
+
+    @property
+    def informative(self) -> bool:
+        """Whether it has a gradient at all."""
+        return abs(self.advantage) > EQUAL_WITHIN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The rows of one update. Rows without advantage are kept: they cost no forward pass but count
+    as tokens, so that the step does not grow when most groups have nothing to teach."""
+
+    rows: tuple[TrainRow, ...]
+
+
+def build_batch(
+    groups: Sequence[VerifiedGroup],
+    encode_prompt: Encode,
+    encode_answer: Encode,
+    eos_id: int,
+    correction: KinCorrection = "own",
+) -> Batch:
+    """The training rows of `groups`; advantages come from our own rewards, never from claims.
+
+    Foreign text is tokenised by `encode_answer`, with `eos_id` after an answer that was finished.
+    A completion without any token is left out (its reward still counts in its group).
+
+    Raises:
+        ValueError: a prompt encodes to nothing, or a log-prob or reward is not finite; the codec
+            has refused such groups of peers before.
+    """
+    rows: list[TrainRow] = []
+    for verified in groups:
+        prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
+        advantages = group_advantages(verified.rewards)
+        for completion, advantage in zip(
+            verified.group.completions, advantages.tolist(), strict=True
+        ):
+            if verified.provenance is Provenance.FOREIGN:
+                ids = _retokenised(completion, encode_answer, eos_id)
+            else:
+                ids = np.ascontiguousarray(completion.token_ids, dtype=np.uint32)
+            if ids.size == 0:
+                continue
+            logprobs = _behaviour(completion, verified.provenance, correction)
+            rows.append(TrainRow(prompt_ids, ids, logprobs, advantage, verified.provenance))
+    return Batch(tuple(rows))
+
+
+def _retokenised(completion: Completion, encode: Encode, eos_id: int) -> NDArray[np.uint32]:
+    ids = list(encode(completion.text))
+    if completion.finish is Finish.STOP:
+        ids.append(eos_id)
+    return np.asarray(ids, dtype=np.uint32)
+
+
+def _behaviour(
+    completion: Completion, provenance: Provenance, correction: KinCorrection
+) -> NDArray[np.float32] | None:
+    measured = provenance is Provenance.OWN or (
+        provenance is Provenance.KIN and correction == "sampler"
+    )
+    return np.ascontiguousarray(completion.logprobs, dtype=np.float32) if measured else None
+
+
+def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
+    """Indices of `rows`, grouped so that rows × longest row ≤ `token_budget` in every group.
+
+    Similar lengths share a group, which keeps padding low. The longest come first, so that memory
+    that does not suffice shows at once. A row over the budget gets a group of its own.
+    """
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    groups: list[list[int]] = []
+    longest = 0
+    for index in order:
+        if groups and longest * (len(groups[-1]) + 1) <= token_budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            longest = len(rows[index])
+    return groups
+
+
+def pack_batch(batch: Batch) -> dict[str, Any]:
+    """A map that MessagePack can carry; arrays become little-endian bytes."""
+    return {
+        "rows": [
+            {
+                "prompt": row.prompt_ids.astype("<u4").tobytes(),
+                "completion": row.completion_ids.astype("<u4").tobytes(),
+                "logprobs": None if row.logprobs is None else row.logprobs.astype("<f4").tobytes(),
+                "advantage": row.advantage,
+                "provenance": row.provenance.value,
+            }
+            for row in batch.rows
+        ]
+    }
+
+
+def unpack_batch(packed: Mapping[str, Any]) -> Batch:
+    """The inverse of `pack_batch`, bit for bit.
+
+    Raises:
+        ValueError: a key is missing or unknown, or a value has the wrong type or length.
+    """
+    rows = packed.get("rows")
+    if set(packed) != {"rows"} or not isinstance(rows, list):
+        raise ValueError("a packed batch holds exactly a list of rows")
+    return Batch(tuple(_unpack_row(row) for row in rows))
+
+
+def _unpack_row(packed: object) -> TrainRow:
+    names = {"prompt", "completion", "logprobs", "advantage", "provenance"}
+    if not isinstance(packed, dict) or set(packed) != names:
+        raise ValueError(f"a packed row holds exactly {sorted(names)}")
+    advantage = packed["advantage"]
+    if not isinstance(advantage, float):
+        raise ValueError("a packed advantage must be a float")
+    logprobs = packed["logprobs"]
+    return TrainRow(
+        _array(packed["prompt"], "<u4").astype(np.uint32),
+        _array(packed["completion"], "<u4").astype(np.uint32),
+        None if logprobs is None else _array(logprobs, "<f4").astype(np.float32),
+        advantage,
+        Provenance(packed["provenance"]),
+    )
+
+
+def _array(raw: object, dtype: str) -> NDArray[Any]:
+    if not isinstance(raw, bytes) or len(raw) % _ITEM_BYTES:
+        raise ValueError(f"a packed array must be bytes, a multiple of {_ITEM_BYTES}")
+    return np.frombuffer(raw, dtype=dtype)

@@ -1,0 +1,223 @@
+"""Training state on disk, written so that a kill at any moment leaves a state to resume from.
+
+A checkpoint is a directory `v0000000042` with four files; the manifest holds the size and the
+sha256 of the other three. It is written under another name, synced, and renamed into place, so
+whatever carries the final name was complete once; the digests find what a disk damaged later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from swarm_node.errors import CheckpointError
+
+KEEP_CHECKPOINTS = 3
+MAX_MANIFEST_BYTES = 1 << 16
+MAX_STATE_BYTES = 1 << 20
+_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
+_FILES = (_MODEL, _OPTIMIZER, _STATE)
+_MANIFEST = "manifest.msgpack"
+_FORMAT = 1
+_NAME = re.compile(r"v\d{10,19}")
+_WRITING, _REPLACED = ".writing-", ".replaced-"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingState:
+    """All that resuming needs.
+
+    `version` labels the policy, `updates` counts the optimizer steps in it. `weights` have the
+    names of transformers, `optimizer` are the moments by parameter. `rng` is torch's generator
+    state. `settings` and `model` are sha256 digests of the trainer's settings and the base weights.
+    `extra` is the caller's own small map of plain values.
+    """
+
+    version: int
+    updates: int
+    weights: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    rng: bytes
+    settings: bytes
+    model: bytes
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save(root: Path, state: TrainingState, keep: int = KEEP_CHECKPOINTS) -> Path:
+    """Write `state` under `root` and drop all but the newest `keep` checkpoints.
+
+    One process at a time may write under `root`.
+
+    Raises:
+        CheckpointError: `state.extra` is too large, or the disk refused.
+    """
+    name = f"v{state.version:010d}"
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_leftovers(root)
+        temporary = root / (_WRITING + name)
+        temporary.mkdir(mode=0o700)
+        _write_files(temporary, state)
+        _move_into_place(temporary, root / name)
+        for older in _checkpoints(root)[keep:]:
+            shutil.rmtree(older)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write a checkpoint under {root}: {error.strerror}; free space there"
+        ) from error
+    return root / name
+
+
+def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
+    """The newest checkpoint under `root` whose files are all as its manifest says; None when there
+    are no checkpoints at all. Damaged ones are skipped and told to `on_damaged` (default: logged).
+
+    Raises:
+        CheckpointError: there are checkpoints, but none verifies.
+    """
+    report = on_damaged or _log_damaged
+    found = _checkpoints(root)
+    for path in found:
+        fault = _fault(path)
+        if fault is None:
+            return path
+        report(path, fault)
+    if found:
+        raise CheckpointError(
+            f"no checkpoint under {root} verifies; move the directory away to start from the base"
+        )
+    return None
+
+
+def read(path: Path) -> TrainingState:
+    """Read the checkpoint `path`, which `newest_valid` returned.
+
+    Raises:
+        CheckpointError: it does not hold what a checkpoint holds.
+    """
+    try:
+        raw = msgpack.unpackb(_read_bounded(path / _STATE, MAX_STATE_BYTES))
+        return TrainingState(
+            weights=load_file(path / _MODEL), optimizer=load_file(path / _OPTIMIZER), **raw
+        )
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint ({error}); move it away to use an older one"
+        ) from error
+
+
+def remove_leftovers(root: Path) -> None:
+    """Finish or undo what a killed writer left under `root`."""
+    for path in root.glob(_REPLACED + "*"):
+        original = root / path.name.removeprefix(_REPLACED)
+        if original.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(original)
+    for path in root.glob(_WRITING + "*"):
+        shutil.rmtree(path)
+
+
+def _write_files(directory: Path, state: TrainingState) -> None:
+    rest = {
+        "version": state.version,
+        "updates": state.updates,
+        "rng": state.rng,
+        "settings": state.settings,
+        "model": state.model,
+        "extra": dict(state.extra),
+    }
+    packed = msgpack.packb(rest)
+    if len(packed) > MAX_STATE_BYTES:
+        raise CheckpointError(f"the extra state must stay below {MAX_STATE_BYTES} bytes: shrink it")
+    save_file(dict(state.weights), directory / _MODEL)
+    save_file(dict(state.optimizer), directory / _OPTIMIZER)
+    (directory / _STATE).write_bytes(packed)
+    files = {
+        name: {"size": (directory / name).stat().st_size, "sha256": _sha256(directory / name)}
+        for name in _FILES
+    }
+    (directory / _MANIFEST).write_bytes(msgpack.packb({"format": _FORMAT, "files": files}))
+    for name in (*_FILES, _MANIFEST):
+        _sync(directory / name)
+    _sync(directory)
+
+
+def _move_into_place(temporary: Path, target: Path) -> None:
+    """Rename; a checkpoint of the same version steps aside first, because a directory cannot be
+    replaced in one step. Killed in between, `remove_leftovers` puts the old one back."""
+    aside = target.with_name(_REPLACED + target.name)
+    if target.exists():
+        target.rename(aside)
+    temporary.rename(target)
+    _sync(target.parent)
+    if aside.exists():
+        shutil.rmtree(aside)
+
+
+def _checkpoints(root: Path) -> list[Path]:
+    """Newest first."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[1:]), reverse=True)
+
+
+def _fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint; None when it verifies."""
+    try:
+        manifest = msgpack.unpackb(_read_bounded(path / _MANIFEST, MAX_MANIFEST_BYTES))
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            return "the manifest has another format"
+        files = manifest.get("files")
+        if not isinstance(files, dict) or set(files) != set(_FILES):
+            return "the manifest does not list the files of a checkpoint"
+        for name, stated in files.items():
+            if (path / name).stat().st_size != stated["size"]:
+                return f"{name} has another size"
+            if _sha256(path / name) != stated["sha256"]:
+                return f"{name} has another digest"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    except (ValueError, TypeError, KeyError) as error:
+        return f"the manifest is malformed ({type(error).__name__})"
+    return None
+
+
+def _log_damaged(path: Path, fault: str) -> None:
+    _log.warning("skipping the damaged checkpoint %s: %s", path, fault)
+
+
+def _read_bounded(path: Path, limit: int) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"{path.name} is larger than {limit} bytes")
+    return data
+
+
+def _sha256(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,166 @@
+"""Reading a model directory: `config.json` and the list of its safetensors files. No torch.
+
+A directory may come from anyone, so what is read is bounded and checked, nothing outside it is
+opened, and only safetensors (data, never code) count as weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from swarm_node.errors import ModelError
+
+MAX_JSON_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2Config:
+    """The fields of `config.json` that define the function this model computes."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 32768
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = [value for value in asdict(self).values() if not isinstance(value, bool)]
+        if not all(isinstance(n, int | float) and 0 < n <= 1 << 40 for n in numbers):
+            raise ModelError("config.json: every size must be a positive number")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelError("config.json: key/value heads must divide the attention heads")
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ModelError("config.json: hidden_size must be a multiple of twice the heads")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def key_value_size(self) -> int:
+        return self.num_key_value_heads * self.head_dim
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Self:
+        """Read `path/config.json`.
+
+        Raises:
+            ModelError: missing or malformed, or it asks for something this model does not compute
+                exactly (another architecture, sliding windows, scaled rotary positions, ...).
+        """
+        raw = read_json(path / "config.json")
+        _refuse_unsupported(raw)
+        rope = raw.get("rope_parameters") or {}
+        values: dict[str, Any] = {
+            name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None
+        }
+        values["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
+        values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
+        try:
+            return cls(**{name: _checked(name, value) for name, value in values.items()})
+        except TypeError as error:
+            raise ModelError(f"{path / 'config.json'} lacks a field: {error}") from error
+
+    def to_hf(self) -> dict[str, Any]:
+        """The same architecture as a `config.json` of transformers."""
+        fields = asdict(self)
+        rope = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
+        return {
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "hidden_act": "silu",
+            "use_sliding_window": False,
+            "rope_parameters": rope,
+            **fields,
+        }
+
+
+def _checked(name: str, value: Any) -> Any:
+    want: type | tuple[type, ...] = int
+    if name == "tie_word_embeddings":
+        want = bool
+    elif name in ("rope_theta", "rms_norm_eps"):
+        want = (int, float)
+    if not isinstance(value, want) or (want is int and isinstance(value, bool)):
+        raise ModelError(f"config.json: {name} is {value!r}")
+    return value
+
+
+def _refuse_unsupported(raw: dict[str, Any]) -> None:
+    rope = raw.get("rope_parameters") or {}
+    scaling = raw.get("rope_scaling") or {}
+    if not isinstance(rope, dict) or not isinstance(scaling, dict):
+        raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ModelError("config.json: rope_parameters per kind of layer are unsupported")
+    heads = raw.get("num_attention_heads")
+    layers = raw.get("layer_types")
+    plain_layers = isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}
+    kinds = [part.get("rope_type", part.get("type", "default")) for part in (rope, scaling)]
+    checks = {
+        "model_type": raw.get("model_type") == "qwen2",
+        "hidden_act": raw.get("hidden_act", "silu") == "silu",
+        "use_sliding_window": not raw.get("use_sliding_window"),
+        "layer_types": layers is None or plain_layers,
+        "rope scaling": kinds == ["default", "default"],
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) == 1.0,
+        "quantization_config": raw.get("quantization_config") is None,
+        "head_dim": raw.get("head_dim") is None
+        or (isinstance(heads, int) and raw["head_dim"] * heads == raw.get("hidden_size")),
+    }
+    wrong = [name for name, fine in checks.items() if not fine]
+    if wrong:
+        raise ModelError(
+            f"config.json: unsupported {', '.join(wrong)}; only plain Qwen2 models with full "
+            "attention run here"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of at most 16 MiB.
+
+    Raises:
+        ModelError: missing, too large or not a JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            raise ModelError(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(data)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}; is this a model?") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return value
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a model directory, in a fixed order.
+
+    Raises:
+        ModelError: there are none, or the index names a file outside the directory.
+    """
+    single = path / "model.safetensors"
+    if single.is_file():
+        return [single]
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        raise ModelError(f"{path} holds no model.safetensors; only safetensors weights are read")
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ModelError(f"{index} has no weight_map")
+    shards = sorted({str(name) for name in names.values()})
+    if any(Path(name).name != name or not name.endswith(".safetensors") for name in shards):
+        raise ModelError(f"{index} names a file outside {path}")
+    return [path / name for name in shards]

@@ -1,0 +1,174 @@
+"""Finding a model, its tokenizer and their digests. Cheap to import: no torch, no transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.model_files import Qwen2Config, read_json, weight_files
+
+TINY = "tiny"
+_CHUNK_BYTES = 1 << 20
+
+
+def resolve(name: str) -> Path:
+    """The directory of a model: "tiny" is the one that ships, anything else is a local path.
+
+    Raises:
+        ModelError: there is no such directory, or it holds no model.
+    """
+    if name == TINY:
+        path = Path(str(resources.files("swarm_node.policy"))) / "tiny"
+    else:
+        path = Path(name).expanduser()
+    if not (path / "config.json").is_file():
+        raise ModelError(
+            f'no model at {path}: give "{TINY}" or a directory with config.json, model.safetensors '
+            "and tokenizer.json (download it first; nothing is fetched here)"
+        )
+    return path.resolve()
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The directory's tokenizer as transformers' `PreTrainedTokenizerFast`: local files only, and
+    never code from them.
+
+    Raises:
+        ModelError: tokenizer.json is missing or malformed.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
+    try:
+        # Not AutoTokenizer: for a Qwen2 model it would put Qwen2's own normalising and splitting in
+        # place of what tokenizer.json says, and tokenizer.json is what the digest covers.
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"the tokenizer in {path} cannot be read: {error}") from error
+
+
+class Codec:
+    """Text to token ids and back, for one model.
+
+    `vocab_size` is the model's, which may exceed the tokenizer's (padded embeddings); `eos_id` is
+    the end token to append, `eos_ids` are all that end a completion; `pad_id` fills batches."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
+            raise ModelError("the model names no end token (eos_token_id) inside its vocabulary")
+        if len(tokenizer) > vocab_size:
+            raise ModelError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model only {vocab_size}: "
+                "they do not belong together"
+            )
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_id = eos_ids[0]
+        self.eos_ids = frozenset(eos_ids)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = self.eos_id if pad is None else pad
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Self:
+        """The codec of a model directory.
+
+        Raises:
+            ModelError: a file is missing, malformed, or tokenizer and model do not fit.
+        """
+        config = read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        named = read_json(generation).get("eos_token_id") if generation.is_file() else None
+        tokenizer = load_tokenizer(path)
+        eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
+        return cls(tokenizer, Qwen2Config.from_directory(path).vocab_size, eos)
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of a question, up to where the answer starts; by the chat template if the
+        tokenizer has one, else the text alone."""
+        if self._tokenizer.chat_template is not None:
+            text = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+            )
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """Token ids of an answer, without an end token. The text may come from a peer, so a
+        special token spelt out in it is encoded as plain text."""
+        return tuple(
+            self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; special tokens are left out, broken UTF-8 becomes U+FFFD.
+
+        Raises:
+            ValueError: an id is outside the model's vocabulary.
+        """
+        plain = [int(token) for token in ids]
+        if any(not 0 <= token < self.vocab_size for token in plain):
+            raise ValueError(f"a token id is not below {self.vocab_size}")
+        text: str = self._tokenizer.decode(
+            plain, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+def policy_digests(path: Path) -> tuple[bytes, bytes]:
+    """sha256 of the model and of the tokenizer in a directory (32 bytes each).
+
+    The model's covers the architecture and the bytes of the weight files; the tokenizer's covers
+    tokenizer.json, less its padding and truncation settings, and the chat template. Formatting of
+    the JSON files and other files do not matter, so both are equal wherever the model is the same.
+
+    Raises:
+        ModelError: a file is missing or malformed.
+    """
+    model = hashlib.sha256(_canonical(asdict(Qwen2Config.from_directory(path))))
+    for file in weight_files(path):
+        model.update(_file_digest(file))
+    rules = read_json(path / "tokenizer.json")
+    template = _chat_template(path)
+    kept = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
+    tokenizer = hashlib.sha256(_canonical({"tokenizer": kept, "chat_template": template}))
+    return model.digest(), tokenizer.digest()
+
+
+def _first_named(*candidates: object) -> list[int]:
+    """All end tokens named, each once, in the order of naming."""
+    named: list[int] = []
+    for candidate in candidates:
+        for token in candidate if isinstance(candidate, list) else [candidate]:
+            if isinstance(token, int) and token not in named:
+                named.append(token)
+    return named
+
+
+def _chat_template(path: Path) -> object:
+    separate = path / "chat_template.jinja"
+    if separate.is_file():
+        return separate.read_text(encoding="utf-8")
+    settings = path / "tokenizer_config.json"
+    return read_json(settings).get("chat_template") if settings.is_file() else None
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _file_digest(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    return digest.digest()

@@ -1,0 +1,334 @@
+"""A lean Qwen2 decoder: the one model that the trainer and the torch sampler run.
+
+Same function as transformers' `Qwen2ForCausalLM`, with q/k/v and gate/up fused into one matrix each
+(fewer, larger matrix products) and a cached decode path for sampling. Weights are exchanged under
+transformers' names, so a checkpoint of this model loads anywhere.
+
+Reference: Qwen2 Technical Report, arXiv 2407.10671.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.model_files import Qwen2Config, weight_files
+
+__all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config", "load_safetensors"]
+
+_INIT_STD = 0.02
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis (arXiv 1910.07467), in float32."""
+    # Spelt out: on a CPU, torch's own takes twice as long on the few rows of a decode step.
+    wide = x.float()
+    normed = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + epsilon)
+    return normed.to(x.dtype) * weight
+
+
+class KeyValueCache:
+    """Keys and values of N sequences whose prompts end in the same slot (left padding).
+
+    `keys[l]`: [N * key/value heads, head_dim, capacity], `values[l]`: [N * key/value heads,
+    capacity, head_dim], as the two batched products of a decode step read them; `bias`: [N *
+    key/value heads, 1, capacity], very negative where a slot is padding; `positions`: i64[N], of
+    the next token; `length`: slots in use."""
+
+    def __init__(
+        self, keys: list[Tensor], values: list[Tensor], bias: Tensor, positions: Tensor, length: int
+    ) -> None:
+        self.keys, self.values, self.bias = keys, values, bias
+        self.positions, self.length = positions, length
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every sequence but `rows` (i64[M])."""
+        heads = self.bias.shape[0] // self.positions.shape[0]
+        if heads == 1:
+            flat = rows
+        else:
+            flat = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
+        self.keys = [key.index_select(0, flat) for key in self.keys]
+        self.values = [value.index_select(0, flat) for value in self.values]
+        self.bias = self.bias.index_select(0, flat)
+        self.positions = self.positions.index_select(0, rows)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append one token per sequence in `layer` and attend to all of it.
+
+        query: [N, heads, d]; key, value: [N, key/value heads, d]. Returns [N, heads * d]."""
+        n, _, d = query.shape
+        slot = self.length
+        self.keys[layer][:, :, slot] = key.reshape(-1, d)
+        self.values[layer][:, slot] = value.reshape(-1, d)
+        keys, values = self.keys[layer][:, :, : slot + 1], self.values[layer][:, : slot + 1]
+        # Query heads that share a key head become rows of one product: keys are never repeated.
+        grouped = query.reshape(keys.shape[0], -1, d)
+        bias = self.bias[:, :, : slot + 1]
+        scores = torch.baddbmm(bias, grouped, keys, alpha=d**-0.5)
+        return torch.bmm(scores.softmax(-1), values).view(n, -1)
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: grouped-query attention, then a gated MLP."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        hidden, kv = config.hidden_size, config.key_value_size
+        self.config = config
+        self.input_norm = nn.Parameter(torch.ones(hidden))
+        self.qkv = nn.Parameter(torch.empty(hidden + 2 * kv, hidden))
+        self.qkv_bias = nn.Parameter(torch.zeros(hidden + 2 * kv))
+        self.out = nn.Parameter(torch.empty(hidden, hidden))
+        self.post_norm = nn.Parameter(torch.ones(hidden))
+        self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, hidden))
+        self.down = nn.Parameter(torch.empty(hidden, config.intermediate_size))
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query, rotated key and value, [..., heads, d] each, of x [..., hidden]."""
+        config = self.config
+        y = rms_norm(x, self.input_norm, config.rms_norm_eps)
+        heads, kv = config.num_attention_heads, config.num_key_value_heads
+        fused = F.linear(y, self.qkv, self.qkv_bias)
+        fused = fused.view(*x.shape[:-1], heads + 2 * kv, config.head_dim)
+        # Query and key turn by the same angles: rotate both in one pass.
+        turning = fused[..., : heads + kv, :]
+        turned = torch.addcmul(turning * cos, turning.roll(config.head_dim // 2, -1), sin)
+        return turned[..., :heads, :], turned[..., heads:, :], fused[..., heads + kv :, :]
+
+    def merge(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the block after attention; both [..., hidden]."""
+        config = self.config
+        x = x + F.linear(attended, self.out)
+        y = rms_norm(x, self.post_norm, config.rms_norm_eps)
+        gate, up = F.linear(y, self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, hidden] to the same, with key and value [B, T, key/value heads, d]."""
+        query, key, value = self.project(x, cos, sin)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
+
+
+class Qwen2(nn.Module):
+    """The decoder with its embedding and output head."""
+
+    def __init__(self, config: Qwen2Config, *, generator: torch.Generator | None = None) -> None:
+        """Random weights, normal with standard deviation 0.02 (biases 0, norms 1)."""
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.head: nn.Parameter | None = None
+        if not config.tie_word_embeddings:
+            self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self._rotary_table: tuple[Tensor, Tensor] | None = None
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=_INIT_STD, generator=generator)
+
+    @classmethod
+    def from_directory(cls, path: Path, dtype: torch.dtype = torch.float32) -> Self:
+        """Load `config.json` and `model.safetensors` (or its shards with their index).
+
+        Raises:
+            ModelError: a file is missing, malformed or does not fit the architecture.
+        """
+        with torch.device("meta"):
+            model = cls(Qwen2Config.from_directory(path))
+        model = model.to(dtype).to_empty(device="cpu")
+        state: dict[str, Tensor] = {}
+        for file in weight_files(path):
+            state.update(load_safetensors(file))
+        model.load_hf_state(state)
+        return model
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V] of ids i64[B, T].
+
+        `mask` bool[B, T] is True at real tokens. Right-padded batches need none: with causal
+        attention no real token sees what comes after it."""
+        return self.logits(self.hidden(ids, mask))
+
+    def hidden(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Final normalised hidden states [B, T, hidden]; see `forward`."""
+        return self._run(ids, mask, None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., hidden]."""
+        return F.linear(hidden, self.embedding if self.head is None else self.head)
+
+    def prefill(
+        self, ids: Tensor, mask: Tensor, rows: Tensor, capacity: int
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Run left-padded prompts once and open a cache for N sequences, n after prompt `rows[n]`.
+
+        ids i64[B, T], mask bool[B, T], rows i64[N] below B; `capacity` counts slots, T included.
+        Returns the last hidden states [N, hidden] and the cache."""
+        collected: list[tuple[Tensor, Tensor]] = []
+        last = self._run(ids, mask, collected)[:, -1].index_select(0, rows)
+        n, slots, heads = last.shape[0], ids.shape[1], self.config.num_key_value_heads
+
+        def widen(part: Tensor) -> Tensor:
+            wide = part.new_zeros(n, heads, capacity, self.config.head_dim)
+            wide[:, :, :slots] = part.transpose(1, 2).index_select(0, rows)
+            return wide.flatten(0, 1)
+
+        bias = last.new_zeros(n, heads, 1, capacity)
+        padding = ~mask.index_select(0, rows)
+        bias[:, :, :, :slots].masked_fill_(padding[:, None, None], torch.finfo(bias.dtype).min)
+        cache = KeyValueCache(
+            keys=[widen(key).transpose(1, 2).contiguous() for key, _ in collected],
+            values=[widen(value) for _, value in collected],
+            bias=bias.flatten(0, 1),
+            positions=mask.sum(1).index_select(0, rows),
+            length=slots,
+        )
+        return last, cache
+
+    def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]."""
+        x = F.embedding(tokens, self.embedding)
+        cos, sin = self._rotary(cache.bias.shape[-1], x)
+        cos = cos.index_select(0, cache.positions)[:, None]
+        sin = sin.index_select(0, cache.positions)[:, None]
+        for index, layer in enumerate(self._blocks()):
+            query, key, value = layer.project(x, cos, sin)
+            x = layer.merge(x, cache.attend(index, query, key, value))
+        cache.positions = cache.positions + 1
+        cache.length += 1
+        return self._normalise(x)
+
+    def hf_state(self) -> dict[str, Tensor]:
+        """A copy of the weights under transformers' names, contiguous; without `lm_head.weight`
+        when the embedding is tied to it."""
+        return {name: part.detach().clone().contiguous() for name, part in self._hf_views()}
+
+    def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in from transformers' names, casting to this model's type.
+
+        Raises:
+            ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
+        """
+        views = dict(self._hf_views())
+        given = {name for name in state if not (name == "lm_head.weight" and name not in views)}
+        if given != views.keys():
+            wrong = sorted(given ^ views.keys())
+            raise ModelError(
+                f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more"
+            )
+        for name, view in views.items():
+            if view.shape != state[name].shape:
+                have, want = tuple(state[name].shape), tuple(view.shape)
+                raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        with torch.no_grad():
+            for name, view in views.items():
+                view.copy_(state[name])
+
+    def _blocks(self) -> Iterator[DecoderLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
+    def _run(
+        self, ids: Tensor, mask: Tensor | None, collect: list[tuple[Tensor, Tensor]] | None
+    ) -> Tensor:
+        length = ids.shape[1]
+        x = F.embedding(ids, self.embedding)
+        cos, sin = self._rotary(length, x)
+        attention: Tensor | None = None
+        if mask is None:
+            cos, sin = cos[:length, None], sin[:length, None]
+        else:
+            positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+            cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
+            causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+            # A padding row may see itself: a row without any key would be NaN.
+            itself = torch.eye(length, dtype=torch.bool, device=ids.device)
+            attention = (causal & mask[:, None, None, :]) | itself
+        for layer in self._blocks():
+            x, key, value = layer(x, cos, sin, attention)
+            if collect is not None:
+                collect.append((key, value))
+        return self._normalise(x)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def _rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [>= length, d] of the rotary angles (arXiv 2104.09864), such
+        that x * cos + roll(x, d/2) * sin turns x. Computed in float32, then cast."""
+        table = self._rotary_table
+        if table is not None and len(table[0]) >= length and _alike(table[0], like):
+            return table
+        # A table made in inference mode could not take part in a later backward pass.
+        with torch.inference_mode(False):
+            d, device = self.config.head_dim, like.device
+            exponents = torch.arange(0, d, 2, dtype=torch.float32, device=device) / d
+            rows = 1 << max(length - 1, 63).bit_length()
+            steps = torch.arange(rows, dtype=torch.float32, device=device)
+            angles = torch.outer(steps, 1.0 / self.config.rope_theta**exponents)
+            cos, sin = angles.cos(), angles.sin()
+            cosines, sines = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+            table = cosines.to(like.dtype), sines.to(like.dtype)
+        self._rotary_table = table
+        return table
+
+    def _hf_views(self) -> Iterator[tuple[str, Tensor]]:
+        config = self.config
+        yield "model.embed_tokens.weight", self.embedding
+        yield "model.norm.weight", self.norm
+        if self.head is not None:
+            yield "lm_head.weight", self.head
+        sizes = [config.hidden_size, config.key_value_size, config.key_value_size]
+        for index, layer in enumerate(self._blocks()):
+            prefix = f"model.layers.{index}."
+            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+                for letter, part in zip("qkv", torch.split(fused, sizes), strict=True):
+                    yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+            gate, up = layer.gate_up.chunk(2)
+            yield f"{prefix}self_attn.o_proj.weight", layer.out
+            yield f"{prefix}mlp.gate_proj.weight", gate
+            yield f"{prefix}mlp.up_proj.weight", up
+            yield f"{prefix}mlp.down_proj.weight", layer.down
+            yield f"{prefix}input_layernorm.weight", layer.input_norm
+            yield f"{prefix}post_attention_layernorm.weight", layer.post_norm
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.device == b.device and a.dtype == b.dtype
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, on the CPU.
+
+    Raises:
+        ModelError: missing or not a safetensors file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    except SafetensorError as error:
+        raise ModelError(f"{path} is not a safetensors file: {error}") from error
+    return tensors

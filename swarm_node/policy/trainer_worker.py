@@ -1,0 +1,125 @@
+"""The trainer with its disk and its shared memory, and the program of its child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from swarm_node.child import serve
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.policy.batch import Batch, unpack_batch
+from swarm_node.policy.checkpoint import newest_valid, read, remove_leftovers, save
+from swarm_node.policy.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What an update did, and the file with the weights as they are after it."""
+
+    stats: UpdateStats
+    weights: Path
+
+
+class TrainerHost:
+    """A `TrainerCore` that resumes from checkpoints and publishes every version it makes."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        checkpoints: Path,
+        weights: Path,
+        settings: TrainerSettings,
+        *,
+        at_least: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Load the newest valid checkpoint, or the base model when there is none, and publish it.
+
+        Raises:
+            ModelError: the base model cannot be trained here.
+            CheckpointError: checkpoints exist but cannot be used.
+        """
+        self._checkpoints = checkpoints
+        self._store = WeightStore(weights)
+        self.core = TrainerCore(model_dir, settings, clock)
+        #: What the caller stored with the checkpoint.
+        self.extra: dict[str, Any] = {}
+        #: The generator state of the checkpoint; empty when there was none.
+        self.rng = b""
+        remove_leftovers(checkpoints)
+        newest = newest_valid(checkpoints)
+        if newest is not None:
+            state = read(newest)
+            self.core.restore(state)
+            self.extra, self.rng = dict(state.extra), state.rng
+        # After a crash the weights fall back to the checkpoint but the label does not: peers refuse
+        # a version below one they have seen as a replay, and ages are differences of versions.
+        self.core.version = max(self.core.version, at_least)
+        self.published = self._publish()
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """See `TrainerCore.update`."""
+        stats = self.core.update(batch)
+        if stats.skipped is None:
+            self.published = self._publish()
+        return UpdateResult(stats, self.published)
+
+    def checkpoint(self, extra: Mapping[str, Any]) -> Path:
+        """Store the current state and `extra`, a small map of plain values.
+
+        Raises:
+            CheckpointError: the disk refused, or `extra` is too large.
+        """
+        rng = bytes(torch.get_rng_state().numpy())
+        return save(self._checkpoints, self.core.state(rng, extra))
+
+    def _publish(self) -> Path:
+        return self._store.publish(self.core.version, self.core.weights())
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._host: TrainerHost | None = None
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        operation = request.get("op")
+        if operation == "init":
+            return self._init(request)
+        if self._host is None:
+            raise ValueError("the first request must be init")
+        if operation == "update":
+            result = self._host.update(unpack_batch(request["batch"]))
+            return {"stats": asdict(result.stats), "weights": str(result.weights)}
+        if operation == "checkpoint":
+            return {"path": str(self._host.checkpoint(request["extra"]))}
+        raise ValueError(f"unknown operation {operation!r}")
+
+    def _init(self, request: dict[str, Any]) -> dict[str, Any]:
+        settings = TrainerSettings.from_plain(request["settings"])
+        torch.set_num_threads(request["threads"])
+        torch.manual_seed(settings.seed)
+        host = TrainerHost(
+            Path(request["model_dir"]),
+            Path(request["checkpoints"]),
+            Path(request["weights"]),
+            settings,
+            at_least=request["at_least"],
+        )
+        if host.rng:
+            torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
+        self._host = host
+        return {
+            "version": host.core.version,
+            "weights": str(host.published),
+            "extra": host.extra,
+        }
+
+
+if __name__ == "__main__":
+    serve(_Worker().handle)

@@ -1,0 +1,107 @@
+"""Hands policy versions from the trainer to the sampler through files in shared memory.
+
+Loading is a memory map, so a new version costs no copy through a pipe, and a reader that has a file
+open keeps it even after newer versions replaced it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+KEEP_VERSIONS = 2
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private and random
+_PREFIX = "swarm-node"
+_OWNER = re.compile(r"[A-Za-z0-9_]{1,64}")
+_DIRECTORY = re.compile(rf"{_PREFIX}-(?P<space>\d+)-(?P<pid>\d+)-[A-Za-z0-9_]{{1,64}}-\w+")
+_WEIGHTS = re.compile(r"weights-(?P<version>\d{1,19})\.safetensors")
+
+
+def shared_memory_dir(owner: str, need: int = 0) -> Path:
+    """Make a new private directory (0700) for `owner`, after removing those of dead processes.
+
+    It is in /dev/shm when that exists with `need` bytes free (containers often get only 64 MiB of
+    it), else in the directory for temporary files. Whoever calls this removes it in the end.
+
+    Raises:
+        ValueError: `owner` is not 1 to 64 letters, digits or underscores.
+    """
+    if not _OWNER.fullmatch(owner):
+        raise ValueError(f"an owner is 1 to 64 letters, digits or underscores, not {owner!r}")
+    parent = Path(tempfile.gettempdir())
+    for candidate in {_SHARED_MEMORY, parent}:
+        _remove_stale(candidate)
+    if os.access(_SHARED_MEMORY, os.W_OK) and shutil.disk_usage(_SHARED_MEMORY).free >= need:
+        parent = _SHARED_MEMORY
+    prefix = f"{_PREFIX}-{_pid_namespace()}-{os.getpid()}-{owner}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+def _remove_stale(parent: Path) -> None:
+    """Remove our user's directories in `parent` whose process is gone."""
+    for path in parent.glob(f"{_PREFIX}-*"):
+        match = _DIRECTORY.fullmatch(path.name)
+        # Containers may share /dev/shm but not process ids: elsewhere's ids say nothing here.
+        if match is None or match["space"] != _pid_namespace() or _alive(int(match["pid"])):
+            continue
+        with contextlib.suppress(OSError):  # another node may be removing the same directory
+            state = path.lstat()
+            if state.st_uid == os.getuid() and not path.is_symlink():
+                shutil.rmtree(path)
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+class WeightStore:
+    """Writes `weights-<version>.safetensors` into an existing private directory, newest two kept:
+    the one the sampler uses and the one it is being told about."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        for leftover in directory.glob("*.tmp"):
+            leftover.unlink()
+
+    def path(self, version: int) -> Path:
+        return self.directory / f"weights-{version}.safetensors"
+
+    def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> Path:
+        """Write a version; it appears whole or not at all, and replaces one of the same number."""
+        target = self.path(version)
+        temporary = target.with_suffix(".tmp")
+        save_file(dict(weights), temporary)
+        temporary.replace(target)
+        for older in self.versions()[:-KEEP_VERSIONS]:
+            self.path(older).unlink(missing_ok=True)
+        return target
+
+    def versions(self) -> list[int]:
+        """The versions that are there, oldest first."""
+        matches = (_WEIGHTS.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match["version"]) for match in matches if match)
+
+    def close(self) -> None:
+        """Remove the directory and all that is in it."""
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,391 @@
+"""What survives a crash: own and received groups, replay windows, counters, known peers.
+
+SQLite in WAL mode with synchronous=FULL: when a method has returned, what it wrote survives kill -9
+and, on honest disks, a power cut. One connection behind one lock; any thread may call. Rows are
+stored as they come and never parsed here. The file is bounded by `prune`.
+
+Training is at most once: `record_use` is committed before the update, so a crash in between loses
+one use of a group and never trains on it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.errors import HomeError
+from swarm_node.rollout import Provenance
+
+MAX_LISTED = 1024
+MAX_PEERS = 1024
+MAX_ADDRESSES = 16
+_BUSY_SECONDS = 5.0
+_WAL_BYTES = 16 << 20
+_GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
+
+#: Statements that lead from schema version i to i + 1; never edited once released.
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+        """CREATE TABLE groups (
+            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+            id BLOB NOT NULL UNIQUE,
+            author TEXT NOT NULL,
+            epoch INTEGER NOT NULL,
+            seq INTEGER NOT NULL,
+            provenance TEXT NOT NULL,
+            prompt TEXT NOT NULL,
+            rewards BLOB NOT NULL,
+            arrived INTEGER NOT NULL,
+            uses INTEGER NOT NULL DEFAULT 0,
+            retired INTEGER NOT NULL DEFAULT 0,
+            size INTEGER NOT NULL,
+            blob BLOB NOT NULL
+        )""",
+        "CREATE INDEX live ON groups (arrival) WHERE NOT retired",
+        "CREATE TABLE log (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, announcement BLOB NOT NULL)",
+        """CREATE TABLE windows (
+            author TEXT PRIMARY KEY,
+            epoch INTEGER NOT NULL,
+            high INTEGER NOT NULL,
+            bitmap BLOB NOT NULL
+        ) WITHOUT ROWID""",
+        """CREATE TABLE peers (
+            peer_id TEXT PRIMARY KEY,
+            addresses TEXT NOT NULL,
+            last_seen REAL NOT NULL
+        ) WITHOUT ROWID""",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
+    the author's log, `rewards` what this node computed, `arrived` this node's policy version when
+    it was stored, and `uses` how many updates were begun with it."""
+
+    id: bytes
+    author: str
+    epoch: int
+    seq: int
+    provenance: Provenance
+    blob: bytes
+    prompt: str
+    rewards: tuple[float, ...]
+    arrived: int
+    uses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRow:
+    """The replay window of an author: its greatest epoch, the newest sequence number seen there,
+    and a bitmap of those before it."""
+
+    author: str
+    epoch: int
+    high: int
+    bitmap: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """A peer met before, and where; `last_seen` in Unix seconds."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    last_seen: float
+
+
+class Storage:
+    """One node's database. Every method raises `HomeError` when the disk is full or the file is
+    damaged; nothing of that call is then stored."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        wall: Callable[[], float] = SYSTEM_CLOCK.wall,
+        threads: bool = True,
+    ) -> None:
+        """Open the database at `path`, or make a new one with mode 0600.
+
+        Args:
+            wall: Unix seconds, for the epoch of a new database and for `remember_peer`.
+            threads: whether `run` uses a thread; a simulation on a virtual clock must not.
+
+        Raises:
+            HomeError: not a database of this program, written by a newer one, or not writable.
+        """
+        self._path = path
+        self._wall = wall
+        self._threads = threads
+        self._lock = threading.RLock()
+        with self._explained():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._explained():
+                self._prepare()
+        except HomeError:
+            self._connection.close()
+            raise
+        #: Numbers the lives of this log: a new database cannot know which sequence numbers the
+        #: lost one had used, so it starts a greater epoch.
+        self.epoch = self._meta("epoch")
+
+    async def run(
+        self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Result:
+        """Call one of the methods below without blocking the event loop for the disk."""
+        if self._threads:
+            return await asyncio.to_thread(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    def close(self) -> None:
+        """Write the log back into the file and close it."""
+        with self._lock, self._explained():
+            self._connection.close()
+
+    def next_seq(self) -> int:
+        """The sequence number that the next published group must bear; numbers start at 1."""
+        return self.head() + 1
+
+    def head(self) -> int:
+        """The newest sequence number published, 0 if none."""
+        return self._meta("head")
+
+    def publish(self, entries: Sequence[tuple[StoredGroup, bytes]]) -> None:
+        """Store own groups and append their sealed announcements to the log, all or none.
+
+        Raises:
+            ValueError: the numbers do not continue this epoch's log without a gap.
+        """
+        with self._transaction() as db:
+            for seq, (row, announcement) in enumerate(entries, start=self.next_seq()):
+                if (row.epoch, row.seq) != (self.epoch, seq):
+                    raise ValueError(f"group {row.epoch}/{row.seq} cannot follow in the log")
+                _insert(db, row)
+                db.execute("INSERT INTO log VALUES (?, ?, ?)", (seq, row.id, announcement))
+                _set_meta(db, "head", seq)
+
+    def announcements(self, epoch: int, since: int, limit: int) -> tuple[int, int, list[bytes]]:
+        """(this log's epoch, its newest number, sealed announcements with numbers above `since`,
+        oldest first). `since` counts only if `epoch` is this log's; it starts anew otherwise."""
+        after = since if epoch == self.epoch else 0
+        with self._lock:
+            rows = self._rows(
+                "SELECT announcement FROM log WHERE seq > ? ORDER BY seq LIMIT ?",
+                after,
+                max(0, min(limit, MAX_LISTED)),
+            )
+            return self.epoch, self.head(), [row[0] for row in rows]
+
+    def blob(self, identifier: bytes) -> bytes | None:
+        """The sealed bytes of a group, own or received, if they are still here."""
+        rows = self._rows("SELECT blob FROM groups WHERE id = ?", identifier)
+        return rows[0][0] if rows else None
+
+    def accept(self, row: StoredGroup, window: WindowRow) -> bool:
+        """Store a verified group and its author's window in one transaction, so that no restart
+        can admit it again. False, and nothing stored, when its id is known."""
+        with self._transaction() as db:
+            if db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone():
+                return False
+            _insert(db, row)
+            _put_window(db, window)
+        return True
+
+    def save_window(self, window: WindowRow) -> None:
+        """Replace the author's window; for groups that were seen and not kept."""
+        with self._transaction() as db:
+            _put_window(db, window)
+
+    def windows(self) -> list[WindowRow]:
+        """All authors' windows."""
+        return [
+            WindowRow(*row) for row in self._rows("SELECT author, epoch, high, bitmap FROM windows")
+        ]
+
+    def record_use(self, identifiers: Sequence[bytes]) -> None:
+        """Count one use of each group; call it before training on them."""
+        self._mark("UPDATE groups SET uses = uses + 1 WHERE id = ?", identifiers)
+
+    def retire(self, identifiers: Sequence[bytes]) -> None:
+        """Keep these groups for serving only, never again for training."""
+        self._mark("UPDATE groups SET retired = 1 WHERE id = ?", identifiers)
+
+    def live(self, max_uses: int) -> list[StoredGroup]:
+        """Groups that are not retired and were used fewer than `max_uses` times, oldest first."""
+        rows = self._rows(
+            f"SELECT {_GROUP_COLUMNS} FROM groups WHERE NOT retired AND uses < ? ORDER BY arrival",  # noqa: S608 - constants
+            max_uses,
+        )
+        return [_group(row) for row in rows]
+
+    def counter(self, name: str) -> int:
+        """The value of a counter, 0 if it was never advanced."""
+        return self._meta(f"counter:{name}")
+
+    def advance(self, name: str, count: int) -> int:
+        """Claim `count` numbers of a counter and return the first; none is given out twice.
+
+        Raises:
+            ValueError: a negative count.
+        """
+        if count < 0:
+            raise ValueError("a counter only goes up")
+        with self._transaction() as db:
+            first = self.counter(name)
+            _set_meta(db, f"counter:{name}", first + count)
+        return first
+
+    def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
+        """Forget the oldest: own groups and announcements beyond the newest `keep_log`, received
+        groups beyond the newest `keep_received`, and any beyond `max_bytes` of sealed bytes. The
+        replay windows stay, so a forgotten group cannot come back."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM log WHERE seq <= ?", (self.head() - keep_log,))
+            own, received = "provenance = 'own'", "provenance <> 'own'"
+            for kind, keep in ((own, keep_log), (received, keep_received)):
+                db.execute(
+                    f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
+                    f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET ?)",
+                    (keep,),
+                )
+            db.execute(
+                "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
+                "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > ?)",
+                (max_bytes,),
+            )
+            db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
+
+    def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Note where a peer was met now; the MAX_PEERS met last are kept."""
+        kept = json.dumps(list(addresses)[:MAX_ADDRESSES])
+        with self._transaction() as db:
+            db.execute("REPLACE INTO peers VALUES (?, ?, ?)", (peer_id, kept, self._wall()))
+            db.execute(
+                "DELETE FROM peers WHERE peer_id NOT IN "
+                "(SELECT peer_id FROM peers ORDER BY last_seen DESC, peer_id LIMIT ?)",
+                (MAX_PEERS,),
+            )
+
+    def known_peers(self, limit: int) -> list[PeerRow]:
+        """Peers met before, last met first."""
+        rows = self._rows(
+            "SELECT peer_id, addresses, last_seen FROM peers ORDER BY last_seen DESC, peer_id "
+            "LIMIT ?",
+            limit,
+        )
+        return [PeerRow(peer_id, tuple(json.loads(raw)), seen) for peer_id, raw, seen in rows]
+
+    def _prepare(self) -> None:
+        db = self._connection
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        with self._transaction() as db:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > len(_MIGRATIONS):
+                raise HomeError(f"{self._path} was written by a newer swarm-node: upgrade this one")
+            for statements in _MIGRATIONS[version:]:
+                for statement in statements:
+                    db.execute(statement)
+            db.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            if version == 0:
+                _set_meta(db, "epoch", int(self._wall() * 1000))
+
+    def _meta(self, key: str) -> int:
+        rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
+        return int(rows[0][0]) if rows else 0
+
+    def _mark(self, statement: str, identifiers: Sequence[bytes]) -> None:
+        with self._transaction() as db:
+            db.executemany(statement, [(identifier,) for identifier in identifiers])
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with self._lock, self._explained():
+            return self._connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._explained():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.OperationalError):  # SQLite may have done so
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what the disk did into a sentence; misuse by a programmer stays what it is."""
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
+            raise
+        except (sqlite3.Error, OSError) as error:
+            raise HomeError(_explain(self._path, error)) from error
+
+
+def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
+    values = (
+        *(row.id, row.author, row.epoch, row.seq, row.provenance.value, row.blob, row.prompt),
+        *(array("d", row.rewards).tobytes(), row.arrived, row.uses, len(row.blob)),
+    )
+    marks = ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
+
+
+def _group(row: Sequence[Any]) -> StoredGroup:
+    identifier, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses = row
+    return StoredGroup(
+        *(identifier, author, epoch, seq, Provenance(provenance), blob, prompt),
+        rewards=tuple(array("d", rewards)),
+        arrived=arrived,
+        uses=uses,
+    )
+
+
+def _put_window(db: sqlite3.Connection, window: WindowRow) -> None:
+    db.execute(
+        "REPLACE INTO windows VALUES (?, ?, ?, ?)",
+        (window.author, window.epoch, window.high, window.bitmap),
+    )
+
+
+def _set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
+    db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _explain(path: Path, error: sqlite3.Error | OSError) -> str:
+    # The low byte is the primary result code; the rest says where it happened.
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"no space left for {path}: free some, nothing stored so far is lost"
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return (
+                f"{path} is damaged ({error}): move it away and start again; key, membership and "
+                "checkpoints are in other files"
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"{path} is in use by another process: stop that one first"
+        case _:
+            return f"cannot use the database {path} ({error}): check the disk and its permissions"

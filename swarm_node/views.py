@@ -1,0 +1,74 @@
+"""What a snapshot looks like in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from swarm_node.snapshot import EvalPoint, Snapshot
+
+
+def status_view(snapshot: Snapshot) -> RenderableType:
+    """The node at a glance."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    groups = snapshot.groups
+    rows = {
+        "node": f"{snapshot.peer_id} ({snapshot.state}, {_span(snapshot.seconds)})",
+        "swarm": f"{snapshot.swarm}, {len(snapshot.peers)} peers known",
+        "policy": f"{snapshot.model}, version {snapshot.version}, {snapshot.updates} updates",
+        "held-out reward": _curve(snapshot.evals),
+        "own groups": f"{groups.published} published, {groups.trained_own} trained",
+        "peers' groups": f"{groups.received} received, {groups.trained_external} trained",
+        "rejected": _counts(snapshot.rejected),
+        "faults": _counts(snapshot.faults),
+    }
+    if snapshot.trainer_restarts:
+        rows["trainer"] = f"restarted {snapshot.trainer_restarts} times"
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table
+
+
+def peers_view(snapshot: Snapshot) -> RenderableType:
+    """One row per known peer, the most recently seen first."""
+    if not snapshot.peers:
+        return "no peers yet: give a ticket to another machine (`swarm-node invite`)"
+    table = Table("peer", "version", "seen", "published", "received", "rejected", "address")
+    for peer in snapshot.peers:
+        table.add_row(
+            peer.peer_id,
+            str(peer.version),
+            f"{_span(peer.seconds_since_seen)} ago",
+            str(peer.published),
+            str(peer.received),
+            str(peer.rejected),
+            peer.addresses[0] if peer.addresses else "-",
+        )
+    return table
+
+
+def eval_view(point: EvalPoint) -> RenderableType:
+    """Held-out reward per family."""
+    table = Table("family", "reward", title=f"held out, policy version {point.version}")
+    for family, reward in sorted(point.families.items()):
+        table.add_row(family, f"{reward:.2f}")
+    unseen = "-" if point.unseen is None else f"{point.unseen:.3f}"
+    return Group(table, f"all {point.all:.3f}   own {point.own:.3f}   never sampled {unseen}")
+
+
+def _curve(evals: list[EvalPoint]) -> str:
+    if not evals:
+        return "not measured yet"
+    return f"{evals[0].all:.3f} at first, {evals[-1].all:.3f} now"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(counts.items())) or "none"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,363 @@
+"""What only the hivemind transport can get wrong: its daemon, its DHT, its secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.hivemind import HivemindTransport
+from swarm_node.p2p.hivemind_daemon import private_key_file
+from swarm_node.p2p.hivemind_records import SwarmAuthorizer
+from swarm_node.p2p.identity import Identity
+
+ECHO = "/swarm-node/echo/1"
+HOLD = "/swarm-node/hold/1"
+SWARM = bytes(32)
+SECRET = b"the secret of this swarm"
+
+
+async def echo(peer: str, payload: bytes) -> bytes:
+    return payload
+
+
+def transport(home: Path, secret: bytes = SECRET, **settings: int) -> HivemindTransport:
+    identity = Identity.generate()
+    made = HivemindTransport(
+        identity,
+        swarm_id=SWARM,
+        secret=secret,
+        listen=["/ip4/127.0.0.1/tcp/0"],
+        state_dir=home / identity.peer_id,
+        rng=random.Random(0),
+        **settings,
+    )
+    made.serve(ECHO, echo)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def running(*transports: HivemindTransport) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(60):
+            for one in transports:
+                await one.start()
+            yield
+    finally:
+        for one in transports:
+            await one.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Signals arrive in their own time."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
+def daemon_of(one: HivemindTransport) -> psutil.Process:
+    pid = one.daemon_pid
+    assert pid is not None
+    return psutil.Process(pid)
+
+
+def sockets_of(daemon: psutil.Process) -> list[Path]:
+    """The daemon's control socket, from its own command line."""
+    arguments = [a.removeprefix("-listen=/unix") for a in daemon.cmdline() if "-listen=/unix" in a]
+    return [Path(argument) for argument in arguments]
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_stuck_daemon_is_replaced(tmp_path: Path, blow: signal.Signals) -> None:
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(one, other):
+            assert await other.dial(one.addresses()) == 1
+            await other.publish_heartbeat(b"before", ttl=60)
+            addresses, daemon = other.addresses(), daemon_of(other)
+            daemon.send_signal(blow)
+            if blow == signal.SIGSTOP:
+                await until(lambda: daemon.status() == psutil.STATUS_STOPPED)
+            else:
+                await until(lambda: other.daemon_pid is None)
+                with pytest.raises(TransportError, match="daemon died"):
+                    await other.request(one.peer_id, ECHO, b"x")
+            assert await other.heal(one.addresses()) == "restarted"
+            assert not psutil.pid_exists(daemon.pid)
+            assert other.addresses() == addresses
+            assert await other.heal(one.addresses()) == "ok"
+            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+            assert await one.request(other.peer_id, ECHO, b"y") == b"y"
+            assert await one.heartbeats() == {other.peer_id: b"before"}
+
+    asyncio.run(main())
+
+
+def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = transport(tmp_path)
+        async with running(one):
+            daemon = daemon_of(one)
+            sockets = sockets_of(daemon)
+            assert [socket.exists() for socket in sockets] == [True]
+            assert list((tmp_path / one.peer_id).iterdir()) == []
+            os.kill(daemon.pid, signal.SIGSTOP)  # SIGTERM will have to wait: stop must not
+        assert not daemon.is_running()
+        assert not any(socket.exists() for socket in sockets)
+        assert one.daemon_pid is None
+
+    asyncio.run(main())
+
+
+def test_the_daemons_key_file_is_private_and_short_lived(tmp_path: Path) -> None:
+    path = tmp_path / "p2pd.key"
+    path.write_bytes(b"left by a crash")
+    path.chmod(0o644)
+    identity = Identity.generate()
+    with private_key_file(path, identity):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_bytes().endswith(identity.seed() + identity.public_key)
+    assert not path.exists()
+
+
+def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = transport(tmp_path)
+        async with running(one):
+            taken = one.addresses()[0].rpartition("/p2p/")[0]
+            late = HivemindTransport(
+                Identity.generate(),
+                swarm_id=SWARM,
+                secret=SECRET,
+                listen=[taken],
+                state_dir=tmp_path / "late",
+                rng=random.Random(0),
+            )
+            with pytest.raises(TransportError, match="cannot listen on"):
+                await late.start()
+            await late.stop()
+        nowhere = HivemindTransport(
+            Identity.generate(),
+            swarm_id=SWARM,
+            secret=SECRET,
+            listen=["/ip4/192.0.2.1/tcp/0"],
+            state_dir=tmp_path / "nowhere",
+            rng=random.Random(0),
+        )
+        with pytest.raises(TransportError, match="cannot start the network daemon"):
+            await nowhere.start()
+        await nowhere.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:80", "/ip4/1.2.3.4/udp/1", "/ip4/x/tcp/1", ""])
+def test_an_impossible_listen_address_is_refused_at_once(tmp_path: Path, listen: str) -> None:
+    with pytest.raises(TransportError, match="is not an address like"):
+        HivemindTransport(
+            Identity.generate(),
+            swarm_id=SWARM,
+            secret=SECRET,
+            listen=[listen],
+            state_dir=tmp_path,
+            rng=random.Random(0),
+        )
+
+
+def test_an_outsider_neither_reads_nor_writes(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        outsider = transport(tmp_path, secret=b"a guess")
+        async with running(one, other, outsider):
+            assert await other.dial(one.addresses()) == 1
+            await one.publish_heartbeat(b"for members", ttl=60)
+            assert await outsider.dial([*one.addresses(), *other.addresses()]) == 0
+            await outsider.publish_heartbeat(b"from outside", ttl=60)
+            assert await outsider.heartbeats() == {}
+            assert await other.heartbeats() == {one.peer_id: b"for members"}
+            assert await one.heartbeats() == {}
+
+    asyncio.run(main())
+
+
+def test_a_member_cannot_forge_anothers_heartbeat(tmp_path: Path) -> None:
+    async def main() -> None:
+        victim, reader, forger = (transport(tmp_path) for _ in range(3))
+        async with running(victim, reader, forger):
+            for one in (reader, forger):
+                assert await one.dial(victim.addresses()) == 1
+            await victim.publish_heartbeat(b"genuine", ttl=30)
+            assert forger._node is not None
+            expires = time.time() + 3000
+            await forger._node.store(forger._key, victim.peer_id, b"forged", expires)
+            await forger._node.store(forger._key, "not a peer id", b"junk", expires)
+            await forger.publish_heartbeat(b"own", ttl=30)
+            expected = {victim.peer_id: b"genuine", forger.peer_id: b"own"}
+            assert await reader.heartbeats() == expected
+            assert (await forger.heartbeats())[victim.peer_id] == b"genuine"
+
+    asyncio.run(main())
+
+
+def test_a_hung_bootstrap_does_not_delay_joining_through_another(tmp_path: Path) -> None:
+    async def main() -> None:
+        silent = await asyncio.start_server(lambda r, w: asyncio.sleep(3600), "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        hung = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(one, other):
+            assert await other.dial([hung], patience=0.5) == 0
+            assert await other.dial([hung, *one.addresses()], patience=1.0) == 1
+            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+        silent.close()
+
+    asyncio.run(main())
+
+
+def test_an_emptied_routing_table_heals_through_open_connections(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(one, other):
+            assert await other.dial(one.addresses()) == 1
+            assert other._node is not None
+            table = other._node._node.protocol.routing_table
+            for node_id in list(table.uid_to_peer_id):  # as hivemind does after a stalled loop
+                del table[node_id]
+            assert await other.heal([]) == "healed"
+            assert await other.heal([]) == "ok"
+
+    asyncio.run(main())
+
+
+def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
+    async def main() -> None:
+        working = peak = 0
+
+        async def hold(peer: str, payload: bytes) -> bytes:
+            nonlocal working, peak
+            working += 1
+            peak = max(peak, working)
+            await asyncio.sleep(0.05)
+            working -= 1
+            return payload
+
+        one, other = transport(tmp_path, max_concurrent_per_peer=2), transport(tmp_path)
+        one.serve(HOLD, hold)
+        async with running(one, other):
+            assert await other.dial(one.addresses()) == 1
+            outcomes = await asyncio.gather(
+                *(other.request(one.peer_id, HOLD, b"x") for _ in range(80)),
+                return_exceptions=True,
+            )
+            refused = [o for o in outcomes if isinstance(o, TransportError)]
+            assert peak == 2
+            assert outcomes.count(b"x") + len(refused) == 80
+            assert refused
+            assert {str(o) for o in refused} == {"too many requests of yours at once: slow down"}
+            assert await other.request(one.peer_id, HOLD, b"next") == b"next"
+
+    asyncio.run(main())
+
+
+def test_stop_ends_requests_in_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+        ended = []
+
+        async def hold(peer: str, payload: bytes) -> bytes:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(peer)
+            return payload
+
+        async def stop_when_begun() -> None:
+            await begun.wait()
+            await one.stop()
+            assert ended == [other.peer_id]
+
+        one, other = transport(tmp_path), transport(tmp_path)
+        one.serve(HOLD, hold)
+        async with running(one, other):
+            assert await other.dial(one.addresses()) == 1
+            outcomes = await asyncio.gather(
+                other.request(one.peer_id, HOLD, b"x"), stop_when_begun(), return_exceptions=True
+            )
+            assert isinstance(outcomes[0], TransportError)
+            assert outcomes[1] is None
+
+    asyncio.run(main())
+
+
+def test_requests_are_authorized_once_while_fresh_and_untouched() -> None:
+    from hivemind.proto import dht_pb2
+
+    async def main() -> None:
+        now = [1000.0]
+        member = SwarmAuthorizer(SECRET, SWARM, lambda: now[0])
+        guard = SwarmAuthorizer(SECRET, SWARM, lambda: now[0])
+        stranger = SwarmAuthorizer(b"a guess", SWARM, lambda: now[0])
+        neighbour = SwarmAuthorizer(SECRET, b"another swarm", lambda: now[0])
+
+        async def request(author: SwarmAuthorizer = member) -> dht_pb2.FindRequest:
+            made = dht_pb2.FindRequest(keys=[b"key"])
+            await author.sign_request(made, None)
+            return made
+
+        good = await request()
+        assert await guard.validate_request(good)
+        assert not await guard.validate_request(good)  # a replay
+        assert not await guard.validate_request(await request(stranger))
+        assert not await guard.validate_request(await request(neighbour))
+        assert not await guard.validate_request(dht_pb2.FindRequest(keys=[b"key"]))
+        tampered = await request()
+        tampered.keys.append(b"another")
+        assert not await guard.validate_request(tampered)
+        empty = dht_pb2.FindRequest()
+        await member.sign_request(empty, None)
+        disguised = dht_pb2.PingRequest.FromString(empty.SerializeToString())
+        assert not await guard.validate_request(disguised)
+        for shift in (61.0, -61.0, float("nan")):
+            other_time = await request()
+            other_time.auth.time += shift
+            other_time.auth.signature = member._mac(other_time)
+            assert not await guard.validate_request(other_time)
+
+        asked = await request()
+        answer = dht_pb2.FindResponse()
+        await guard.sign_response(answer, asked)
+        assert await member.validate_response(answer, asked)
+        assert not await member.validate_response(answer, await request())
+        forged = dht_pb2.FindResponse()
+        await stranger.sign_response(forged, asked)
+        assert not await member.validate_response(forged, asked)
+
+        now[0] += 3600
+        assert await guard.validate_request(await request())
+        assert len(guard._nonces) == 1
+
+    asyncio.run(main())
+
+
+def test_heartbeats_live_an_hour_at_most(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = transport(tmp_path)
+        async with running(one):
+            for ttl in (0.0, -1.0, 3601.0, float("nan")):
+                with pytest.raises(ValueError, match="3600"):
+                    await one.publish_heartbeat(b"", ttl)
+            await one.publish_heartbeat(b"", 3600.0)
+
+    asyncio.run(main())

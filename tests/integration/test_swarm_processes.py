@@ -1,0 +1,143 @@
+"""The main job, with real parts: three processes over real p2pd share rollouts and get better."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Families = "binary_matrix,gcd,products", "calendar_arithmetic,letter_counting", "spell_backward"
+NodeStarter = Callable[..., Any]
+
+
+def _ticket(node: Any, path: Path) -> str:
+    node.wait(lambda status: status["state"] == "running")
+    done = node.run("invite")
+    assert done.returncode == 0, done.stderr
+    path.write_text(done.stdout)
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.mark.timeout(600)
+def test_three_nodes_train_on_each_others_rollouts_and_get_better(
+    start_node: NodeStarter, tmp_path: Path
+) -> None:
+    first = start_node("first", "--families", Families[0])
+    ticket = _ticket(first, tmp_path / "ticket")
+    others = [
+        start_node(f"node{index}", "--ticket-file", ticket, "--families", families)
+        for index, families in enumerate(Families[1:])
+    ]
+    swarm = [first, *others]
+    for node in swarm:
+        status = node.wait(_learnt, 300)
+        assert status["schema"] == 1
+        assert len(status["peers"]) == 2
+        own, unseen = status["evals"][0], status["evals"][-1]
+        assert unseen["unseen"] > own["unseen"], "learnt from peers' rollouts alone"
+    peers = json.loads(first.run("peers", "--json").stdout)
+    assert peers["schema"] == 1
+    assert {peer["peer_id"] for peer in peers["peers"]} == {
+        node.status()["peer_id"] for node in others
+    }
+    point = json.loads(others[0].run("eval", "--json").stdout)
+    assert set(point["families"]) >= set(Families[0].split(","))
+    for node in swarm:
+        children = psutil.Process(node.process.pid).children(recursive=True)
+        assert len(children) == 3  # trainer, environment, p2pd
+        assert node.stop() == 0, node.log()
+        assert not [child for child in children if child.is_running()]
+        assert node.run("status").returncode == 1
+
+
+def _learnt(status: dict[str, Any]) -> bool:
+    evals = status["evals"]
+    return (
+        status["groups"]["trained_external"] >= 40
+        and len(evals) >= 2
+        and evals[-1]["all"] > evals[0]["all"] + 0.1
+        and evals[-1]["unseen"] > evals[0]["unseen"]
+    )
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_node_resumes_and_trains_nothing_twice(
+    start_node: NodeStarter, tmp_path: Path
+) -> None:
+    node = start_node("alone")
+    before = node.wait(lambda status: status["updates"] >= 25)
+    assert before["groups"]["trained_external"] == 0, "a node alone trains alone"
+    node.kill()
+    database = tmp_path / "alone" / "node.db"
+    published, uses = _stored(database)
+    assert published >= before["groups"]["published"]
+
+    node.start()
+    after = node.wait(lambda status: status["updates"] > before["updates"])
+    assert after["evals"][0] == before["evals"][0], "the curve goes on"
+    assert after["version"] >= 20, "resumed from the newest checkpoint"
+    assert node.stop() == 0
+    published_after, uses_after = _stored(database)
+    assert published_after > published
+    assert max(uses_after.values()) == 1
+    for group, count in uses.items():
+        assert uses_after.get(group, count) >= count, "a use is never forgotten"
+
+
+def _stored(database: Path) -> tuple[int, dict[bytes, int]]:
+    with sqlite3.connect(database) as connection:
+        (published,) = connection.execute("SELECT max(seq) FROM log").fetchone()
+        uses = dict(connection.execute("SELECT id, uses FROM groups"))
+    connection.close()
+    return published, uses
+
+
+@pytest.mark.timeout(300)
+def test_a_dead_trainer_is_restarted_and_the_node_lives_on(start_node: NodeStarter) -> None:
+    node = start_node("alone")
+    status = node.wait(lambda status: status["updates"] >= 15)
+    psutil.Process(status["processes"]["trainer"]).kill()
+    after = node.wait(
+        lambda now: now["trainer_restarts"] == 1 and now["updates"] > status["updates"] + 5
+    )
+    assert after["version"] > status["version"]
+    assert after["processes"]["trainer"] != status["processes"]["trainer"]
+    psutil.Process(status["processes"]["environment"]).kill()
+    node.wait(lambda now: now["updates"] > after["updates"] + 5)
+    assert node.stop() == 0
+
+
+@pytest.mark.timeout(120)
+def test_dead_bootstraps_never_stop_a_start(start_node: NodeStarter) -> None:
+    dead = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+    node = start_node("alone", "--bootstrap", dead, "--bootstrap", "/ip4/127.0.0.1/tcp/10")
+    node.wait(lambda status: status["updates"] >= 1, 60)
+    assert node.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "policy.owns=1"], "policy.owns"),
+        (["--own", "0"], "policy.own"),
+        (["--families", "astrology"], "astrology"),
+        (["--model", "/nowhere"], "/nowhere"),
+        (["--ticket", "swarmjoin1.AAAA"], "ticket"),
+        (["--listen", "nonsense"], "nonsense"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(
+    start_node: NodeStarter, arguments: list[str], message: str
+) -> None:
+    node = start_node("bad", *arguments)
+    assert node.process.wait(60) == 1
+    errors = [line for line in node.log().splitlines() if line.startswith("swarm-node: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert "Traceback" not in node.log()

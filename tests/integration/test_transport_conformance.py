@@ -1,0 +1,325 @@
+"""The contract of `Transport`, which every network stack passes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.hivemind import HivemindTransport
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.transport import (
+    MAX_HEARTBEAT_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    Transport,
+)
+
+ECHO = "/swarm-node/echo/1"
+SIZED = "/swarm-node/sized/1"
+WHO = "/swarm-node/who/1"
+REFUSE = "/swarm-node/refuse/1"
+BROKEN = "/swarm-node/broken/1"
+SLOW = "/swarm-node/slow/1"
+
+Factory = Callable[[Identity], Transport]
+
+
+async def echo(peer: str, payload: bytes) -> bytes:
+    return payload
+
+
+async def sized(peer: str, payload: bytes) -> bytes:
+    return bytes(int(payload))
+
+
+async def who(peer: str, payload: bytes) -> bytes:
+    return peer.encode()
+
+
+async def refuse(peer: str, payload: bytes) -> bytes:
+    raise TransportError("not a member of this swarm")
+
+
+async def broken(peer: str, payload: bytes) -> bytes:
+    raise KeyError("a bug")
+
+
+async def slow(peer: str, payload: bytes) -> bytes:
+    await asyncio.sleep(30)
+    return b""
+
+
+@pytest.fixture(params=["memory", "hivemind"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Factory:
+    """Makes transports that share one network."""
+    if request.param == "memory":
+        network = MemoryNetwork(random.Random(0))
+        return lambda identity: MemoryTransport(network, identity)
+    return lambda identity: HivemindTransport(
+        identity,
+        swarm_id=bytes(32),
+        secret=b"secret" * 6,
+        listen=["/ip4/127.0.0.1/tcp/0"],
+        state_dir=tmp_path / identity.peer_id,
+        rng=random.Random(0),
+    )
+
+
+def prepared(make: Factory, identity: Identity | None = None) -> Transport:
+    transport = make(identity or Identity.generate())
+    for protocol, handler in (
+        (ECHO, echo),
+        (SIZED, sized),
+        (WHO, who),
+        (REFUSE, refuse),
+        (BROKEN, broken),
+        (SLOW, slow),
+    ):
+        transport.serve(protocol, handler)
+    return transport
+
+
+@contextlib.asynccontextmanager
+async def swarm(make: Factory, count: int) -> AsyncGenerator[list[Transport]]:
+    """`count` running transports; all but the first have dialled the first."""
+    transports = [prepared(make) for _ in range(count)]
+    try:
+        async with asyncio.timeout(60):
+            for transport in transports:
+                await transport.start()
+                if transport is not transports[0]:
+                    assert await transport.dial(transports[0].addresses()) == 1
+            yield transports
+    finally:
+        for transport in transports:
+            await transport.stop()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what spreads in the background; the swarm's own timeout ends a wait in vain."""
+    while True:
+        if await condition():
+            return
+        await asyncio.sleep(0.05)
+
+
+def test_request_and_reply_of_every_size(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            for size in (0, 10_000, MAX_REQUEST_BYTES):
+                payload = random.Random(size).randbytes(size)
+                assert await one.request(other.peer_id, ECHO, payload) == payload
+                assert await other.request(one.peer_id, ECHO, payload) == payload
+            assert await one.request(other.peer_id, SIZED, b"3000000") == bytes(3_000_000)
+
+    asyncio.run(main())
+
+
+def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            with pytest.raises(TransportError, match="over the limit"):
+                await one.request(other.peer_id, ECHO, bytes(MAX_REQUEST_BYTES + 1))
+            assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+            with pytest.raises(TransportError, match="over the limit"):
+                await one.request(other.peer_id, SIZED, b"1001", max_reply=1000)
+            assert len(await one.request(other.peer_id, SIZED, b"1000", max_reply=1000)) == 1000
+            with pytest.raises(TransportError, match="over the limit"):
+                await one.request(other.peer_id, SIZED, b"%d" % (MAX_REPLY_BYTES + 1))
+            assert await one.request(other.peer_id, ECHO, b"last") == b"last"
+
+    asyncio.run(main())
+
+
+def test_refusals_and_bugs_of_a_handler_reach_the_caller(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            with pytest.raises(TransportError, match="not a member of this swarm"):
+                await one.request(other.peer_id, REFUSE, b"")
+            with pytest.raises(TransportError, match="internal error"):
+                await one.request(other.peer_id, BROKEN, b"")
+            assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+
+    asyncio.run(main())
+
+
+def test_unknown_protocols_and_peers_are_errors(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            with pytest.raises(TransportError):
+                await one.request(other.peer_id, "/swarm-node/nothing/1", b"")
+            for peer in (Identity.generate().peer_id, one.peer_id, "", "nonsense"):
+                with pytest.raises(TransportError):
+                    await one.request(peer, ECHO, b"")
+            await other.stop()
+            with pytest.raises(TransportError):
+                await one.request(other.peer_id, ECHO, b"")
+
+    asyncio.run(main())
+
+
+def test_handler_sees_the_callers_own_id(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 3) as transports:
+            for one in transports:
+                for other in transports:
+                    if one is not other:
+                        seen = await one.request(other.peer_id, WHO, b"")
+                        assert seen.decode() == one.peer_id
+
+    asyncio.run(main())
+
+
+def test_concurrent_requests_do_not_mix(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            payloads = [random.Random(i).randbytes(5000) for i in range(50)]
+            replies = await asyncio.gather(
+                *(one.request(other.peer_id, ECHO, payload) for payload in payloads)
+            )
+            assert replies == payloads
+
+    asyncio.run(main())
+
+
+def test_cancelled_requests_leave_the_transport_usable(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            for _ in range(5):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await one.request(other.peer_id, SLOW, b"")
+            assert await one.request(other.peer_id, ECHO, b"next") == b"next"
+
+    asyncio.run(main())
+
+
+def test_heartbeats_are_found_replaced_and_forgotten(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 4) as transports:
+
+            async def seen(what: bytes, publishers: list[Transport]) -> bool:
+                """Whether everybody finds exactly the others' heartbeats that start with `what`."""
+                for reader in transports:
+                    others = [t.peer_id for t in publishers if t is not reader]
+                    if await reader.heartbeats() != {p: what + p.encode() for p in others}:
+                        return False
+                return True
+
+            for transport in transports:
+                await transport.publish_heartbeat(b"1" + transport.peer_id.encode(), ttl=2.0)
+            await until(lambda: seen(b"1", transports))
+            for transport in transports:
+                await transport.publish_heartbeat(b"2" + transport.peer_id.encode(), ttl=2.0)
+            await until(lambda: seen(b"2", transports))
+            await until(lambda: seen(b"", []))
+
+    asyncio.run(main())
+
+
+def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 1) as (lonely,):
+            with pytest.raises(TransportError, match="over the limit"):
+                await lonely.publish_heartbeat(bytes(MAX_HEARTBEAT_BYTES + 1), ttl=60)
+            await lonely.publish_heartbeat(bytes(MAX_HEARTBEAT_BYTES), ttl=60)
+            assert await lonely.heartbeats() == {}
+
+    asyncio.run(main())
+
+
+def test_dialling_nobody_returns_zero(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            gone = other.addresses()
+            await other.stop()
+            bad = [
+                "",
+                "/",
+                "nonsense",
+                "/ip4/999.1.1.1/tcp/1",
+                "/ip4/127.0.0.1/tcp/1/p2p/x",
+                "é" * 999,
+            ]
+            stranger = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+            assert await one.dial([]) == 0
+            assert await one.dial([*bad, stranger, *gone, *one.addresses()], patience=1.0) == 0
+            assert await one.heal([stranger]) == "alone"
+
+    asyncio.run(main())
+
+
+def test_addresses_end_in_the_peer_id(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 1) as (one,):
+            assert one.addresses()
+            assert all(address.endswith("/p2p/" + one.peer_id) for address in one.addresses())
+
+    asyncio.run(main())
+
+
+def test_stop_is_idempotent_and_final(make: Factory) -> None:
+    async def main() -> None:
+        never_started = prepared(make)
+        await never_started.stop()
+        async with swarm(make, 2) as (one, other):
+            await one.stop()
+            await one.stop()
+            for call in (
+                one.request(other.peer_id, ECHO, b""),
+                one.heartbeats(),
+                one.publish_heartbeat(b"", ttl=60),
+                one.dial(other.addresses()),
+                one.heal(other.addresses()),
+            ):
+                with pytest.raises(TransportError, match="not running"):
+                    await call
+
+    asyncio.run(main())
+
+
+def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
+    async def main() -> None:
+        identity = Identity.generate()
+        async with swarm(make, 2) as (one, other):
+            before = prepared(make, identity)
+            await before.start()
+            assert await before.dial(one.addresses()) == 1
+            assert await one.request(identity.peer_id, ECHO, b"x") == b"x"
+            await before.stop()
+            after = prepared(make, identity)
+            await after.start()
+            try:
+                assert await after.dial(one.addresses()) == 1
+                for transport in (one, other):
+                    assert await transport.request(identity.peer_id, ECHO, b"y") == b"y"
+                    assert await after.request(transport.peer_id, ECHO, b"z") == b"z"
+            finally:
+                await after.stop()
+
+    asyncio.run(main())
+
+
+def test_handlers_are_set_before_start(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 1) as (one,):
+            with pytest.raises(RuntimeError, match="before start"):
+                one.serve("/swarm-node/late/1", echo)
+
+    asyncio.run(main())
+
+
+def test_heal_finds_nothing_to_do_among_peers(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 2) as (one, other):
+            assert await one.heal(other.addresses()) == "ok"
+            assert await other.heal([]) == "ok"
+
+    asyncio.run(main())

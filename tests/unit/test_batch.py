@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_node.policy.advantage import group_advantages
+from swarm_node.policy.batch import (
+    Batch,
+    TrainRow,
+    build_batch,
+    micro_batches,
+    pack_batch,
+    unpack_batch,
+)
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+
+EOS = 99
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def completion(ids: list[int], text: str, finish: Finish = Finish.STOP) -> Completion:
+    return Completion(
+        text=text,
+        token_ids=np.array(ids, np.uint32),
+        logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32),
+        spans=(VersionSpan(0, 0, len(ids)),),
+        finish=finish,
+    )
+
+
+def verified(
+    provenance: Provenance, completions: list[Completion], rewards: list[float]
+) -> VerifiedGroup:
+    group = RolloutGroup(
+        task=TaskRef("env", "1", "family", 7),
+        policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
+        completions=tuple(completions),
+        claimed=tuple(0.5 for _ in rewards),
+    )
+    return VerifiedGroup(b"i" * 34, "peer", provenance, group, "ab", tuple(rewards), 0)
+
+
+def row(prompt: int = 2, length: int = 3, advantage: float = 1.0) -> TrainRow:
+    return TrainRow(
+        np.arange(prompt, dtype=np.uint32),
+        np.arange(length, dtype=np.uint32),
+        np.full(length, -0.5, np.float32),
+        advantage,
+        Provenance.OWN,
+    )
+
+
+def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
+    parts = [completion([5, 6], "x"), completion([7], "y")]
+    batch = build_batch([verified(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
+    assert [r.prompt_ids.tolist() for r in batch.rows] == [[97, 98]] * 2
+    assert [r.completion_ids.tolist() for r in batch.rows] == [[5, 6], [7]]
+    assert batch.rows[0].logprobs is not None
+    assert batch.rows[0].logprobs.tolist() == [-1.0, -2.0]
+    assert [r.advantage for r in batch.rows] == group_advantages([1.0, 0.0]).tolist()
+
+
+def test_kin_rows_use_claimed_logprobs_only_when_told_to() -> None:
+    group = verified(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
+    own = build_batch([group], encode, encode, EOS)
+    sampler = build_batch([group], encode, encode, EOS, correction="sampler")
+    assert [r.logprobs for r in own.rows] == [None, None]
+    assert all(r.logprobs is not None and r.logprobs.tolist() == [-1.0] for r in sampler.rows)
+
+
+def test_foreign_rows_are_retokenised() -> None:
+    parts = [completion([5], "hi"), completion([6], "ho", Finish.LENGTH)]
+    group = verified(Provenance.FOREIGN, parts, [1.0, 0.0])
+    batch = build_batch([group], encode, encode, EOS, correction="sampler")
+    assert [r.completion_ids.tolist() for r in batch.rows] == [[104, 105, EOS], [104, 111]]
+    assert [r.logprobs for r in batch.rows] == [None, None]
+
+
+def test_an_empty_answer_counts_in_its_group_but_is_no_row() -> None:
+    parts = [completion([5], "", Finish.LENGTH), completion([6], "ho")]
+    batch = build_batch([verified(Provenance.FOREIGN, parts, [0.0, 1.0])], encode, encode, EOS)
+    assert [r.advantage for r in batch.rows] == [group_advantages([0.0, 1.0]).tolist()[1]]
+
+
+def test_claimed_rewards_do_not_reach_the_batch() -> None:
+    group = verified(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
+    liar = replace(group, group=replace(group.group, claimed=(0.0, 1e9)))
+    honest, lied = (pack_batch(build_batch([g], encode, encode, EOS)) for g in (group, liar))
+    assert honest == lied
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_not_finite_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="advantage"):
+        row(advantage=bad)
+    with pytest.raises(ValueError, match="advantage"):
+        row(advantage=1e39)
+    with pytest.raises(ValueError, match="logprobs"):
+        replace(row(), logprobs=np.array([-1.0, bad, -1.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_ids": np.zeros(0, np.uint32)},
+        {"completion_ids": np.zeros(0, np.uint32), "logprobs": None},
+        {"completion_ids": np.zeros(3, np.int64)},
+        {"prompt_ids": np.zeros((1, 2), np.uint32)},
+        {"logprobs": np.zeros(2, np.float32)},
+        {"logprobs": np.zeros(3, np.float64)},
+    ],
+)
+def test_rows_of_wrong_shape_or_type_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        replace(row(), **change)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    shapes=st.lists(
+        st.tuples(
+            st.integers(1, 20),
+            st.integers(1, 30),
+            st.floats(-9, 9, width=32),
+            st.booleans(),
+            st.sampled_from(Provenance),
+        ),
+        max_size=6,
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batch = Batch(
+        tuple(
+            TrainRow(
+                rng.integers(0, 2**32, p, dtype=np.uint32),
+                rng.integers(0, 2**32, t, dtype=np.uint32),
+                rng.standard_normal(t, dtype=np.float32) if known else None,
+                advantage,
+                provenance,
+            )
+            for p, t, advantage, known, provenance in shapes
+        )
+    )
+    copy = unpack_batch(msgpack.unpackb(msgpack.packb(pack_batch(batch))))
+    assert len(copy.rows) == len(batch.rows)
+    for mine, its in zip(batch.rows, copy.rows, strict=True):
+        assert mine.prompt_ids.tobytes() == its.prompt_ids.tobytes()
+        assert mine.completion_ids.tobytes() == its.completion_ids.tobytes()
+        assert (mine.logprobs is None) == (its.logprobs is None)
+        if mine.logprobs is not None and its.logprobs is not None:
+            assert mine.logprobs.tobytes() == its.logprobs.tobytes()
+        assert (mine.advantage, mine.provenance) == (its.advantage, its.provenance)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt": b"abc"},
+        {"prompt": b""},
+        {"completion": "text"},
+        {"completion": b"\0" * 8},
+        {"logprobs": b"\0" * 8},
+        {"logprobs": np.full(3, np.nan, "<f4").tobytes()},
+        {"advantage": None},
+        {"advantage": float("nan")},
+        {"provenance": "stranger"},
+        {"more": 1},
+    ],
+)
+def test_a_malformed_packed_row_is_refused(change: dict[str, Any]) -> None:
+    packed = pack_batch(Batch((row(),)))
+    packed["rows"][0].update(change)
+    with pytest.raises(ValueError):  # noqa: PT011 - each fault has its own message
+        unpack_batch(packed)
+
+
+@pytest.mark.parametrize("packed", [{}, {"rows": {}}, {"rows": [1]}, {"rows": [], "more": 1}])
+def test_a_malformed_packed_batch_is_refused(packed: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="packed"):
+        unpack_batch(packed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), max_size=40),
+    budget=st.integers(1, 400),
+)
+def test_micro_batches_hold_every_row_once_within_the_budget(
+    lengths: list[tuple[int, int]], budget: int
+) -> None:
+    rows = [row(prompt, length) for prompt, length in lengths]
+    groups = micro_batches(rows, budget)
+    assert sorted(index for group in groups for index in group) == list(range(len(rows)))
+    for group in groups:
+        padded = len(group) * max(len(rows[index]) for index in group)
+        assert padded <= budget or len(group) == 1
+
+
+def test_micro_batches_pack_rows_of_equal_length_fully() -> None:
+    assert micro_batches([row(2, 3) for _ in range(6)], 15) == [[0, 1, 2], [3, 4, 5]]

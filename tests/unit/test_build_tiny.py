@@ -1,0 +1,129 @@
+"""Building the tiny model: the corpus it learns from, its tokenizer, and reproducibility."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_node.policy.build_tiny import (
+    BOS,
+    EOS,
+    SEP,
+    CorpusItem,
+    build_tiny,
+    build_tokenizer,
+    mine_phrases,
+    noisy_corpus,
+    tiny_config,
+)
+from swarm_node.policy.models import Codec, policy_digests
+from swarm_node.policy.qwen2 import Qwen2
+
+PHRASES = ["What is the sum of ", " and ", "? Answer with a number.", "é"]
+
+
+def sums(seed: int = 0) -> Iterator[CorpusItem]:
+    rng = random.Random(seed)
+    for number in count():
+        a, b = rng.randint(0, 99), rng.randint(0, 99)
+        if number % 2:
+            yield CorpusItem("sum", f"What is the sum of {a} and {b}?", str(a + b))
+        else:
+            yield CorpusItem("echo", f"Repeat the number {a} please.", str(a))
+
+
+def test_mined_phrases_are_the_fixed_parts_of_each_family() -> None:
+    phrases = mine_phrases(islice(sums(), 300))
+    assert phrases == ["What is the sum of ", "Repeat the number ", " please.", " and "]
+
+
+def test_mined_phrases_are_ascii() -> None:
+    items = [CorpusItem("f", f"naïve question number {n}", "") for n in range(50)]
+    assert mine_phrases(items) == ["ve question number "]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=40), st.sampled_from(["", *PHRASES]), st.text(max_size=10))
+def test_the_tokenizer_is_lossless(before: str, phrase: str, after: str) -> None:
+    tokenizer = build_tokenizer(PHRASES[:3])
+    tokenizer.encode_special_tokens = True
+    text = before + phrase + after
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_tokenizer_has_one_id_per_byte_and_phrase() -> None:
+    tokenizer = build_tokenizer(PHRASES[:3])
+    assert tokenizer.get_vocab_size() == 4 + 256 + 3
+    assert tokenizer.encode("A\n\x00é").ids == [4 + byte for byte in "A\n\x00é".encode()]
+    assert tokenizer.encode("What is the sum of 1 and ").ids == [260, 4 + ord("1"), 261]
+    assert [tokenizer.token_to_id(t) for t in ("<bos>", "<eos>", "<sep>")] == [BOS, EOS, SEP]
+
+
+def test_most_answers_of_the_noisy_corpus_are_spoilt() -> None:
+    clean = list(islice(sums(), 4000))
+    noisy = list(noisy_corpus(clean, random.Random(1)))
+    assert [item.question for item in noisy] == [item.question for item in clean]
+    kinds = Counter(
+        "bare"
+        if spoilt.answer == item.answer
+        else "wrapped"
+        if any(character in spoilt.answer for character in "=:<") or "It is" in spoilt.answer
+        else "evasive"
+        if not spoilt.answer.isdigit()
+        else "wrong"
+        for item, spoilt in zip(clean, noisy, strict=True)
+    )
+    shares = {kind: round(number / len(clean), 2) for kind, number in kinds.items()}
+    assert abs(shares["bare"] - 0.12) < 0.03
+    assert abs(shares["wrong"] - 0.25) < 0.03
+    assert abs(shares["evasive"] - 0.10) < 0.03
+    assert abs(shares["wrapped"] - 0.53) < 0.03
+
+
+def test_wrong_answers_come_from_the_same_family() -> None:
+    items = [CorpusItem(family, "", family) for family in ("a", "b") * 500]
+    spoilt = Counter(
+        (item.family, item.answer)
+        for item in noisy_corpus(items, random.Random(2))
+        if len(item.answer) == 1 and item.answer != "?"
+    )
+    assert {*spoilt} == {("a", "a"), ("b", "b")}
+
+
+def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    losses: list[float] = []
+
+    def progress(step: int, total: int, loss: float) -> None:
+        steps.append((step, total))
+        losses.append(loss)
+
+    names = ("first", "again", "other")
+    for name, seed in zip(names, (0, 0, 1), strict=True):
+        build_tiny(tmp_path / name, sums(), seed=seed, steps=12, progress=progress)
+    files = {
+        name: {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in names
+    }
+    assert files["first"] == files["again"]
+    assert files["first"]["model.safetensors"] != files["other"]["model.safetensors"]
+    assert steps == [(step, 12) for step in range(1, 13)] * 3
+    assert losses[11] < losses[0]
+
+
+def test_a_built_directory_is_a_usable_model(tmp_path: Path) -> None:
+    build_tiny(tmp_path, sums(), steps=2)
+    codec = Codec.from_directory(tmp_path)
+    model = Qwen2.from_directory(tmp_path)
+    assert model.config == tiny_config(codec.vocab_size)
+    assert codec.eos_ids == {EOS}
+    prompt = codec.encode_prompt("What is the sum of 1 and 2?")
+    assert (prompt[0], prompt[-1]) == (BOS, SEP)
+    assert all(len(digest) == 32 for digest in policy_digests(tmp_path))

@@ -1,0 +1,104 @@
+"""The control API over a real socket."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+
+from swarm_node.control import ControlClient, ControlServer
+from swarm_node.errors import NotRunningError, SwarmNodeError
+from swarm_node.snapshot import SCHEMA, EvalPoint, GroupCounts, Snapshot
+
+SNAPSHOT = Snapshot(
+    schema=SCHEMA,
+    peer_id="12D3KooW",
+    swarm="team",
+    swarm_id="00",
+    model="tiny",
+    state="running",
+    seconds=1.0,
+    version=3,
+    updates=3,
+    skipped_updates=0,
+    trainer_restarts=0,
+    groups=GroupCounts(published=4),
+    rejected={"stale": 1},
+    faults={},
+    evals=[],
+    families=["gcd"],
+    own_families=["gcd"],
+    peers=[],
+    buffer={},
+    update=None,
+    addresses=[],
+    processes={},
+)
+POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
+
+
+def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
+    stopped: list[bool] = []
+
+    async def evaluate() -> EvalPoint:
+        return POINT
+
+    async def main() -> None:
+        file = tmp_path / "control.json"
+        server = ControlServer(
+            file, snapshot=lambda: SNAPSHOT, evaluate=evaluate, stop=lambda: stopped.append(True)
+        )
+        await server.start()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        client = ControlClient(file)
+        assert await client.status() == SNAPSHOT
+        assert await client.evaluate() == POINT
+        await client.stop()
+        await _refuses_strangers(json.loads(file.read_text()))
+        await server.close()
+        assert not file.exists()
+
+    asyncio.run(main())
+    assert stopped == [True]
+
+
+async def _refuses_strangers(address: dict[str, str]) -> None:
+    url = f"http://127.0.0.1:{address['port']}/v1/stop"
+    good = {"Authorization": f"Bearer {address['token']}"}
+    async with ClientSession() as session:
+        for headers, expected in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong"}, 401),
+            ({**good, "Host": "attacker.example"}, 403),
+        ):
+            async with session.post(url, headers=headers) as response:
+                assert response.status == expected
+
+
+def test_an_evaluation_that_fails_says_why(tmp_path: Path) -> None:
+    async def evaluate() -> EvalPoint:
+        raise SwarmNodeError("still starting")
+
+    async def main() -> None:
+        file = tmp_path / "control.json"
+        server = ControlServer(
+            file, snapshot=lambda: SNAPSHOT, evaluate=evaluate, stop=lambda: None
+        )
+        await server.start()
+        with pytest.raises(SwarmNodeError, match="still starting"):
+            await ControlClient(file).evaluate()
+        await server.close()
+
+    asyncio.run(main())
+
+
+def test_not_running_is_a_clear_message(tmp_path: Path) -> None:
+    file = tmp_path / "control.json"
+    with pytest.raises(NotRunningError, match="swarm-node join"):
+        asyncio.run(ControlClient(file).status())
+    # What a killed node leaves behind: an address where nobody listens.
+    file.write_text('{"port": 1, "token": "t", "pid": 1}')
+    with pytest.raises(NotRunningError, match="swarm-node join"):
+        asyncio.run(ControlClient(file).status())

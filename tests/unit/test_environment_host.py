@@ -1,0 +1,304 @@
+"""Environments in their process, with scorers that do their worst."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from swarm_node.environments.host import (
+    MAX_TEXT_BYTES,
+    MAX_TEXTS,
+    EnvironmentHost,
+    InlineEnvironmentHost,
+    ProcessEnvironmentHost,
+)
+from swarm_node.environments.registry import create_environment
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.rollout import TaskRef
+
+HOSTILE = '''
+import os, re, signal, sys, time
+
+from swarm_node.environments.base import Task
+from swarm_node.errors import UnknownTaskError
+
+
+class Hostile:
+    """Does to the process what the text says."""
+
+    name, version, families = "hostile", "1", ("one", "broken", "deadly")
+
+    def derive(self, ref):
+        if ref.family not in self.families:
+            raise UnknownTaskError("no such family: use one")
+        if ref.family == "broken":
+            raise KeyError("lost")
+        if ref.family == "deadly":
+            os._exit(4)
+        return Task(ref, ref.seed)
+
+    def render(self, task):
+        return f"say {task.payload}"
+
+    def score(self, task, text):
+        match text:
+            case "raise":
+                raise RuntimeError("no")
+            case "recurse":
+                return self.score(task, text)
+            case "loop":
+                while True:
+                    try:
+                        time.sleep(1)
+                    except BaseException:
+                        pass
+            case "backtrack":
+                re.fullmatch("(a+)+b", "a" * 64)
+            case "exit":
+                os._exit(3)
+            case "leave":
+                sys.exit(0)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "hoard":
+                return float(len(bytearray(8 << 30)))
+            case "print":
+                print("x" * 100_000)
+            case "nan":
+                return float("nan")
+            case "two":
+                return 2
+            case "minus":
+                return -0.5
+            case "word":
+                return "good"
+            case "none":
+                return None
+        return float(text == str(task.payload))
+
+
+def create(level=1):
+    if level == 0:
+        raise ZeroDivisionError
+    return Hostile()
+'''
+T = TypeVar("T")
+REF = TaskRef("hostile", "1", "one", 7)
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an environment that a child process can import."""
+    (tmp_path / "hostile_environment.py").write_text(HOSTILE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "hostile_environment:create"
+
+
+def with_host(host: EnvironmentHost, use: Callable[[EnvironmentHost], Awaitable[T]]) -> T:
+    async def main() -> T:
+        try:
+            await host.start()
+            return await use(host)
+        finally:
+            await host.close()
+
+    return asyncio.run(main())
+
+
+def test_a_group_is_judged_in_another_process(hostile: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+
+    async def main() -> None:
+        info = await host.start()
+        assert (info.name, info.version, info.families[0]) == ("hostile", "1", "one")
+        assert host.pid not in (None, os.getpid())
+        assert await host.render([REF, TaskRef("hostile", "1", "one", 8)]) == ["say 7", "say 8"]
+        judged = await host.judge(REF, ["7", "8", "7"])
+        assert (judged.prompt, judged.rewards) == ("say 7", (1.0, 0.0, 1.0))
+        assert (judged.faults, judged.fault_reason) == (0, "")
+        assert (await host.judge(REF, [])).rewards == ()
+        await host.close()
+        assert host.pid is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise", "raised"),
+        ("recurse", "raised"),
+        ("hoard", "raised"),
+        ("word", "raised"),
+        ("none", "raised"),
+        ("nan", "out_of_range"),
+        ("two", "out_of_range"),
+        ("minus", "out_of_range"),
+        ("x" * (MAX_TEXT_BYTES + 1), "unsendable"),
+        ("é" * (MAX_TEXT_BYTES // 2 + 1), "unsendable"),
+        ("\ud800", "unsendable"),
+    ],
+)
+def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+    assert judged.rewards == (1.0, 0.0, 1.0)
+    assert (judged.faults, judged.fault_reason) == (1, reason)
+    assert host.restarts == 0
+
+
+@pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
+def test_a_scorer_that_kills_its_process_costs_one_reward(hostile: str, text: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+    assert judged.rewards == (1.0, 0.0, 1.0)
+    assert (judged.faults, judged.fault_reason) == (1, "crashed")
+    assert judged.prompt == "say 7"
+    assert host.restarts == 2
+
+
+@pytest.mark.parametrize("text", ["loop", "backtrack"])
+def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {}, time_limit=0.5)
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+    assert judged.rewards == (1.0, 0.0, 1.0)
+    assert (judged.faults, judged.fault_reason) == (1, "timeout")
+
+
+def test_a_group_of_killers_is_given_up(hostile: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+
+    async def use(running: EnvironmentHost) -> None:
+        judged = await running.judge(REF, ["exit", "7", "exit", *["7"] * 5])
+        assert judged.rewards == (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        assert (judged.faults, judged.fault_reason) == (7, "crashed")
+        assert (await running.judge(REF, ["7"])).rewards == (1.0,)
+
+    with_host(host, use)
+    assert host.restarts == 3
+
+
+def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+
+    async def use(running: EnvironmentHost) -> None:
+        for _ in range(3):
+            assert host.pid is not None
+            os.kill(host.pid, signal.SIGKILL)
+            judged = await running.judge(REF, ["7", "8"])
+            assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
+        assert host.pid is not None
+        os.kill(host.pid, signal.SIGKILL)
+        assert await running.render([REF]) == ["say 7"]
+
+    with_host(host, use)
+
+
+def test_prints_do_not_damage_the_replies(hostile: str) -> None:
+    judged = with_host(ProcessEnvironmentHost(hostile, {}), lambda h: h.judge(REF, ["print", "7"]))
+    assert (judged.rewards, judged.faults) == ((0.0, 1.0), 0)
+
+
+def test_many_judgements_at_once_keep_apart(hostile: str) -> None:
+    async def use(host: EnvironmentHost) -> None:
+        refs = [TaskRef("hostile", "1", "one", seed) for seed in range(20)]
+        texts = ["raise", "3", "exit", "5"]
+        results = await asyncio.gather(*(host.judge(ref, texts) for ref in refs))
+        for ref, judged in zip(refs, results, strict=True):
+            assert judged.prompt == f"say {ref.seed}"
+            assert judged.rewards == (0.0, float(ref.seed == 3), 0.0, float(ref.seed == 5))
+
+    with_host(ProcessEnvironmentHost(hostile, {}), use)
+
+
+@pytest.mark.parametrize("family", ["unknown", "broken", "deadly"])
+def test_a_task_that_cannot_be_made_is_unknown(hostile: str, family: str) -> None:
+    async def use(host: EnvironmentHost) -> None:
+        with pytest.raises(UnknownTaskError):
+            await host.judge(TaskRef("hostile", "1", family, 1), ["7"])
+        assert (await host.judge(REF, ["7"])).rewards == (1.0,)
+
+    with_host(ProcessEnvironmentHost(hostile, {}), use)
+
+
+def test_too_many_texts_are_a_bug_of_the_caller(hostile: str) -> None:
+    async def use(host: EnvironmentHost) -> None:
+        with pytest.raises(ValueError, match=str(MAX_TEXTS)):
+            await host.judge(REF, ["7"] * (MAX_TEXTS + 1))
+
+    with_host(ProcessEnvironmentHost(hostile, {}), use)
+
+
+def test_a_cancelled_judgement_leaves_a_host_that_works(hostile: str) -> None:
+    async def use(host: EnvironmentHost) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await host.judge(REF, ["loop"])
+        assert (await host.judge(REF, ["7"])).rewards == (1.0,)
+
+    with_host(ProcessEnvironmentHost(hostile, {}, time_limit=60.0), use)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("no_such_environment", {}), ("hostile_environment:create", {"color": 1})],
+)
+def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        host = ProcessEnvironmentHost(name, options)
+        try:
+            for _ in range(2):
+                with pytest.raises(ConfigError):
+                    await host.start()
+                assert host.pid is None
+        finally:
+            await host.close()
+
+    asyncio.run(main())
+
+
+def test_no_time_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="time_limit"):
+        ProcessEnvironmentHost("reasoning_gym", {}, time_limit=0.0)
+
+
+def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
+    texts = ["7", "raise", "nan", "\ud800", "8", "7"]
+    inline = InlineEnvironmentHost(create_environment(hostile, {}))
+
+    async def use(host: EnvironmentHost) -> tuple[object, ...]:
+        info = await host.start()
+        with pytest.raises(UnknownTaskError):
+            await host.render([TaskRef("hostile", "1", "broken", 1)])
+        return info, await host.render([REF]), await host.judge(REF, texts)
+
+    assert with_host(inline, use) == with_host(ProcessEnvironmentHost(hostile, {}), use)
+
+
+def test_the_example_in_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "environments.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "successor.py").write_text(example)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def use(host: EnvironmentHost) -> None:
+        info = await host.start()
+        ref = TaskRef(info.name, info.version, "small", 11)
+        (prompt,) = await host.render([ref])
+        number = int(re.findall(r"\d+", prompt)[0])
+        judged = await host.judge(ref, [f" {number + 1}", str(number)])
+        assert judged.rewards == (1.0, 0.0)
+        with pytest.raises(UnknownTaskError):
+            await host.judge(TaskRef(info.name, "2", "small", 11), ["1"])
+
+    with_host(ProcessEnvironmentHost("successor:create", {}), use)

@@ -1,0 +1,250 @@
+"""The reasoning-gym environment, task seeds and the registry."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.environments.base import Environment
+from swarm_node.environments.reasoning_gym import PRESETS, corpus, create
+from swarm_node.environments.registry import available, create_environment
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
+
+
+def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
+    return TaskRef(environment.name, environment.version, family, seed)
+
+
+def answer_to(environment: Environment, family: str, seed: int) -> str:
+    return str(environment.derive(ref_to(environment, family, seed)).payload["answer"])
+
+
+@pytest.fixture(scope="module")
+def short() -> Environment:
+    return create()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_family_of_a_preset_makes_tasks_over_the_whole_seed_range(preset: str) -> None:
+    environment = create(preset=preset)
+    assert environment.families == tuple(PRESETS[preset])
+    assert len(environment.families) == 9
+    for family in environment.families:
+        prompts = set()
+        for seed in (
+            0,
+            task_seed(family),
+            HELD_OUT_SEED - 1,
+            held_out_seed(family),
+            SEED_LIMIT - 1,
+        ):
+            task = environment.derive(ref_to(environment, family, seed))
+            prompts.add(environment.render(task))
+            assert environment.score(task, "no such answer") == 0.0
+            if task.payload["answer"] is not None:
+                assert environment.score(task, f" {task.payload['answer']}\n") == 1.0
+        assert len(prompts) > 1, family
+
+
+def test_prompts_are_the_same_in_another_process(short: Environment) -> None:
+    """With another hash seed too: two nodes must not disagree on a question."""
+    program = (
+        "from swarm_node.environments.reasoning_gym import create\n"
+        "from swarm_node.rollout import TaskRef\n"
+        "e = create()\n"
+        "for f in e.families:\n"
+        "    for s in range(20):\n"
+        "        print(repr(e.render(e.derive(TaskRef(e.name, e.version, f, s * 10**16)))))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "12345"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [
+        repr(short.render(short.derive(ref_to(short, family, seed * 10**16))))
+        for family in short.families
+        for seed in range(20)
+    ]
+    assert ran.stdout.splitlines() == here
+
+
+def test_hashed_seeds_do_not_give_shifted_copies_of_one_stream() -> None:
+    """reasoning-gym seeds item i with seed + i; consecutive node seeds would share their tasks."""
+    environment = create(families={"base_conversion": {}})
+    streams = [
+        {
+            environment.render(
+                environment.derive(
+                    ref_to(environment, "base_conversion", task_seed("node", node, index))
+                )
+            )
+            for index in range(200)
+        }
+        for node in (1, 2)
+    ]
+    assert len(streams[0]) > 190
+    assert len(streams[0] & streams[1]) < 10
+
+
+def test_binary_scoring_gives_no_partial_credit() -> None:
+    binary, native = create(), create(scoring="native")
+    seed = task_seed("partial")
+    right = answer_to(binary, "spell_backward", seed)
+    verbose = f"it is {right}"
+    for environment, low, high in ((binary, 0.0, 0.0), (native, 0.01, 0.99)):
+        task = environment.derive(ref_to(environment, "spell_backward", seed))
+        assert low <= environment.score(task, verbose) <= high
+        assert environment.score(task, right) == 1.0
+
+
+def test_an_answer_in_tags_is_judged_alone(short: Environment) -> None:
+    task = short.derive(ref_to(short, "gcd", 7))
+    right = task.payload["answer"]
+    assert (
+        short.score(task, f"First <answer>x</answer>, or rather <answer> {right} </answer>.") == 1
+    )
+    assert short.score(task, f"{right} <answer>x</answer>") == 0
+
+
+def test_an_instruction_follows_the_question(short: Environment) -> None:
+    asking = create(instruction="Put the answer in tags.")
+    plain = short.render(short.derive(ref_to(short, "gcd", 3)))
+    assert asking.render(asking.derive(ref_to(asking, "gcd", 3))) == (
+        f"{plain}\n\nPut the answer in tags."
+    )
+
+
+def test_the_version_says_what_a_reference_means() -> None:
+    base = create(families={"gcd": {"max_value": 20, "min_value": 1}})
+    assert create(families={"gcd": {"min_value": 1, "max_value": 20}}).version == base.version
+    others = [
+        create(families={"gcd": {"max_value": 21, "min_value": 1}}),
+        create(families={"gcd": {"max_value": 20, "min_value": 1}, "lcm": {}}),
+        create(families={"gcd": {"max_value": 20, "min_value": 1}}, scoring="native"),
+        create(families={"gcd": {"max_value": 20, "min_value": 1}}, instruction="x"),
+    ]
+    assert len({environment.version for environment in (base, *others)}) == 5
+    assert create(families=PRESETS["short"]).version == create(preset="short").version
+
+
+def test_references_to_something_else_are_refused(short: Environment) -> None:
+    good = ref_to(short, "gcd", 1)
+    bad = [
+        TaskRef("other", good.version, "gcd", 1),
+        TaskRef(good.environment, "0", "gcd", 1),
+        TaskRef(good.environment, good.version, "lcm", 1),
+        TaskRef(good.environment, good.version, "gcd", -1),
+        TaskRef(good.environment, good.version, "gcd", SEED_LIMIT),
+    ]
+    for ref in bad:
+        with pytest.raises(UnknownTaskError):
+            short.derive(ref)
+    assert short.derive(good).ref == good
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"preset": "long"}, "environment.preset"),
+        ({"scoring": "lenient"}, "environment.scoring"),
+        ({"families": {}}, "environment.datasets"),
+        ({"families": {"gdc": {}}}, "environment.datasets.gdc"),
+        ({"families": {"gcd": {"max_valu": 3}}}, "environment.datasets.gcd.max_valu"),
+        ({"families": {"gcd": {"seed": 3}}}, "environment.datasets.gcd.seed"),
+        ({"families": {"gcd": {"max_value": 0}}}, "environment.datasets.gcd"),
+        ({"families": {"gcd": {"max_value": "x"}}}, "environment.datasets.gcd"),
+        ({"families": {"gcd": 3}}, "environment.datasets.gcd"),
+        ({"families": {"ransom_note": {}}}, "environment.datasets.ransom_note"),
+        ({"families": {"gcd": {"max_value": 3j}}}, "environment.datasets"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        create(**options)
+
+
+@pytest.mark.parametrize("dataset", ["acre", "gsm_symbolic"])
+def test_data_sets_that_make_all_items_at_once_work_too(dataset: str) -> None:
+    environment = create(families={dataset: {}})
+    prompts = [
+        environment.render(environment.derive(ref_to(environment, dataset, task_seed(index))))
+        for index in (1, 2, 1)
+    ]
+    assert prompts[0] == prompts[2] != prompts[1]
+    task = environment.derive(ref_to(environment, dataset, task_seed(1)))
+    assert environment.score(task, str(task.payload["answer"])) == 1.0
+
+
+def test_bf_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    environment = create(preset="sapo")
+    for seed in range(20):
+        environment.derive(ref_to(environment, "bf", seed))
+    assert capfd.readouterr().out == ""
+
+
+def test_the_corpus_holds_right_answers_of_all_families_in_turn(short: Environment) -> None:
+    first = list(islice(corpus("short", 1), 18))
+    assert [family for family, _, _ in first] == [*short.families, *short.families]
+    assert first == list(islice(corpus("short", 1), 18))
+    assert first != list(islice(corpus("short", 2), 18))
+    answerable = {family for family, _, _ in islice(corpus("sapo", 1), 32)}
+    assert answerable == set(PRESETS["sapo"]) - {"propositional_logic"}
+
+
+def test_training_and_held_out_seeds_never_meet() -> None:
+    for index in range(500):
+        assert 0 <= task_seed("a", index) < HELD_OUT_SEED <= held_out_seed("a", index) < SEED_LIMIT
+
+
+def test_seeds_depend_on_every_part_its_type_and_its_place() -> None:
+    parts: list[tuple[str | int | bytes, ...]] = [
+        ("ab", "c"),
+        ("a", "bc"),
+        ("c", "ab"),
+        ("abc",),
+        ("1",),
+        (1,),
+        (b"1",),
+        (-1,),
+        (),
+    ]
+    assert len({task_seed(*each) for each in parts}) == len(parts)
+    assert task_seed("ab", "c") == task_seed("ab", "c")
+    assert held_out_seed("a") != task_seed("a") + HELD_OUT_SEED
+
+
+def test_the_registry_finds_installed_and_own_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "reasoning_gym" in available()
+    assert create_environment("reasoning_gym", {"preset": "sapo"}).name == "reasoning_gym"
+    (tmp_path / "own_registry_case.py").write_text("value = 3\ndef create(level): return level\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert create_environment("own_registry_case:create", {"level": 5}) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("gym", {}, "reasoning_gym"),
+        ("no_such_module:create", {}, "PYTHONPATH"),
+        ("json:no_such_function", {}, "no_such_function"),
+        (":create", {}, "cannot be imported"),
+        ("string:digits", {}, "not a function"),
+        ("reasoning_gym", {"level": 1}, "it takes: families, preset, scoring, instruction"),
+    ],
+)
+def test_what_is_wrong_with_a_name_is_said(name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        create_environment(name, options)

@@ -1,0 +1,154 @@
+"""Finding models, turning text into ids and back, and naming a policy by digests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models import Codec, load_tokenizer, policy_digests, resolve
+
+TINY = resolve("tiny")
+CODEC = Codec.from_directory(TINY)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A writable copy of the tiny model."""
+    return Path(shutil.copytree(TINY, tmp_path / "copy"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=7))
+
+
+def test_resolve_finds_the_shipped_model_and_local_directories(copy: Path) -> None:
+    assert (TINY / "model.safetensors").is_file()
+    assert resolve(str(copy)) == copy
+    with pytest.raises(ModelError, match='give "tiny" or a directory'):
+        resolve("Qwen/Qwen2.5-0.5B")
+
+
+def test_importing_is_cheap() -> None:
+    heavy = (
+        "import sys, swarm_node.policy.models; print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=60))
+def test_answers_are_lossless(text: str) -> None:
+    assert CODEC.decode(CODEC.encode_answer(text)) == text
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
+def test_any_ids_of_the_vocabulary_decode(ids: list[int]) -> None:
+    CODEC.decode(ids).encode()
+
+
+def test_special_tokens_spelt_out_in_an_answer_stay_text() -> None:
+    text = "<eos> 1 <pad><sep>"
+    ids = CODEC.encode_answer(text)
+    assert not CODEC.eos_ids & {*ids}
+    assert CODEC.decode(ids) == text
+
+
+def test_decode_leaves_special_tokens_out_and_refuses_foreign_ids() -> None:
+    ids = CODEC.encode_answer("42")
+    assert CODEC.decode([*ids, CODEC.eos_id, CODEC.pad_id]) == "42"
+    for hostile in (CODEC.vocab_size, -1, 1 << 40):
+        with pytest.raises(ValueError, match="not below"):
+            CODEC.decode([*ids, hostile])
+
+
+def test_prompts_follow_the_chat_template() -> None:
+    tokenizer = load_tokenizer(TINY)
+    content = "Simplify the fraction 4/6"
+    template = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True
+    )["input_ids"]
+    prompt = CODEC.encode_prompt(content)
+    assert list(prompt) == template
+    assert tokenizer.convert_ids_to_tokens([prompt[0], prompt[-1]]) == ["<bos>", "<sep>"]
+    assert prompt[1:-1] == CODEC.encode_answer(content)
+
+
+def test_prompts_without_a_template_are_the_text(copy: Path) -> None:
+    edit(copy / "tokenizer_config.json", chat_template=None)
+    assert Codec.from_directory(copy).encode_prompt("7 + 1") == CODEC.encode_answer("7 + 1")
+
+
+def test_every_end_token_counts_and_the_tokenizers_comes_first(copy: Path) -> None:
+    edit(copy / "generation_config.json", eos_token_id=[3, 2])
+    codec = Codec.from_directory(copy)
+    assert (codec.eos_id, codec.eos_ids) == (2, frozenset({2, 3}))
+
+
+def test_a_codec_needs_an_end_token_and_a_model_of_its_size(copy: Path) -> None:
+    edit(copy / "config.json", vocab_size=100)
+    with pytest.raises(ModelError, match="do not belong together"):
+        Codec.from_directory(copy)
+    with pytest.raises(ModelError, match="end token"):
+        Codec(load_tokenizer(TINY), 300, [])
+
+
+def test_a_tokenizer_is_read_from_tokenizer_json_only(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text('{"version": "1.0"}')
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_tokenizer(copy)
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        load_tokenizer(copy)
+
+
+def test_digests_name_the_function_not_the_files(copy: Path) -> None:
+    model, tokenizer = policy_digests(TINY)
+    assert len(model) == len(tokenizer) == 32
+    edit(copy / "config.json", dtype="bfloat16", transformers_version="9")
+    edit(copy / "tokenizer.json", padding=None, truncation={"max_length": 9})
+    (copy / "README.md").write_text("anything")
+    assert policy_digests(copy) == (model, tokenizer)
+
+
+def test_digests_change_with_weights_architecture_vocabulary_and_template(copy: Path) -> None:
+    model, tokenizer = policy_digests(TINY)
+
+    edit(copy / "config.json", rms_norm_eps=1e-5)
+    other_model, other_tokenizer = policy_digests(copy)
+    assert (other_model != model, other_tokenizer == tokenizer) == (True, True)
+    shutil.copy(TINY / "config.json", copy)
+
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert policy_digests(copy)[0] != model
+    shutil.copy(TINY / "model.safetensors", copy)
+
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    assert policy_digests(copy)[1] != tokenizer
+    (copy / "chat_template.jinja").unlink()
+
+    edit(copy / "tokenizer.json", normalizer={"type": "NFC"})
+    other_model, other_tokenizer = policy_digests(copy)
+    assert (other_model == model, other_tokenizer != tokenizer) == (True, True)
+
+
+def test_the_shipped_directory_loads_with_the_auto_classes() -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
+    assert len(tokenizer) == model.config.vocab_size == CODEC.vocab_size
+    text = "Simplify the fraction 4/6 to its lowest terms.\n  7 é 9"
+    assert tuple(tokenizer.encode(text)) == CODEC.encode_answer(text)
+    assert {tokenizer.eos_token_id} == CODEC.eos_ids

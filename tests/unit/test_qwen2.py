@@ -1,0 +1,264 @@
+"""The decoder computes what transformers' Qwen2ForCausalLM computes, cached or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.qwen2 import Qwen2, Qwen2Config
+
+TOLERANCE = 1e-5
+
+
+def reference(seed: int, **changes: Any) -> Any:
+    """A random Qwen2ForCausalLM whose biases and norms are not trivial either."""
+    from transformers import Qwen2Config as HfConfig
+    from transformers import Qwen2ForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+    }
+    model = Qwen2ForCausalLM(HfConfig(**{**settings, **changes})).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        mean = 0.5 if parameter.ndim == 1 else 0.0
+        torch.nn.init.normal_(parameter, mean, 0.2, generator=generator)
+    return model
+
+
+def tiny_config(**changes: Any) -> Qwen2Config:
+    values: dict[str, Any] = {
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    return Qwen2Config(**{**values, **changes})
+
+
+def token_ids(rows: int, length: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab_size, (rows, length), generator=generator)
+
+
+def write_config(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps({**tiny_config().to_hf(), **changes}))
+    return path
+
+
+VARIANTS = [
+    {},
+    {"tie_word_embeddings": False},
+    {"num_key_value_heads": 4},
+    {"num_key_value_heads": 1, "num_hidden_layers": 3},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}},
+    {"rms_norm_eps": 1e-2},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda c: ",".join(c) or "base")
+def test_logits_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    theirs = reference(1, **changes)
+    theirs.save_pretrained(tmp_path)
+    ours = Qwen2.from_directory(tmp_path)
+    ids = token_ids(3, 9, 50)
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        torch.testing.assert_close(ours(ids), expected, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(ours.logits(ours.hidden(ids)), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_sharded_weights_load(tmp_path: Path) -> None:
+    theirs = reference(2)
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ids = token_ids(2, 7, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            Qwen2.from_directory(tmp_path)(ids), theirs(ids).logits, atol=TOLERANCE, rtol=0
+        )
+
+
+def test_left_padding_equals_transformers_with_true_positions(tmp_path: Path) -> None:
+    theirs = reference(3)
+    theirs.save_pretrained(tmp_path)
+    ours = Qwen2.from_directory(tmp_path)
+    ids = token_ids(3, 9, 50)
+    mask = torch.arange(9) >= torch.tensor([[0], [3], [8]])
+    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask.long(), position_ids=positions).logits
+        torch.testing.assert_close(ours(ids, mask)[mask], expected[mask], atol=TOLERANCE, rtol=0)
+
+
+def test_right_padding_needs_no_mask() -> None:
+    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    ids = token_ids(1, 6, 20)
+    padded = torch.cat([ids, torch.zeros(1, 5, dtype=torch.long)], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(padded)[:, :6], model(ids), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_cached_decode_equals_full_forward(kv_heads: int) -> None:
+    model = Qwen2(
+        tiny_config(num_key_value_heads=kv_heads), generator=torch.Generator().manual_seed(0)
+    )
+    ids = token_ids(3, 10, 20)
+    mask = torch.arange(10) >= torch.tensor([[0], [2], [5]])
+    rows = torch.tensor([2, 0, 0, 1])
+    with torch.inference_mode():
+        full = model(ids, mask)[rows]
+        hidden, cache = model.prefill(ids[:, :6], mask[:, :6], rows, 10)
+        torch.testing.assert_close(model.logits(hidden), full[:, 5], atol=TOLERANCE, rtol=0)
+        for slot in range(6, 10):
+            if slot == 8:
+                kept = torch.tensor([3, 0])
+                cache.keep(kept)
+                rows, full = rows[kept], full[kept]
+            step = model.logits(model.step(ids[rows, slot], cache))
+            torch.testing.assert_close(step, full[:, slot], atol=TOLERANCE, rtol=0)
+
+
+def test_training_works_after_inference_mode() -> None:
+    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    ids = token_ids(1, 4, 20)
+    with torch.inference_mode():
+        model(ids)
+    torch.autograd.backward(model(ids).square().sum())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_hf_state_round_trip(tied: bool) -> None:
+    config = tiny_config(tie_word_embeddings=tied)
+    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
+    other = Qwen2(config, generator=torch.Generator().manual_seed(1))
+    state = model.hf_state()
+    assert ("lm_head.weight" in state) == (not tied)
+    assert all(part.is_contiguous() for part in state.values())
+    other.load_hf_state(state)
+    ids = token_ids(2, 5, 20)
+    with torch.no_grad():
+        assert torch.equal(model(ids), other(ids))
+    state["model.norm.weight"].zero_()
+    assert model.norm.abs().sum() > 0, "the state must be a copy"
+
+
+def test_hf_state_loads_into_transformers() -> None:
+    theirs = reference(4, tie_word_embeddings=False)
+    ours = Qwen2(
+        Qwen2Config(50, 32, 48, 2, 4, 2, max_position_embeddings=128),
+        generator=torch.Generator().manual_seed(5),
+    )
+    theirs.load_state_dict(ours.hf_state(), strict=True)
+    ids = token_ids(2, 5, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=TOLERANCE, rtol=0)
+
+
+def test_load_hf_state_is_strict_and_changes_nothing_on_failure() -> None:
+    model = Qwen2(tiny_config(), generator=torch.Generator().manual_seed(0))
+    before = model.hf_state()
+    state = {name: part + 1 for name, part in before.items()}
+    missing = {name: part for name, part in state.items() if name != "model.norm.weight"}
+    unexpected = {**state, "model.extra": torch.zeros(1)}
+    misshapen = {**state, "model.norm.weight": torch.zeros(3)}
+    for wrong in (missing, unexpected, misshapen):
+        with pytest.raises(ModelError, match="do not fit"):
+            model.load_hf_state(wrong)
+    assert all(torch.equal(part, before[name]) for name, part in model.hf_state().items())
+
+
+def test_initial_weights_depend_on_the_generator_alone() -> None:
+    first, second, third = (
+        Qwen2(tiny_config(), generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first.embedding, second.embedding)
+    assert not torch.equal(first.embedding, third.embedding)
+
+
+def test_config_round_trip(tmp_path: Path) -> None:
+    config = tiny_config(rope_theta=1e6, rms_norm_eps=1e-5)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    assert Qwen2Config.from_directory(tmp_path) == config
+
+
+def test_config_of_older_transformers(tmp_path: Path) -> None:
+    raw = tiny_config().to_hf()
+    del raw["rope_parameters"]
+    raw |= {"rope_theta": 5e5, "rope_scaling": None, "sliding_window": 64}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert Qwen2Config.from_directory(tmp_path).rope_theta == 5e5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "llama"},
+        {"hidden_act": "gelu"},
+        {"use_sliding_window": True},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+        {"rope_parameters": 3},
+        {"head_dim": 64},
+        {"quantization_config": {"bits": 4}},
+        {"hidden_size": "16"},
+        {"hidden_size": 16.0},
+        {"num_hidden_layers": 0},
+        {"num_key_value_heads": 3},
+        {"vocab_size": None},
+        {"tie_word_embeddings": 1},
+        {"hidden_size": 18},
+    ],
+    ids=str,
+)
+def test_config_that_cannot_be_run_exactly_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ModelError):
+        Qwen2Config.from_directory(write_config(tmp_path, **changes))
+
+
+def test_malformed_files_are_model_errors(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot read"):
+        Qwen2Config.from_directory(tmp_path)
+    for text in ("[]", "{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelError):
+            Qwen2Config.from_directory(tmp_path)
+    write_config(tmp_path)
+    with pytest.raises(ModelError, match=r"no model\.safetensors"):
+        Qwen2.from_directory(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        Qwen2.from_directory(tmp_path)
+    save_file({"model.norm.weight": torch.zeros(16)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="do not fit"):
+        Qwen2.from_directory(tmp_path)
+
+
+def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    write_config(tmp_path)
+    index = {"weight_map": {"model.norm.weight": "../secret.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="outside"):
+        Qwen2.from_directory(tmp_path)

@@ -1,0 +1,295 @@
+"""The torch sampler draws from the policy, says so truthfully, and is reproducible."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.qwen2 import KeyValueCache, Qwen2, Qwen2Config
+from swarm_node.policy.sampler import Sampler, SampleRequest
+from swarm_node.policy.torch_sampler import TorchSampler, draw
+from swarm_node.rollout import Completion, Finish, VersionSpan
+
+torch.set_num_threads(1)
+
+TINY = resolve("tiny")
+CODEC = Codec.from_directory(TINY)
+QUESTIONS = (
+    "Calculate 3 + 4.",
+    "Spell this word backward (example: sun -> nus): cat",
+    "Simplify the fraction 4/6 to its lowest terms. Give only the simplified fraction as your "
+    "final answer.",
+)
+
+
+def request(
+    question: str = QUESTIONS[0], n: int = 4, seed: int = 0, **more: object
+) -> SampleRequest:
+    settings = {"max_new_tokens": 12, "temperature": 1.0, **more}
+    return SampleRequest(CODEC.encode_prompt(question), n, seed, **settings)  # type: ignore[arg-type]
+
+
+def with_sampler(use: Callable[[TorchSampler], Awaitable[Any]], max_rows: int = 256) -> Any:
+    async def run() -> Any:
+        sampler = TorchSampler.from_directory(TINY, threads=1, max_rows=max_rows)
+        try:
+            return await use(sampler)
+        finally:
+            await sampler.close()
+
+    return asyncio.run(run())
+
+
+def sample(requests: Sequence[SampleRequest], max_rows: int = 256) -> list[tuple[Completion, ...]]:
+    return with_sampler(lambda sampler: sampler.sample(requests), max_rows)
+    return groups
+
+
+def token_lists(group: tuple[Completion, ...]) -> list[list[int]]:
+    return [completion.token_ids.tolist() for completion in group]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_logprobs_are_those_of_a_full_forward_pass(temperature: float) -> None:
+    requests = [
+        request(question, seed=seed, temperature=temperature, max_new_tokens=9)
+        for seed, question in enumerate(QUESTIONS)
+    ]
+    model = Qwen2.from_directory(TINY)
+    for asked, group in zip(requests, sample(requests), strict=True):
+        assert len(group) == asked.n
+        for completion in group:
+            prompt, answer = list(asked.prompt_ids), completion.token_ids.tolist()
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + answer]))[0, len(prompt) - 1 : -1]
+            expected = (logits / temperature).log_softmax(-1)[range(len(answer)), answer]
+            np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=1e-4)
+
+
+def test_completions_end_at_the_end_token_or_at_the_budget() -> None:
+    group = sample([request(QUESTIONS[1], n=64, max_new_tokens=4)])[0]
+    assert {completion.finish for completion in group} == {Finish.STOP, Finish.LENGTH}
+    for completion in group:
+        ids = completion.token_ids.tolist()
+        ends = [token in CODEC.eos_ids for token in ids]
+        assert not any(ends[:-1])
+        assert completion.token_ids.dtype == np.uint32
+        assert completion.logprobs.dtype == np.float32
+        if completion.finish is Finish.STOP:
+            assert ends[-1]
+            assert completion.text == CODEC.decode(ids[:-1])
+        else:
+            assert not ends[-1]
+            assert len(ids) == 4
+            assert completion.text == CODEC.decode(ids)
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    asked = request(QUESTIONS[0], n=4000, seed=3, max_new_tokens=1)
+    group = sample([asked])[0]
+    with torch.no_grad():
+        logits = Qwen2.from_directory(TINY)(torch.tensor([asked.prompt_ids]))[0, -1]
+    expected = logits.softmax(-1).double().numpy() * asked.n
+    observed = np.bincount(
+        [completion.token_ids[0] for completion in group], minlength=len(expected)
+    )
+    common = expected >= 5
+    bins = int(common.sum())
+    assert bins >= 5
+    seen = np.append(observed[common], observed[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    statistic = float(((seen - wanted) ** 2 / wanted).sum())
+    # Mean and standard deviation of chi-square with `bins` degrees of freedom.
+    assert statistic < bins + 5 * (2 * bins) ** 0.5
+
+
+def test_draw_inverts_the_cumulative_distribution() -> None:
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    uniforms = torch.tensor([0.0, 0.1, 0.2499, 0.2501, 0.9, 1 - 2**-53], dtype=torch.float64)
+    tokens = draw(probabilities.log().expand(6, 5), uniforms)
+    assert tokens.tolist() == [1, 1, 1, 3, 3, 3]
+
+
+def test_draw_reaches_rare_tokens_of_a_large_vocabulary() -> None:
+    # float32 sums would lose the last token's share: it is less than half a step below 1.
+    logprobs = torch.full((1, 200_000), -float("inf"))
+    logprobs[0, 0], logprobs[0, -1] = 0.0, np.log(2e-8)
+    tokens = draw(logprobs, torch.tensor([1 - 1e-9], dtype=torch.float64))
+    assert tokens.tolist() == [199_999]
+
+
+def test_a_request_gives_the_same_completions_in_any_company() -> None:
+    asked = [request(question, seed=seed) for seed, question in enumerate(QUESTIONS)]
+    alone = [token_lists(sample([one])[0]) for one in asked]
+    assert list(map(token_lists, sample(asked))) == alone
+    assert list(map(token_lists, sample(asked[::-1]))) == alone[::-1]
+    assert list(map(token_lists, sample(asked, max_rows=5))) == alone
+    mixed = [asked[0], request(n=8, seed=99, max_new_tokens=3), asked[2]]
+    together = list(map(token_lists, sample(mixed)))
+    assert (together[0], together[2]) == (alone[0], alone[2])
+
+
+def test_requests_of_one_prompt_differ_by_seed_and_rows_differ() -> None:
+    first, again, other = sample([request(n=16, seed=s, max_new_tokens=9) for s in (5, 5, 6)])
+    assert token_lists(first) == token_lists(again) != token_lists(other)
+    assert len({tuple(ids) for ids in token_lists(first)}) > 1
+
+
+def test_weights_are_swapped_between_calls(tmp_path: Path) -> None:
+    model = Qwen2.from_directory(TINY)
+    certain = model.hf_state()
+    # A final norm of zero makes every logit equal: the policy becomes uniform.
+    certain["model.norm.weight"].zero_()
+    save_file(certain, tmp_path / "uniform.safetensors")
+
+    async def use(sampler: TorchSampler) -> None:
+        assert sampler.version == 0
+        async with asyncio.TaskGroup() as tasks:
+            before = tasks.create_task(sampler.sample([request(n=2)]))
+            await asyncio.sleep(0)
+            tasks.create_task(sampler.load(tmp_path / "uniform.safetensors", 7))
+        loaded = await sampler.sample([request(n=2)])
+        assert sampler.version == 7
+        for groups, version in ((before.result(), 0), (loaded, 7)):
+            for completion in groups[0]:
+                assert completion.spans == (VersionSpan(version, 0, len(completion.token_ids)),)
+        uniform = np.float32(-np.log(CODEC.vocab_size))
+        assert all(np.allclose(c.logprobs, uniform, atol=1e-5) for c in loaded[0])
+        assert not any(np.allclose(c.logprobs, uniform, atol=1e-2) for c in before.result()[0])
+
+    with_sampler(use)
+
+
+def test_weights_that_do_not_fit_leave_the_old_ones_in_use(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.zeros(64)}, tmp_path / "part.safetensors")
+
+    async def use(sampler: TorchSampler) -> None:
+        before = await sampler.sample([request()])
+        for name in ("part.safetensors", "absent.safetensors"):
+            with pytest.raises(ModelError):
+                await sampler.load(tmp_path / name, 9)
+        assert sampler.version == 0
+        assert token_lists((await sampler.sample([request()]))[0]) == token_lists(before[0])
+
+    with_sampler(use)
+
+
+class Gate(Qwen2):
+    """A model whose prefill waits until the test lets it go on."""
+
+    entered: threading.Event
+    leave: threading.Event
+
+    def prefill(
+        self, ids: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor, capacity: int
+    ) -> tuple[torch.Tensor, KeyValueCache]:
+        self.entered.set()
+        assert self.leave.wait(60)
+        return super().prefill(ids, mask, rows, capacity)
+
+
+def gated() -> Gate:
+    model = Gate.from_directory(TINY)
+    model.entered, model.leave = threading.Event(), threading.Event()
+    return model
+
+
+def test_sampling_does_not_block_the_event_loop() -> None:
+    async def run() -> None:
+        model = gated()
+        sampler = TorchSampler(model, CODEC)
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(sampler.sample([request()]))
+            # The loop serves this waiting while the call is inside the model.
+            await asyncio.to_thread(model.entered.wait, 60)
+            assert not call.done()
+            model.leave.set()
+        assert len(call.result()[0]) == 4
+        await sampler.close()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_call_leaves_the_sampler_usable() -> None:
+    async def run() -> None:
+        model = gated()
+        sampler = TorchSampler(model, CODEC)
+        call = asyncio.ensure_future(sampler.sample([request(n=64, max_new_tokens=900)]))
+        await asyncio.to_thread(model.entered.wait, 60)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        model.leave.set()
+        assert len((await sampler.sample([request()]))[0]) == 4
+        await sampler.close()
+
+    asyncio.run(run())
+
+
+def test_impossible_requests_are_refused() -> None:
+    async def use(sampler: TorchSampler) -> None:
+        for wrong in (
+            request(n=0),
+            request(seed=-1),
+            request(max_new_tokens=0),
+            request(temperature=0.0),
+            request(temperature=float("nan")),
+            SampleRequest((), 1, 0, 1),
+            SampleRequest((CODEC.vocab_size,), 1, 0, 1),
+        ):
+            with pytest.raises(ValueError, match=r"must|needs|outside"):
+                await sampler.sample([wrong])
+        with pytest.raises(ModelError, match="lower max_new_tokens"):
+            await sampler.sample([request(max_new_tokens=1024)])
+        assert await sampler.sample([]) == []
+
+    with_sampler(use)
+
+
+def test_it_is_a_sampler() -> None:
+    async def use(sampler: TorchSampler) -> None:
+        protocol: Sampler = sampler
+        assert protocol.version == 0
+
+    with_sampler(use)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_sampling_on_a_gpu_agrees_with_the_cpu() -> None:
+    async def run() -> list[tuple[Completion, ...]]:
+        sampler = TorchSampler.from_directory(TINY, device="cuda")
+        groups = await sampler.sample([request(question) for question in QUESTIONS])
+        await sampler.close()
+        return groups
+
+    on_cpu = sample([request(question) for question in QUESTIONS])
+    for ours, theirs in zip(asyncio.run(run()), on_cpu, strict=True):
+        assert token_lists(ours) == token_lists(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-3)
+
+
+def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
+    config = Qwen2Config(CODEC.vocab_size + 20, 16, 24, 1, 2, 1, tie_word_embeddings=True)
+    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
+    codec = Codec(CODEC._tokenizer, config.vocab_size, [CODEC.eos_id])
+
+    async def run() -> tuple[Completion, ...]:
+        sampler = TorchSampler(model, codec)
+        groups = await sampler.sample([request(n=64)])
+        await sampler.close()
+        return groups[0]
+
+    group = asyncio.run(run())
+    assert any((completion.token_ids >= CODEC.vocab_size).any() for completion in group)

@@ -1,0 +1,332 @@
+"""Writes the test vectors next to this file. Run it only when the protocol changes on purpose.
+
+    python tests/vectors/make_vectors.py
+
+Keys come from fixed seeds, so the same code writes the same bytes. Long runs of one byte are stored
+as {"hex", "times"} parts, to keep the files small.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from swarm_node.p2p.envelope import Kind, content_id, seal, signed_bytes
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.membership import (
+    IssuerBody,
+    MemberBody,
+    create_swarm,
+    issue_issuer,
+    issue_member,
+)
+from swarm_node.p2p.ticket import make_ticket
+from swarm_node.p2p.wire import Announcement, Heartbeat, pack, pack_group
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    RolloutGroup,
+    TaskRef,
+    VersionSpan,
+)
+
+HERE = Path(__file__).parent
+ROOT = Identity.from_seed(bytes([1]) * 32)
+ISSUER = Identity.from_seed(bytes([2]) * 32)
+NODE = Identity.from_seed(bytes([3]) * 32)
+OTHER = Identity.from_seed(bytes([4]) * 32)
+SWARM = create_swarm("vectors", ROOT, bytes([5]) * 32)
+T0, HOUR, DAY = 1_800_000_000, 3600, 86_400
+GOLDEN = seal(NODE, SWARM.swarm_id, Kind.RECORD, b"hello, swarm")
+
+
+def parts(data: bytes) -> list[dict[str, Any]]:
+    """`data` in hex, with its longest run of zeros given as a count when it is long."""
+    run = b"\x00" * 1024
+    start = data.find(run)
+    if start < 0:
+        return [{"hex": data.hex()}]
+    end = start
+    while end < len(data) and data[end] == 0:
+        end += 1
+    return [
+        {"hex": data[:start].hex()},
+        {"hex": "00", "times": end - start},
+        {"hex": data[end:].hex()},
+    ]
+
+
+def case(
+    name: str, data: bytes, expect: str, kind: Kind = Kind.RECORD, **more: Any
+) -> dict[str, Any]:
+    vector = {"name": name, "kind": kind.value, "sealed": parts(data), "expect": expect, **more}
+    if expect == "ok":
+        vector["id"] = content_id(data).hex()
+    return vector
+
+
+def relaid(**changes: Any) -> bytes:
+    """The golden envelope with fields replaced, encoded canonically again."""
+    names = ("type", "body", "key", "signature")
+    fields = dict(zip(names, msgpack.unpackb(GOLDEN), strict=True)) | changes
+    packed: bytes = msgpack.packb([fields[name] for name in names])
+    return packed
+
+
+def opened(name: str, author: Identity, kind: Kind, body: bytes) -> dict[str, Any]:
+    return case(
+        name,
+        seal(author, SWARM.swarm_id, kind, body),
+        "ok",
+        kind,
+        author=author.peer_id,
+        body_sha256=hashlib.sha256(body).hexdigest(),
+    )
+
+
+def other_form(length: int) -> bytes:
+    """A body signed in the form that is not for its length."""
+    body, name = bytes(length), Kind.ROLLOUT.encode()
+    payload = body
+    if length <= 65536:
+        name, payload = name + b";sha256", hashlib.sha256(body).digest()
+    message = b"SWARMNODEv1 %d %b 32 %b %d %b" % (
+        len(name),
+        name,
+        SWARM.swarm_id,
+        len(payload),
+        payload,
+    )
+    packed: bytes = msgpack.packb([Kind.ROLLOUT.value, body, NODE.public_key, NODE.sign(message)])
+    return packed
+
+
+def valid() -> list[dict[str, Any]]:
+    stranger = opened("valid, but not by the author expected", OTHER, Kind.RECORD, b"hello, swarm")
+    return [
+        opened("golden", NODE, Kind.RECORD, b"hello, swarm"),
+        opened("empty body", NODE, Kind.HEAD, b""),
+        opened("body of 255 bytes", NODE, Kind.CERT, bytes(255)),
+        opened("body of 256 bytes", NODE, Kind.CERT, bytes(256)),
+        opened("64 KiB, signed whole", NODE, Kind.ROLLOUT, bytes(65536)),
+        opened("64 KiB + 1, signed by digest", NODE, Kind.ROLLOUT, bytes(65537)),
+        stranger | {"expected_author": NODE.peer_id, "expect": "author"},
+    ]
+
+
+def forged() -> list[dict[str, Any]]:
+    signature = msgpack.unpackb(GOLDEN)[3]
+    order = 2**252 + 27742317777372353535851937790883648493
+    high_s = (int.from_bytes(signature[32:], "little") + order).to_bytes(32, "little")
+    flipped = bytearray(GOLDEN)
+    flipped[GOLDEN.index(b"hello")] ^= 1
+    other_swarm = create_swarm("other", ROOT, bytes(32)).swarm_id
+    return [
+        case("tampered body", bytes(flipped), "signature"),
+        case("tampered signature", GOLDEN[:-1] + bytes([GOLDEN[-1] ^ 1]), "signature"),
+        case("another swarm", seal(NODE, other_swarm, Kind.RECORD, b"hello, swarm"), "signature"),
+        case("another kind than asked for", GOLDEN, "kind", Kind.HEAD),
+        case("relabelled as another kind", relaid(type=Kind.HEAD.value), "signature", Kind.HEAD),
+        case("another key on the signature", relaid(key=OTHER.public_key), "signature"),
+        case("S + L", relaid(signature=signature[:32] + high_s), "signature"),
+        case("64 KiB, signed by digest", other_form(65536), "signature", Kind.ROLLOUT),
+        case("64 KiB + 1, signed whole", other_form(65537), "signature", Kind.ROLLOUT),
+    ]
+
+
+def unsound_keys() -> list[dict[str, Any]]:
+    universal = {"key": b"\x01" + bytes(31), "signature": b"\x01" + bytes(63)}
+    keys = {
+        "small order 2": "ec" + "ff" * 30 + "7f",
+        "small order 4": "00" * 32,
+        "small order 8": "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "small order 1, x negative": "01" + "00" * 30 + "80",
+        "y = p + 1": "ee" + "ff" * 30 + "7f",
+        "y = p + 3": "f0" + "ff" * 30 + "7f",
+    }
+    return [
+        case("small order, universal signature", relaid(**universal), "key"),
+        *(case(name, relaid(key=bytes.fromhex(key)), "key") for name, key in keys.items()),
+    ]
+
+
+def misencoded() -> list[dict[str, Any]]:
+    kind, body, key, signature = msgpack.unpackb(GOLDEN)
+    name = kind.encode()
+    head = b"\x94\xd9" + bytes([len(name)]) + name
+    tail = b"\xc4\x20" + key + b"\xc4\x40" + signature
+    bin8 = b"\xc4" + bytes([len(body)]) + body
+    return [
+        case("array 16", b"\xdc\x00\x04" + head[1:] + bin8 + tail, "encoding"),
+        case("str 16", b"\x94\xda\x00" + bytes([len(name)]) + name + bin8 + tail, "encoding"),
+        case("body as bin 16", head + b"\xc5\x00\x0c" + body + tail, "encoding"),
+        case("body as bin 32", head + b"\xc6\x00\x00\x00\x0c" + body + tail, "encoding"),
+        case("key as bin 16", head + bin8 + b"\xc5\x00\x20" + tail[2:], "encoding"),
+        case("body as str", head + b"\xac" + body + tail, "schema"),
+        case("one byte short", GOLDEN[:-1], "schema"),
+        case("one byte more", GOLDEN + b"\x00", "schema"),
+        case("a fifth field", b"\x95" + GOLDEN[1:] + b"\xc0", "schema"),
+        case("key of 31 bytes", relaid(key=key[:31]), "schema"),
+        case("nothing", b"", "schema"),
+        case("4 MiB + 1", bytes(4 * 1024 * 1024 + 1), "size", Kind.ROLLOUT),
+    ]
+
+
+def envelopes() -> dict[str, Any]:
+    body, signature = b"hello, swarm", msgpack.unpackb(GOLDEN)[3]
+    return {
+        "swarm_id": SWARM.swarm_id.hex(),
+        "golden": {
+            "seed": NODE.seed().hex(),
+            "public_key": NODE.public_key.hex(),
+            "peer_id": NODE.peer_id,
+            "body": body.hex(),
+            "signed_bytes": signed_bytes(SWARM.swarm_id, Kind.RECORD, body).hex(),
+            "signature": signature.hex(),
+            "sealed": GOLDEN.hex(),
+            "id": content_id(GOLDEN).hex(),
+        },
+        "cases": [*valid(), *forged(), *unsound_keys(), *misencoded()],
+    }
+
+
+def bodies() -> dict[str, Any]:
+    model, tokenizer = bytes(range(32)), bytes(range(32, 64))
+    task = TaskRef("reasoning_gym", "0.1.25", "chain_sum", 42)
+    answer = Completion(
+        text="4 + 3 = 7",
+        token_ids=np.array([19, 1, 70000], dtype=np.uint32),
+        logprobs=np.array([-0.5, -0.25, 0], dtype=np.float32),
+        spans=(VersionSpan(6, 0, 2), VersionSpan(7, 2, 3)),
+        finish=Finish.STOP,
+    )
+    cut = Completion(
+        text="",
+        token_ids=np.array([0], dtype=np.uint32),
+        logprobs=np.array([-1.5], dtype=np.float32),
+        spans=(VersionSpan(7, 0, 1),),
+        finish=Finish.LENGTH,
+    )
+    group = RolloutGroup(task, PolicyRef(model, tokenizer, 7), (answer, cut), (1.0, 0.0))
+    body = pack_group(group, epoch=1_800_000_000_000, seq=5, created_ms=1_800_000_123_456)
+    sealed = seal(NODE, SWARM.swarm_id, Kind.ROLLOUT, body)
+    record = Announcement(
+        1, 1_800_000_000_000, 5, content_id(sealed), len(sealed),
+        "reasoning_gym", "0.1.25", "chain_sum", model, tokenizer, 7, 2, True,
+    )  # fmt: skip
+    head = Heartbeat(
+        1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + NODE.peer_id,), 7, 1_800_000_000_000, 5,
+        1_800_000_123_456, "swarm-node/0.1.0",
+    )  # fmt: skip
+    return {
+        "rollout": {
+            "body": body.hex(),
+            "epoch": 1_800_000_000_000,
+            "seq": 5,
+            "created_ms": 1_800_000_123_456,
+            "task": ["reasoning_gym", "0.1.25", "chain_sum", 42],
+            "policy": {"model": model.hex(), "tokenizer": tokenizer.hex(), "version": 7},
+            "completions": [
+                {
+                    "text": c.text,
+                    "token_ids": c.token_ids.tolist(),
+                    "logprobs": c.logprobs.tolist(),
+                    "spans": [[s.version, s.start, s.end] for s in c.spans],
+                    "finish": c.finish.value,
+                }
+                for c in group.completions
+            ],
+            "claimed": list(group.claimed),
+        },
+        "record": {"body": pack(record).hex(), "id": content_id(sealed).hex(), "size": len(sealed)},
+        "head": {"body": pack(head).hex(), "addresses": list(head.addresses)},
+    }
+
+
+def chains() -> list[dict[str, Any]]:
+    issuer = issue_issuer(
+        ROOT, SWARM, ISSUER.public_key,
+        name="owner", not_before=T0, not_after=T0 + DAY, member_seconds=30 * DAY,
+    )  # fmt: skip
+
+    def member(begin: int = T0, end: int = T0 + 30 * DAY, by: Identity = ISSUER) -> bytes:
+        return issue_member(by, SWARM, NODE.public_key, not_before=begin, not_after=end)
+
+    def entry(
+        name: str, chain: list[bytes], expect: str, now: int = T0 + 1, key: bytes = b""
+    ) -> dict[str, Any]:
+        return {
+            "name": name,
+            "chain": [certificate.hex() for certificate in chain],
+            "subject_key": (key or NODE.public_key).hex(),
+            "now": now,
+            "expect": expect,
+        }
+
+    sub = seal(
+        ISSUER, SWARM.swarm_id, Kind.ISSUER,
+        pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY)),
+    )  # fmt: skip
+    weak = b"\x01" + bytes(31)
+    weak_member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(MemberBody(1, weak, T0, T0 + DAY)))
+    return [
+        entry("a member", [issuer, member()], "ok"),
+        entry("earliest clock", [issuer, member()], "ok", T0 - 300),
+        entry("latest clock", [issuer, member()], "ok", T0 + 30 * DAY + 300),
+        entry("not yet", [issuer, member()], "not_yet_valid", T0 - 301),
+        entry("no more", [issuer, member()], "expired", T0 + 30 * DAY + 301),
+        entry("admitted as the issuer ends", [issuer, member(T0 + DAY)], "ok", T0 + DAY),
+        entry("admitted after the issuer ended", [issuer, member(T0 + DAY + 1)],
+              "outside_issuer", T0 + DAY + 1),
+        entry("admitted before the issuer began", [issuer, member(T0 - 301, T0 + DAY)],
+              "outside_issuer"),
+        entry("a second too long", [issuer, member(end=T0 + 30 * DAY + 1)], "too_long"),
+        entry("another key", [issuer, member()], "wrong_subject", key=OTHER.public_key),
+        entry("signed by the root", [issuer, member(by=ROOT)], "wrong_issuer"),
+        entry("an issuer's issuer", [sub, member(by=OTHER)], "wrong_root"),
+        entry("three certificates", [issuer, member(), member()], "chain_depth"),
+        entry("in the wrong order", [member(), issuer], "kind"),
+        entry("a small-order subject", [issuer, weak_member], "wrong_subject", key=weak),
+    ]  # fmt: skip
+
+
+def membership() -> dict[str, Any]:
+    ticket = make_ticket(
+        ROOT, SWARM, ["/ip4/192.0.2.1/tcp/4001/p2p/" + ROOT.peer_id],
+        now=T0, valid_seconds=HOUR, member_seconds=30 * DAY, issuer=ISSUER,
+    )  # fmt: skip
+    return {
+        "name": SWARM.name,
+        "root_key": SWARM.root_key.hex(),
+        "fingerprint": SWARM.fingerprint,
+        "swarm_id": SWARM.swarm_id.hex(),
+        "cases": chains(),
+        "ticket": {
+            "text": ticket,
+            "valid_at": T0,
+            "expires": T0 + HOUR,
+            "secret": SWARM.secret.hex(),
+            "issuer_seed": ISSUER.seed().hex(),
+        },
+    }
+
+
+def main() -> None:
+    for name, content in (
+        ("envelopes", envelopes()),
+        ("bodies", bodies()),
+        ("membership", membership()),
+    ):
+        text = json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+        (HERE / f"{name}.json").write_text(text)
+        print(f"{name}.json: {len(text)} bytes")
+
+
+if __name__ == "__main__":
+    main()

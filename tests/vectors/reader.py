@@ -1,0 +1,283 @@
+"""A second implementation of docs/protocol.md, to check the vectors with: it shares no code with
+the program, only MessagePack, SHA-256 and Ed25519 from libraries.
+
+    python reader.py DIRECTORY      prints one line per vector, exits 1 if any differs
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+ROLLOUT, RECORD, HEAD, CERT, ISSUER = (
+    f"application/vnd.swarm.{name}.v1+msgpack"
+    for name in ("rollout", "record", "head", "cert", "issuer")
+)
+
+
+class Refused(Exception):
+    """The reason is the only argument."""
+
+
+def peer_id(key: bytes) -> str:
+    raw = bytes.fromhex("002408011220") + key
+    number, text = int.from_bytes(raw, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = BASE58[digit] + text
+    return "1" * (len(raw) - len(raw.lstrip(b"\x00"))) + text
+
+
+def doubled(x: int, y: int) -> tuple[int, int]:
+    t = D * x * x * y * y % P
+    return 2 * x * y * pow(1 + t, -1, P) % P, (y * y + x * x) * pow(1 - t, -1, P) % P
+
+
+def unsound(key: bytes) -> bool:
+    """y >= p, or a point that becomes the neutral element when multiplied by 8."""
+    y = int.from_bytes(key, "little") % 2**255
+    if y >= P:
+        return True
+    square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+    x = pow(square, (P + 3) // 8, P)
+    if x * x % P != square:
+        x = x * pow(2, (P - 1) // 4, P) % P
+    if x * x % P != square:
+        return False  # no point at all: the signature cannot hold
+    for _ in range(3):
+        x, y = doubled(x, y)
+    return (x, y) == (0, 1)
+
+
+def pae(kind: str, swarm_id: bytes, body: bytes) -> bytes:
+    name = kind.encode()
+    if len(body) > 65536:
+        name, body = name + b";sha256", hashlib.sha256(body).digest()
+    out = b"SWARMNODEv1"
+    for field in (name, swarm_id, body):
+        out += b" " + str(len(field)).encode() + b" " + field
+    return out
+
+
+def open_envelope(
+    data: bytes, swarm_id: bytes, kind: str, limit: int = 4 << 20
+) -> tuple[bytes, bytes]:
+    """(author key, body)."""
+    if len(data) > limit:
+        raise Refused("size")
+    try:
+        fields = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Refused("schema") from error
+    if not isinstance(fields, list) or [type(f) for f in fields] != [str, bytes, bytes, bytes]:
+        raise Refused("schema")
+    name, body, key, signature = fields
+    if len(key) != 32 or len(signature) != 64:
+        raise Refused("schema")
+    if name != kind:
+        raise Refused("kind")
+    if msgpack.packb(fields) != data:
+        raise Refused("encoding")
+    if unsound(key):
+        raise Refused("key")
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, pae(kind, swarm_id, body))
+    except InvalidSignature as error:
+        raise Refused("signature") from error
+    return key, body
+
+
+def verify_chain(
+    chain: list[bytes], swarm_id: bytes, root: bytes, subject: bytes, now: float
+) -> None:
+    if len(chain) != 2:
+        raise Refused("chain_depth")
+    author, body = open_envelope(chain[0], swarm_id, ISSUER, 512)
+    if author != root:
+        raise Refused("wrong_root")
+    version, issuer, _, begin, end, allowance = msgpack.unpackb(body)
+    if version != 1 or unsound(issuer):
+        raise Refused("schema")
+    author, body = open_envelope(chain[1], swarm_id, CERT, 512)
+    if author != issuer:
+        raise Refused("wrong_issuer")
+    version, key, member_begin, member_end = msgpack.unpackb(body)
+    if version != 1:
+        raise Refused("schema")
+    if key != subject or unsound(subject):
+        raise Refused("wrong_subject")
+    if not begin - 300 <= member_begin <= end:
+        raise Refused("outside_issuer")
+    if not 0 < member_end - member_begin <= allowance:
+        raise Refused("too_long")
+    if now < member_begin - 300:
+        raise Refused("not_yet_valid")
+    if now > member_end + 300:
+        raise Refused("expired")
+
+
+def joined(parts: list[dict[str, Any]]) -> bytes:
+    return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
+
+
+def judge_envelope(case: dict[str, Any], swarm_id: bytes) -> str:
+    data = joined(case["sealed"])
+    try:
+        key, body = open_envelope(data, swarm_id, case["kind"])
+    except Refused as refused:
+        return str(refused)
+    if peer_id(key) != case["author"]:
+        return "wrong author"
+    if hashlib.sha256(body).hexdigest() != case["body_sha256"]:
+        return "wrong body"
+    if case.get("expected_author", case["author"]) != case["author"]:
+        return "author"
+    return "ok" if "1220" + hashlib.sha256(data).hexdigest() == case["id"] else "wrong id"
+
+
+def judge_golden(golden: dict[str, str], swarm_id: bytes) -> str:
+    """Makes the golden envelope anew from its seed."""
+    private = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(golden["seed"]))
+    key, body = private.public_key().public_bytes_raw(), bytes.fromhex(golden["body"])
+    signed = pae(RECORD, swarm_id, body)
+    sealed = msgpack.packb([RECORD, body, key, private.sign(signed)])
+    made = {
+        "public_key": key.hex(),
+        "peer_id": peer_id(key),
+        "signed_bytes": signed.hex(),
+        "sealed": sealed.hex(),
+        "id": "1220" + hashlib.sha256(sealed).hexdigest(),
+    }
+    return "ok" if made.items() <= golden.items() else "differs"
+
+
+def judge_chain(case: dict[str, Any], swarm: dict[str, Any]) -> str:
+    try:
+        verify_chain(
+            [bytes.fromhex(certificate) for certificate in case["chain"]],
+            bytes.fromhex(swarm["swarm_id"]),
+            bytes.fromhex(swarm["root_key"]),
+            bytes.fromhex(case["subject_key"]),
+            case["now"],
+        )
+    except Refused as refused:
+        return str(refused)
+    return "ok"
+
+
+def judge_swarm(swarm: dict[str, Any]) -> str:
+    root = bytes.fromhex(swarm["root_key"])
+    made = hashlib.sha256(b"swarm-node/swarm/v1" + root + swarm["name"].encode()).hexdigest()
+    print_ = hashlib.sha256(root).hexdigest()[:16]
+    grouped = " ".join(print_[i : i + 4] for i in range(0, 16, 4))
+    return "ok" if (made, grouped) == (swarm["swarm_id"], swarm["fingerprint"]) else "differs"
+
+
+def judge_ticket(swarm: dict[str, Any]) -> str:
+    """Reads the ticket and makes a member certificate out of it."""
+    ticket = swarm["ticket"]
+    encoded = ticket["text"].removeprefix("swarmjoin1.")
+    raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+    (length,) = struct.unpack_from(">H", raw)
+    body, checksum = raw[2 : 2 + length], raw[2 + length :]
+    if checksum != hashlib.sha256(b"swarm-node/ticket/v1" + body).digest()[:8]:
+        return "checksum"
+    version, name, swarm_id, root, secret, _, expires, certificate, seed = msgpack.unpackb(body)
+    stated = (version, name, swarm_id.hex(), root.hex(), secret.hex(), expires, seed.hex())
+    if stated != (
+        1,
+        swarm["name"],
+        swarm["swarm_id"],
+        swarm["root_key"],
+        ticket["secret"],
+        ticket["expires"],
+        ticket["issuer_seed"],
+    ):
+        return "fields"
+    issuer = Ed25519PrivateKey.from_private_bytes(seed)
+    subject, now = bytes([7]) * 32, ticket["valid_at"]
+    member = msgpack.packb([1, subject, now, now + 60])
+    key = issuer.public_key().public_bytes_raw()
+    sealed = msgpack.packb([CERT, member, key, issuer.sign(pae(CERT, swarm_id, member))])
+    try:
+        verify_chain([certificate, sealed], swarm_id, root, subject, now)
+    except Refused as refused:
+        return str(refused)
+    return "ok"
+
+
+def floats(data: bytes) -> list[float]:
+    return [value for (value,) in struct.iter_unpack("<f", data)]
+
+
+def judge_bodies(bodies: dict[str, Any]) -> str:
+    want = bodies["rollout"]
+    version, epoch, seq, created_ms, task, policy, completions, claimed = msgpack.unpackb(
+        bytes.fromhex(want["body"])
+    )
+    read = {
+        "epoch": epoch,
+        "seq": seq,
+        "created_ms": created_ms,
+        "task": task,
+        "policy": {"model": policy[0].hex(), "tokenizer": policy[1].hex(), "version": policy[2]},
+        "completions": [
+            {
+                "text": text,
+                "token_ids": [value for (value,) in struct.iter_unpack("<I", ids)],
+                "logprobs": floats(logprobs),
+                "spans": spans,
+                "finish": finish,
+            }
+            for text, ids, logprobs, spans, finish in completions
+        ],
+        "claimed": floats(claimed),
+    }
+    if version != 1 or {**read, "body": want["body"]} != want:
+        return "rollout differs"
+    record = msgpack.unpackb(bytes.fromhex(bodies["record"]["body"]))
+    if [record[3].hex(), record[4]] != [bodies["record"]["id"], bodies["record"]["size"]]:
+        return "record differs"
+    head = msgpack.unpackb(bytes.fromhex(bodies["head"]["body"]))
+    return "ok" if head[1] == bodies["head"]["addresses"] else "head differs"
+
+
+def main(directory: Path) -> int:
+    envelopes, bodies, swarm = (
+        json.loads((directory / f"{name}.json").read_text())
+        for name in ("envelopes", "bodies", "membership")
+    )
+    swarm_id = bytes.fromhex(envelopes["swarm_id"])
+    results = [
+        ("golden", judge_golden(envelopes["golden"], swarm_id), "ok"),
+        ("swarm", judge_swarm(swarm), "ok"),
+        ("ticket", judge_ticket(swarm), "ok"),
+        ("bodies", judge_bodies(bodies), "ok"),
+    ]
+    for case in envelopes["cases"]:
+        results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
+    for case in swarm["cases"]:
+        results.append((case["name"], judge_chain(case, swarm), case["expect"]))
+    for name, found, expected in results:
+        print("PASS" if found == expected else "FAIL", name, found, sep="\t")
+    assert "swarm_node" not in sys.modules
+    return int(any(found != expected for _, found, expected in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
