@@ -13,8 +13,9 @@ from swarm_node.config import Settings
 from swarm_node.control import ControlServer
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.home import Home, Membership
-from swarm_node.node import Node, Parts
+from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
+from swarm_node.parts import Parts
 from swarm_node.policy.model_files import weight_files
 from swarm_node.policy.models import Codec, policy_digests, resolve
 from swarm_node.policy.torch_sampler import TorchSampler

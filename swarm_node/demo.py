@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -199,31 +200,37 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
-    table = Table(title=f"swarm-node demo, {seconds:.0f} s", caption=caption)
-    for column in ("node", "peer", "version"):
-        table.add_column(column)
-    table.add_column("reward on own\nfamilies", justify="right")
-    table.add_column("on families it\nnever samples", justify="right")
-    table.add_column("groups trained\nown / peers'", justify="right")
+    table = Table(
+        title=f"swarm-node demo, {seconds:.0f} s",
+        caption="reward: on held-out tasks, at first → now.  unseen: families the node never "
+        f"samples itself.\n{caption}",
+        box=SIMPLE,
+        padding=(0, 1),
+    )
+    table.add_column("node")
+    table.add_column("version", justify="right")
+    table.add_column("reward own", no_wrap=True)
+    table.add_column("reward unseen", no_wrap=True)
+    table.add_column("trained own/peers'", justify="right")
     table.add_column("received", justify="right")
     table.add_column("rejected")
     for node in swarm:
-        table.add_row(node.name, *_cells(node))
+        table.add_row(*_cells(node))
     return table
 
 
 def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
-        return ["starting" if node.process else "waiting", "", "", "", "", "", ""]
+        return [f"{node.name}: {'starting' if node.process else 'waiting'}", *[""] * 6]
     first, last = (shot.evals[0], shot.evals[-1]) if shot.evals else (_NO_EVAL, _NO_EVAL)
-    rejected = ", ".join(f"{count} {why}" for why, count in sorted(shot.rejected.items()))
+    rejected = ", ".join(f"{why} {count}" for why, count in sorted(shot.rejected.items()))
     return [
-        f"…{shot.peer_id[-6:]}",
+        f"{node.name[-1]} …{shot.peer_id[-6:]}",
         str(shot.version),
         _change(first.own, last.own),
         _change(first.unseen, last.unseen),
-        f"{shot.groups.trained_own} / {shot.groups.trained_external}",
+        f"{shot.groups.trained_own}/{shot.groups.trained_external}",
         str(shot.groups.received),
         rejected or "none",
     ]
@@ -232,7 +239,7 @@ def _cells(node: DemoNode) -> list[str]:
 def _change(start: float | None, end: float | None) -> str:
     if start is None or end is None or math.isnan(start):
         return "-"
-    return f"{start:.2f} → [bold]{end:.2f}[/bold]"
+    return f"{start:.2f} → [bold green]{end:.2f}[/bold green]"
 
 
 def _result(node: DemoNode) -> NodeReport:

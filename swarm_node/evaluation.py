@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from swarm_node.clock import Clock
-from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo
+from swarm_node.config import Settings
+from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import held_out_seed
-from swarm_node.policy.models import Codec
-from swarm_node.policy.sampler import Sampler, SampleRequest
+from swarm_node.parts import Parts
+from swarm_node.policy.sampler import SampleRequest
 from swarm_node.rollout import TaskRef
 from swarm_node.snapshot import EvalPoint
 
@@ -21,26 +21,19 @@ class Evaluator:
     def __init__(
         self,
         *,
-        environment: EnvironmentHost,
+        settings: Settings,
+        parts: Parts,
         info: EnvironmentInfo,
-        sampler: Sampler,
-        codec: Codec,
         own_families: Sequence[str],
-        tasks: int,
-        max_new_tokens: int,
-        temperature: float,
-        clock: Clock,
+        earlier: float,
     ) -> None:
-        self._environment = environment
+        """`earlier` is where the curve of a resumed node stood, in seconds."""
+        self._parts = parts
         self._info = info
-        self._sampler = sampler
-        self._codec = codec
         self._own = frozenset(own_families)
-        self._tasks = tasks
-        self._max_new_tokens = max_new_tokens
-        self._temperature = temperature
-        self._clock = clock
-        self._started = clock.now()
+        self._tasks = settings.run.eval_tasks
+        self._sampling = settings.sampling
+        self._started = parts.clock.now() - earlier
         self._one_at_a_time = asyncio.Lock()
 
     async def measure(self) -> EvalPoint:
@@ -51,22 +44,22 @@ class Evaluator:
                 for family in self._info.families
                 for index in range(self._tasks)
             ]
-            prompts = await self._environment.render(refs)
-            version = self._sampler.version
-            groups = await self._sampler.sample(
+            prompts = await self._parts.environment.render(refs)
+            version = self._parts.sampler.version
+            groups = await self._parts.sampler.sample(
                 [
                     SampleRequest(
-                        self._codec.encode_prompt(prompt),
+                        self._parts.codec.encode_prompt(prompt),
                         n=1,
                         seed=ref.seed,
-                        max_new_tokens=self._max_new_tokens,
-                        temperature=self._temperature,
+                        max_new_tokens=self._sampling.max_new_tokens,
+                        temperature=self._sampling.temperature,
                     )
                     for ref, prompt in zip(refs, prompts, strict=True)
                 ]
             )
             judged = [
-                await self._environment.judge(ref, [completion.text for completion in group])
+                await self._parts.environment.judge(ref, [completion.text for completion in group])
                 for ref, group in zip(refs, groups, strict=True)
             ]
         scores: dict[str, list[float]] = {family: [] for family in self._info.families}
@@ -78,7 +71,7 @@ class Evaluator:
         own = [value for family, value in families.items() if family in self._own]
         unseen = [value for family, value in families.items() if family not in self._own]
         return EvalPoint(
-            seconds=self._clock.now() - self._started,
+            seconds=self._parts.clock.now() - self._started,
             version=version,
             all=_mean(list(families.values())),
             own=_mean(own),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgpack
 
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, TicketError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     SwarmInfo,
@@ -98,7 +98,7 @@ class Home:
         """Make a new private swarm whose root key lives here.
 
         Raises:
-            HomeError: this home belongs to a swarm already.
+            HomeError: this home belongs to a swarm already, or the name is impossible.
         """
         if self.has_swarm:
             raise HomeError(
@@ -106,6 +106,10 @@ class Home:
                 "use another --home to found a new one"
             )
         self.create()
+        try:  # before anything is written
+            create_swarm(name, Identity.generate(), bytes(32))
+        except ValueError as error:
+            raise HomeError(f"this cannot be a swarm's name: {error}") from error
         root = Identity.load_or_create(self.path / "root.key")
         swarm = create_swarm(name, root, os.urandom(32))
         issuer = Identity.generate()  # signs this one certificate, then is gone
@@ -173,20 +177,24 @@ class Home:
 
         Raises:
             HomeError: the root key is not here.
+            TicketError: an address is malformed.
         """
         swarm = self.swarm()
         if not self.is_owner:
             raise HomeError(
                 f"only the home that founded {swarm.name!r} holds its root key and can invite"
             )
-        return make_ticket(
-            Identity.load(self.path / "root.key"),
-            swarm,
-            addresses,
-            now=now,
-            valid_seconds=valid_seconds,
-            member_seconds=member_seconds,
-        )
+        try:
+            return make_ticket(
+                Identity.load(self.path / "root.key"),
+                swarm,
+                addresses[:8],
+                now=now,
+                valid_seconds=valid_seconds,
+                member_seconds=member_seconds,
+            )
+        except ValueError as error:
+            raise TicketError(f"no ticket can be made: {error}") from error
 
     def port(self) -> int:
         """The TCP port of this node: chosen once, then kept, so that tickets stay good."""
@@ -222,6 +230,9 @@ class Home:
     def _keep(self, membership: Membership) -> Membership:
         membership.swarm.save(self._swarm_file)
         temporary = self.path / "membership.tmp"
-        temporary.write_bytes(msgpack.packb(list(membership.chain)))
+        with temporary.open("wb") as file:
+            file.write(msgpack.packb(list(membership.chain)))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(self.path / "membership")
         return membership

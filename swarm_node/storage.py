@@ -259,7 +259,6 @@ class Storage:
         groups beyond the newest `keep_received`, and any beyond `max_bytes` of sealed bytes. The
         replay windows stay, so a forgotten group cannot come back."""
         with self._transaction() as db:
-            db.execute("DELETE FROM log WHERE seq <= ?", (self.head() - keep_log,))
             own, received = "provenance = 'own'", "provenance <> 'own'"
             for kind, keep in ((own, keep_log), (received, keep_received)):
                 db.execute(

@@ -70,6 +70,9 @@ class Exchange:
         """Seal, store and announce own groups, each with its prompt; they are safe on return.
 
         The own `claimed` rewards are the locally computed ones, so they become the verified ones.
+
+        Raises:
+            HomeError: the disk is full or the database damaged.
         """
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch
@@ -159,7 +162,8 @@ class Exchange:
                 tokenizer=group.policy.tokenizer,
                 policy_version=group.policy.version,
                 completions=len(group.completions),
-                mixed=verified.informative,
+                # A model may sample special tokens, which peers must refuse: not on offer then.
+                mixed=verified.informative and self._verifier.accepts_tokens(group),
             )
         )
         return seal(self._identity, self._swarm.swarm_id, Kind.RECORD, body)
@@ -198,7 +202,9 @@ class Exchange:
 
     async def _list(self, peer: Peer) -> int:
         epoch, since = peer.cursor
-        request = wire.pack(wire.ListRequest(epoch=epoch, since=since, limit=_LIST_LIMIT))
+        # What lies further back is too old to be worth a pull, so a newcomer starts near the head.
+        since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
+        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=_LIST_LIMIT))
         reply = await self._ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
         if reply is None:
             return 0
@@ -206,8 +212,8 @@ class Exchange:
         if isinstance(listed, Rejected):
             self.reject(listed, peer.peer_id)
             return 0
+        since = since if listed.epoch == peer.epoch else 0
         peer.epoch, peer.head = listed.epoch, listed.head
-        since = since if listed.epoch == epoch else 0
         noted = 0
         for raw in listed.items:
             seq = self._note(peer, raw)
@@ -231,7 +237,7 @@ class Exchange:
         if isinstance(entry, Rejected):
             self.reject(entry, peer.peer_id)
             return 0
-        # A group whose author calls it uniform would be dropped after scoring: not worth a pull.
+        # A group whose author says that nobody can learn from it is not worth a pull.
         if entry.mixed and self._verifier.seen(peer.peer_id, entry.epoch, entry.seq) is None:
             peer.candidates.append(
                 Candidate(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size)
@@ -239,6 +245,8 @@ class Exchange:
         return entry.seq
 
     async def _pull(self, offer: Candidate, version: int) -> VerifiedGroup | None:
+        if self._verifier.seen(offer.author, offer.epoch, offer.seq) is not None:
+            return None  # overtaken by newer groups since it was offered
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
             sealed = await self._ask(

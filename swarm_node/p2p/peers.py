@@ -101,6 +101,14 @@ class Directory:
         ]
         return rng.sample(ready, min(count, len(ready)))
 
+    def offered(self, room: Callable[[str], int]) -> int:
+        """How many groups could be drawn, of each author at most `room(author)`."""
+        return sum(
+            min(len(peer.candidates), room(key))
+            for key, peer in self._peers.items()
+            if peer.candidates
+        )
+
     def draw_candidates(
         self, rng: random.Random, count: int, room: Callable[[str], int]
     ) -> list[Candidate]:

@@ -30,8 +30,9 @@ Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 
 
 def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
-    """This node's greeting."""
-    return kind(chain=chain, agent="swarm-node", addresses=tuple(transport.addresses()[:8]))
+    """This node's greeting, with the addresses short enough to be stated."""
+    stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
+    return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]))
 
 
 class Server:

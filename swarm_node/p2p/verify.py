@@ -71,6 +71,10 @@ class GroupVerifier:
         """Why an announced (author, epoch, seq) need not be pulled, None when it may be."""
         return self._epochs.check(author, epoch) or self._window(author, epoch).check(seq)
 
+    def accepts_tokens(self, group: RolloutGroup) -> bool:
+        """Whether kin would accept the token ids of an own group."""
+        return self._check_tokens(group) is None
+
     async def verify(
         self, offer: Candidate, sealed: bytes, version: int
     ) -> VerifiedGroup | Rejected:

@@ -223,12 +223,19 @@ def _warm_start(
         logits = model.logits(model.hidden(ids[:, :-1])[predicted])
         loss = F.cross_entropy(logits, ids[:, 1:][predicted])
         for group in optimiser.param_groups:
-            group["lr"] = _LEARNING_RATE * min(1.0, step / _WARMUP_STEPS)
+            group["lr"] = _learning_rate(step, steps)
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         progress(step, steps, loss.item())
+
+
+def _learning_rate(step: int, steps: int) -> float:
+    """Up over _WARMUP_STEPS, then down in a straight line to nothing at the last step: the same
+    compute leaves more skill behind than a constant rate does."""
+    left = (steps + 1 - step) / steps
+    return _LEARNING_RATE * min(step / _WARMUP_STEPS, left)
 
 
 def _tokenizer_config() -> dict[str, Any]:

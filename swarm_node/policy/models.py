@@ -154,7 +154,10 @@ def _first_named(*candidates: object) -> list[int]:
 def _chat_template(path: Path) -> object:
     separate = path / "chat_template.jinja"
     if separate.is_file():
-        return separate.read_text(encoding="utf-8")
+        try:
+            return separate.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"cannot read {separate}: {error}") from error
     settings = path / "tokenizer_config.json"
     return read_json(settings).get("chat_template") if settings.is_file() else None
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from swarm_node.child import Child
 from swarm_node.environments.host import (
     MAX_TEXT_BYTES,
     MAX_TEXTS,
@@ -20,7 +21,7 @@ from swarm_node.environments.host import (
     ProcessEnvironmentHost,
 )
 from swarm_node.environments.registry import create_environment
-from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 HOSTILE = '''
@@ -171,6 +172,23 @@ def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
+
+
+@pytest.mark.parametrize("text", ["loop", "backtrack"])
+def test_the_process_ends_itself_at_the_time_limit(hostile: str, text: str) -> None:
+    """And does not leave it to a host that allows a whole group's time."""
+
+    async def main() -> None:
+        child = Child("environment", "swarm_node.environments.worker")
+        await child.start()
+        request = {"op": "start", "name": hostile, "options": {}, "time_limit": 0.3}
+        await child.call(request, patience=60.0)
+        ref = ["hostile", "1", "one", 7]
+        with pytest.raises(ChildError, match="SIGALRM"):
+            await child.call({"op": "judge", "ref": ref, "texts": ["7", text]}, patience=60.0)
+        await child.stop()
+
+    asyncio.run(main())
 
 
 def test_a_group_of_killers_is_given_up(hostile: str) -> None:

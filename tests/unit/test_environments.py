@@ -100,10 +100,10 @@ def test_hashed_seeds_do_not_give_shifted_copies_of_one_stream() -> None:
 def test_binary_scoring_gives_no_partial_credit() -> None:
     binary, native = create(), create(scoring="native")
     seed = task_seed("partial")
-    right = answer_to(binary, "spell_backward", seed)
+    right = answer_to(binary, "products", seed)
     verbose = f"it is {right}"
     for environment, low, high in ((binary, 0.0, 0.0), (native, 0.01, 0.99)):
-        task = environment.derive(ref_to(environment, "spell_backward", seed))
+        task = environment.derive(ref_to(environment, "products", seed))
         assert low <= environment.score(task, verbose) <= high
         assert environment.score(task, right) == 1.0
 

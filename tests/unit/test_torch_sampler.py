@@ -51,7 +51,9 @@ def with_sampler(use: Callable[[TorchSampler], Awaitable[Any]], max_rows: int = 
 
 
 def sample(requests: Sequence[SampleRequest], max_rows: int = 256) -> list[tuple[Completion, ...]]:
-    return with_sampler(lambda sampler: sampler.sample(requests), max_rows)
+    groups: list[tuple[Completion, ...]] = with_sampler(
+        lambda sampler: sampler.sample(requests), max_rows
+    )
     return groups
 
 

@@ -1,0 +1,440 @@
+"""Two to four nodes' exchanges on the in-memory network: what is let in, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.errors import TransportError
+from swarm_node.home import Home, Membership
+from swarm_node.p2p import wire
+from swarm_node.p2p.envelope import Kind, content_id, seal
+from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.serving import HELLO, LIST, PULL, Server
+from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
+from swarm_node.policy.batch import build_batch
+from swarm_node.policy.models import Codec, policy_digests, resolve
+from swarm_node.policy.tokens import check_tokens
+from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+from swarm_node.storage import Storage
+
+MODEL = resolve("tiny")
+CODEC = Codec.from_directory(MODEL)
+POLICY = PolicyRef(*policy_digests(MODEL), 3)
+NOW = SYSTEM_CLOCK.wall()
+
+
+class Side:
+    """One node's exchange with real storage, environment and membership."""
+
+    def __init__(self, home: Home, network: MemoryNetwork, membership: Membership) -> None:
+        self.home = home
+        self.membership = membership
+        self.rejected: Counter[str] = Counter()
+        self.storage = Storage(home.database)
+        self.environment = InlineEnvironmentHost(create())
+        self.transport = MemoryTransport(network, membership.identity)
+        self.directory = Directory(membership.identity.peer_id)
+
+    async def start(self) -> None:
+        info = await self.environment.start()
+        self.info = info
+        verifier = GroupVerifier(
+            self.membership.swarm.swarm_id,
+            Expected(info.name, info.version, frozenset(info.families), POLICY),
+            self.storage,
+            self.environment.judge,
+            partial(check_tokens, CODEC),
+        )
+        shared = {
+            "transport": self.transport,
+            "swarm": self.membership.swarm,
+            "chain": self.membership.chain,
+            "storage": self.storage,
+            "directory": self.directory,
+            "rejected": self.rejected,
+            "clock": SYSTEM_CLOCK,
+            "rng": random.Random(0),
+        }
+        Server(gates=PeerGates(50, 500), **shared)
+        self.exchange = Exchange(identity=self.membership.identity, verifier=verifier, **shared)
+        await self.transport.start()
+
+    async def stop(self) -> None:
+        await self.transport.stop()
+        self.storage.close()
+
+    @property
+    def peer_id(self) -> str:
+        return self.membership.identity.peer_id
+
+    def task(self, index: int = 0, family: str = "gcd", held_out: bool = False) -> TaskRef:
+        seed = (held_out_seed if held_out else task_seed)("test", index)
+        return TaskRef(self.info.name, self.info.version, family, seed)
+
+    async def group(self, texts: Sequence[str], **task: object) -> tuple[RolloutGroup, str]:
+        """A group of `texts`, scored honestly."""
+        ref = self.task(**task)
+        judged = await self.environment.judge(ref, texts)
+        return make_group(ref, texts, judged.rewards), judged.prompt
+
+    async def fetch(self) -> list[VerifiedGroup]:
+        """Meet, list and pull everything there is."""
+        await self.exchange.beat(0, 20.0)
+        await self.exchange.list_some(8)
+        return await self.exchange.pull_some(64, lambda _: 64, 0)
+
+
+def make_group(
+    ref: TaskRef, texts: Sequence[str], claimed: Sequence[float], policy: PolicyRef = POLICY
+) -> RolloutGroup:
+    return RolloutGroup(ref, policy, tuple(map(make_completion, texts)), tuple(claimed))
+
+
+def make_completion(text: str) -> Completion:
+    ids = np.array([*CODEC.encode_answer(text), CODEC.eos_id], dtype=np.uint32)
+    logprobs = np.full(ids.shape, -0.5, dtype=np.float32)
+    return Completion(text, ids, logprobs, (VersionSpan(3, 0, len(ids)),), Finish.STOP)
+
+
+@pytest.fixture
+def in_swarm(tmp_path: Path) -> Callable[..., None]:
+    """Run a coroutine function with `count` started sides of one swarm."""
+
+    def run(body: Callable[..., Awaitable[None]], count: int = 2) -> None:
+        owner = Home(tmp_path / "0")
+        memberships = [owner.found_swarm("test", NOW)]
+        ticket = owner.invite([], now=NOW, valid_seconds=600, member_seconds=600)
+        homes = [owner, *(Home(tmp_path / str(index)) for index in range(1, count))]
+        memberships += [home.join_swarm(parse_ticket(ticket, NOW), NOW) for home in homes[1:]]
+
+        async def main() -> None:
+            network = MemoryNetwork(random.Random(1), patience=0.1)
+            sides = [Side(h, network, m) for h, m in zip(homes, memberships, strict=True)]
+            for side in sides:
+                await side.start()
+            for side in sides:
+                await side.exchange.beat(0, 20.0)
+            await body(network, *sides)
+            for side in sides:
+                await side.stop()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def _right_answer(side: Side, ref: TaskRef) -> str:
+    for guess in map(str, range(1, 21)):
+        if (await side.environment.judge(ref, [guess])).rewards == (1.0,):
+            return guess
+    raise AssertionError("gcd of numbers up to 20 is among 1 to 20")
+
+
+def test_a_published_group_arrives_verified_and_only_once(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        right = await _right_answer(alice, alice.task())
+        made = await alice.group([right, "no idea"])
+        (own,) = await alice.exchange.publish([made], 3)
+        (got,) = await bob.fetch()
+        assert (got.id, got.author, got.provenance) == (own.id, alice.peer_id, Provenance.KIN)
+        assert got.rewards == own.rewards == (1.0, 0.0)
+        assert got.prompt == made[1]
+        assert [c.text for c in got.group.completions] == [right, "no idea"]
+        assert bob.storage.blob(got.id) == alice.storage.blob(own.id)
+        assert await bob.fetch() == []
+        (stored,) = bob.storage.live(1)
+        assert restored_group(stored).rewards == got.rewards
+
+    in_swarm(body)
+
+
+def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
+    async def trained(bob: Side, group: VerifiedGroup) -> dict[str, torch.Tensor]:
+        core = TrainerCore(MODEL, TrainerSettings())
+        batch = build_batch([group], CODEC.encode_prompt, CODEC.encode_answer, CODEC.eos_id)
+        assert core.update(batch).skipped is None
+        return core.weights()
+
+    async def body(network: MemoryNetwork, honest: Side, liar: Side, bob: Side) -> None:
+        ref = honest.task()
+        texts = [await _right_answer(honest, ref), "wrong", "also wrong"]
+        truth = (make_group(ref, texts, [1.0, 0.0, 0.0]), "")
+        lie = (make_group(ref, texts, [0.25, 1.0, 0.75]), "")
+        await honest.exchange.publish([truth], 0)
+        await liar.exchange.publish([lie], 0)
+        got = {group.author: group for group in await bob.fetch()}
+        assert got[liar.peer_id].group.claimed == (0.25, 1.0, 0.75)
+        assert got[liar.peer_id].rewards == got[honest.peer_id].rewards == (1.0, 0.0, 0.0)
+        weights = [await trained(bob, got[side.peer_id]) for side in (honest, liar)]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    in_swarm(body, 3)
+
+
+def test_wrong_answers_claimed_right_teach_nothing(in_swarm) -> None:
+    async def body(network: MemoryNetwork, liar: Side, bob: Side) -> None:
+        lie = make_group(liar.task(), ["wrong", "also wrong"], [1.0, 0.0])
+        await liar.exchange.publish([(lie, "")], 0)
+        assert await bob.fetch() == []
+        assert bob.rejected == {"zero_advantage": 1}
+        assert bob.storage.live(1) == []
+
+    in_swarm(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda sealed: sealed[:-1] + bytes([sealed[-1] ^ 1]), "signature"),
+        (lambda sealed: sealed[:300] + bytes([sealed[300] ^ 1]) + sealed[301:], "signature"),
+        (lambda sealed: sealed + b"\x00", "schema"),
+    ],
+)
+def test_a_tampered_envelope_is_refused(in_swarm, change, reason: str) -> None:
+    """Its author announces damaged bytes: the hash fits, so the signature decides."""
+
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        await _serve_raw(mallory, change)
+        assert await bob.fetch() == []
+        assert bob.rejected[reason] == 1
+
+    in_swarm(body)
+
+
+async def _serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int) -> None:
+    """Publish a group whose stored bytes were changed after they were sealed."""
+    ref = side.task()
+    texts = [await _right_answer(side, ref), "wrong"]
+    group = make_group(ref, texts, [1.0, 0.0])
+    place = {"epoch": side.storage.epoch, "seq": 1, "created_ms": 0, **header}
+    body = wire.pack_group(group, **place)
+    sealed = change(
+        seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
+    )
+    await _announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=1)
+
+
+async def _announce_raw(
+    side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int
+) -> None:
+    announcement = wire.Announcement(
+        v=1,
+        epoch=epoch,
+        seq=seq,
+        id=content_id(sealed),
+        size=len(sealed),
+        environment=group.task.environment,
+        version=group.task.version,
+        family=group.task.family,
+        model=POLICY.model,
+        tokenizer=POLICY.tokenizer,
+        policy_version=0,
+        completions=len(group.completions),
+        mixed=True,
+    )
+    record = seal(
+        side.membership.identity,
+        side.membership.swarm.swarm_id,
+        Kind.RECORD,
+        wire.pack(announcement),
+    )
+
+    async def listed(_: str, __: bytes) -> bytes:
+        return wire.pack(wire.ListReply(epoch=epoch, head=seq, items=(record,)))
+
+    async def pulled(_: str, __: bytes) -> bytes:
+        return sealed
+
+    side.transport._handlers[LIST] = listed
+    side.transport._handlers[PULL] = pulled
+
+
+def test_a_replayed_envelope_is_trained_once_even_across_a_restart(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
+        (own,) = await alice.exchange.publish([made], 0)
+        assert len(await bob.fetch()) == 1
+        sealed = alice.storage.blob(own.id)
+        assert sealed is not None
+        await bob.stop()
+        reborn = Side(bob.home, network, bob.membership)
+        await reborn.start()
+        await _announce_raw(alice, made[0], sealed, epoch=alice.storage.epoch, seq=1)
+        assert await reborn.fetch() == []
+        # Under a new number the announcement looks new, but the signed bytes say otherwise.
+        await _announce_raw(alice, made[0], sealed, epoch=alice.storage.epoch, seq=2)
+        assert await reborn.fetch() == []
+        assert reborn.rejected["sequence"] == 1
+        assert len(reborn.storage.live(1)) == 1
+        bob.storage = reborn.storage
+        bob.transport = reborn.transport
+
+    in_swarm(body)
+
+
+def test_another_members_group_cannot_be_announced_as_ones_own(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, thief: Side, bob: Side) -> None:
+        made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
+        (own,) = await alice.exchange.publish([made], 0)
+        sealed = alice.storage.blob(own.id)
+        assert sealed is not None
+        await alice.transport.stop()
+        await _announce_raw(thief, made[0], sealed, epoch=alice.storage.epoch, seq=1)
+        assert await bob.fetch() == []
+        assert bob.rejected["author"] == 1
+
+    in_swarm(body, 3)
+
+
+def _foreign_environment(group: RolloutGroup) -> RolloutGroup:
+    task = TaskRef(group.task.environment, "other", group.task.family, group.task.seed)
+    return RolloutGroup(task, group.policy, group.completions, group.claimed)
+
+
+def _other_tokens(group: RolloutGroup) -> RolloutGroup:
+    first, *rest = group.completions
+    ids = first.token_ids.copy()
+    ids[0] = CODEC.encode_answer("Z")[0]
+    swapped = Completion(first.text, ids, first.logprobs, first.spans, first.finish)
+    return RolloutGroup(group.task, group.policy, (swapped, *rest), group.claimed)
+
+
+def _held_out(group: RolloutGroup) -> RolloutGroup:
+    task = TaskRef(group.task.environment, group.task.version, "gcd", held_out_seed("exam"))
+    return RolloutGroup(task, group.policy, group.completions, group.claimed)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(_foreign_environment, "environment"), (_other_tokens, "tokens"), (_held_out, "held_out")],
+)
+def test_what_was_not_agreed_on_is_refused(in_swarm, change, reason: str) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        group, _ = await mallory.group(["1", "2"])
+        await _announce_changed(mallory, change(group))
+        assert await bob.fetch() == []
+        assert bob.rejected == {reason: 1}
+
+    in_swarm(body)
+
+
+async def _announce_changed(side: Side, group: RolloutGroup) -> None:
+    body = wire.pack_group(group, epoch=side.storage.epoch, seq=1, created_ms=0)
+    sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
+    await _announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=1)
+
+
+def test_a_group_of_another_model_is_foreign(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        ref = alice.task()
+        texts = [await _right_answer(alice, ref), "wrong"]
+        other = PolicyRef(bytes(32), bytes(32), 7)
+        await alice.exchange.publish([(make_group(ref, texts, [1.0, 0.0], other), "")], 0)
+        (got,) = await bob.fetch()
+        assert got.provenance is Provenance.FOREIGN
+
+    in_swarm(body)
+
+
+def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side, carol: Side) -> None:
+        made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
+        await alice.exchange.publish([made], 0)
+        assert len(await bob.fetch()) == 1
+        await carol.exchange.beat(0, 20.0)
+        await carol.exchange.list_some(8)
+        await alice.transport.stop()
+        (got,) = await carol.exchange.pull_some(8, lambda _: 8, 0)
+        assert got.author == alice.peer_id
+
+    in_swarm(body, 3)
+
+
+def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
+    async def body(network: MemoryNetwork, alice: Side) -> None:
+        stranger = MemoryTransport(network, Identity.generate())
+        await stranger.start()
+        request = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
+        with pytest.raises(TransportError, match="hello"):
+            await stranger.request(alice.peer_id, LIST, request)
+        other = Home(tmp_path / "other").found_swarm("other", NOW)
+        hello = wire.pack(wire.HelloRequest(chain=other.chain, agent="swarm-node", addresses=()))
+        with pytest.raises(TransportError, match="no member"):
+            await stranger.request(alice.peer_id, HELLO, hello)
+        # A member's certificates in a stranger's hands: the link says who is calling.
+        stolen = wire.pack(
+            wire.HelloRequest(chain=alice.membership.chain, agent="swarm-node", addresses=())
+        )
+        with pytest.raises(TransportError, match="wrong_subject"):
+            await stranger.request(alice.peer_id, HELLO, stolen)
+        for junk in (b"", b"\xc1", b"\x91" * 1000):
+            with pytest.raises(TransportError, match="bad request"):
+                await stranger.request(alice.peer_id, HELLO, junk)
+        await stranger.stop()
+
+    in_swarm(body, 1)
+
+
+def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
+        assert await bob.fetch() == []
+        peer = alice.directory.get(bob.peer_id)
+        assert peer is not None
+        peer.member_until = 0.0
+        await alice.exchange.publish([made], 0)
+        assert len(await bob.fetch()) == 1
+
+    in_swarm(body)
+
+
+def test_loss_delays_but_loses_nothing(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        made = [
+            await alice.group([await _right_answer(alice, alice.task(i)), "wrong"], index=i)
+            for i in range(12)
+        ]
+        network._loss = 0.3
+        published = await alice.exchange.publish(made, 0)
+        got: set[bytes] = set()
+        for _ in range(60):
+            for peer in (bob.directory.get(alice.peer_id),):
+                if peer is not None:
+                    peer.retry_at = 0.0  # this test is not about how long to leave a peer alone
+            for group in await bob.fetch():
+                assert group.id not in got
+                got.add(group.id)
+            if bob.directory.get(alice.peer_id).cursor[1] == 12 and len(got) >= 6:
+                break
+        assert got <= {group.id for group in published}
+        assert len(got) >= 6
+
+    in_swarm(body)

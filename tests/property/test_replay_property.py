@@ -1,0 +1,204 @@
+"""What holds for the replay buffer whatever is admitted and drawn, in any order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+
+AUTHORS = ["a", "b", "c", "d"]
+REWARDS = [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (0.25, 0.5)]
+
+
+class ReplayMachine(RuleBasedStateMachine):
+    @initialize(
+        own=st.integers(0, 3),
+        external=st.integers(0, 3),
+        max_lag=st.integers(0, 3),
+        max_age=st.integers(0, 4),
+        reuse=st.integers(1, 3),
+        batches=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        peer_share=st.sampled_from([0.0, 0.25, 1.0]),
+        peer_minimum=st.integers(1, 3),
+        seed=st.integers(0, 1 << 32),
+    )
+    def begin(
+        self,
+        own: int,
+        external: int,
+        max_lag: int,
+        max_age: int,
+        reuse: int,
+        batches: tuple[int, int],
+        peer_share: float,
+        peer_minimum: int,
+        seed: int,
+    ) -> None:
+        self.settings = ReplaySettings(
+            own=own,
+            external=max(external, 1 - own),
+            max_lag=max_lag,
+            max_age=max_age,
+            reuse=reuse,
+            own_batches=batches[0],
+            external_batches=batches[1],
+            peer_share=peer_share,
+            peer_minimum=peer_minimum,
+        )
+        self.buffer = ReplayBuffer(self.settings)
+        self.rng = random.Random(seed)
+        self.version = 0
+        self.number = 0
+        self.uses: Counter[bytes] = Counter()
+        self.held: dict[bytes, VerifiedGroup] = {}  # admitted and not reported as departed
+        self.last: VerifiedGroup | None = None
+
+    @rule(rewards=st.sampled_from(REWARDS), lag=st.integers(0, 4))
+    def admit_own(self, rewards: tuple[float, ...], lag: int) -> None:
+        oldest = max(0, self.version - lag)
+        self._admit(_group(self._name(), "me", rewards, (oldest, self.version), self.version))
+
+    @rule(
+        author=st.sampled_from(AUTHORS),
+        rewards=st.sampled_from(REWARDS),
+        age=st.integers(0, 5),
+        claimed_version=st.integers(0, 1 << 40),
+    )
+    def admit_external(
+        self, author: str, rewards: tuple[float, ...], age: int, claimed_version: int
+    ) -> None:
+        arrived = max(0, self.version - age)
+        self._admit(_group(self._name(), author, rewards, (claimed_version,), arrived))
+
+    @rule()
+    def admit_again(self) -> None:
+        if self.last is not None:
+            refused = self.buffer.admit(self.last, self.version)
+            assert refused is not None
+
+    @rule(updates=st.integers(1, 3))
+    def update(self, updates: int) -> None:
+        self.version += updates
+
+    @rule()
+    def draw(self) -> None:
+        own, external = self._eligible()
+        settings = self.settings
+        ready = self.buffer.ready(self.version)
+        assert ready is (len(own) >= settings.own and bool(own or external))
+        drawn = self.buffer.draw(self.version, self.rng)
+        # Never waiting for peers: own groups alone decide, unless none at all are wanted.
+        assert (drawn is not None) is ready
+        if drawn is None:
+            return
+        assert drawn.external_count == min(settings.external, len(external))
+        wanted = settings.own + settings.external - drawn.external_count
+        assert drawn.own_count == min(wanted, len(own))
+        assert len(drawn.groups) == drawn.own_count + drawn.external_count
+        assert len({group.id for group in drawn.groups}) == len(drawn.groups)
+        for index, group in enumerate(drawn.groups):
+            is_own = group.provenance is Provenance.OWN
+            assert is_own is (index < drawn.own_count)
+            assert group.id in (own if is_own else external)
+            self.uses[group.id] += 1
+            assert self.uses[group.id] <= settings.reuse
+
+    @rule(running=st.integers(0, 10))
+    def ask_for_room(self, running: int) -> None:
+        room = self.buffer.own_room(self.version, running)
+        slots = (self.settings.max_lag + 1) * max(self.settings.own, 1)
+        assert 0 <= room <= max(0, slots - running - self.buffer.own_backlog())
+        assert self.buffer.wants_own(self.version, running) is (room > 0)
+        for author in (None, *AUTHORS):
+            for number in range(self.buffer.external_room(self.version, author)):
+                name = author or f"stranger {number}"
+                self._admit(_group(self._name(), name, (0.0, 1.0), (0,), self.version))
+                assert self.last is not None
+                assert self.last.id in self.held, "there was room, and yet it was refused"
+            if author is not None:
+                assert self.buffer.external_room(self.version, author) == 0
+
+    @invariant()
+    def stays_within_its_bounds(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        for identifier in self.buffer.collect_departed():
+            del self.held[identifier]
+        stats = self.buffer.stats()
+        authors = Counter(
+            group.author for group in self.held.values() if group.provenance is not Provenance.OWN
+        )
+        assert stats.external == authors.total() <= self.settings.capacity_external
+        assert stats.own == len(self.held) - authors.total() <= self.settings.capacity_own
+        assert stats.authors == len(authors)
+        assert max(authors.values(), default=0) <= self.settings.peer_quota
+
+    def _eligible(self) -> tuple[set[bytes], set[bytes]]:
+        """What may be drawn now, computed from scratch: (own, external) ids."""
+        for identifier in self.buffer.collect_departed():
+            del self.held[identifier]
+        own, external = set(), set()
+        for group in self.held.values():
+            if group.provenance is Provenance.OWN:
+                spans = [span.version for c in group.group.completions for span in c.spans]
+                if self.version - min(spans) <= self.settings.max_lag:
+                    own.add(group.id)
+            elif self.version - group.arrived <= self.settings.max_age and group.informative:
+                external.add(group.id)
+        return own, external
+
+    def _admit(self, group: VerifiedGroup) -> None:
+        refused = self.buffer.admit(group, self.version)
+        if refused is None:
+            self.held[group.id] = group
+            self.last = group
+
+    def _name(self) -> bytes:
+        self.number += 1
+        return b"group %d" % self.number
+
+
+def _group(
+    name: bytes, author: str, rewards: tuple[float, ...], versions: tuple[int, ...], arrived: int
+) -> VerifiedGroup:
+    completion = Completion(
+        text="x",
+        token_ids=np.zeros(len(versions), np.uint32),
+        logprobs=np.zeros(len(versions), np.float32),
+        spans=tuple(VersionSpan(version, i, i + 1) for i, version in enumerate(versions)),
+        finish=Finish.STOP,
+    )
+    return VerifiedGroup(
+        id=name,
+        author=author,
+        provenance=Provenance.OWN if author == "me" else Provenance.FOREIGN,
+        group=RolloutGroup(
+            task=TaskRef("e", "1", "f", 0),
+            policy=PolicyRef(b"m", b"t", versions[-1]),
+            completions=(completion,) * len(rewards),
+            claimed=rewards,
+        ),
+        prompt="q",
+        rewards=rewards,
+        arrived=arrived,
+    )
+
+
+TestReplay = ReplayMachine.TestCase
+TestReplay.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,281 @@
+"""The replay buffer: what is drawn, what makes room, what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swarm_node.errors import ConfigError, Rejected
+from swarm_node.policy.replay import Drawn, ReplayBuffer, ReplaySettings
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+
+MIXED = (0.0, 1.0)
+
+
+def group(
+    name: str,
+    author: str = "me",
+    *,
+    spans: tuple[int, ...] = (0,),
+    arrived: int = 0,
+    rewards: tuple[float, ...] = MIXED,
+) -> VerifiedGroup:
+    """`spans` are the versions that sampled its tokens, one token each."""
+    completion = Completion(
+        text="x",
+        token_ids=np.zeros(len(spans), np.uint32),
+        logprobs=np.zeros(len(spans), np.float32),
+        spans=tuple(VersionSpan(version, i, i + 1) for i, version in enumerate(spans)),
+        finish=Finish.STOP,
+    )
+    return VerifiedGroup(
+        id=name.encode(),
+        author=author,
+        provenance=Provenance.OWN if author == "me" else Provenance.KIN,
+        group=RolloutGroup(
+            task=TaskRef("e", "1", "f", 0),
+            policy=PolicyRef(b"m", b"t", max(spans, default=0)),
+            completions=(completion,) * len(rewards),
+            claimed=rewards,
+        ),
+        prompt="q",
+        rewards=rewards,
+        arrived=arrived,
+    )
+
+
+def buffer(**settings: Any) -> ReplayBuffer:
+    return ReplayBuffer(ReplaySettings(**settings))
+
+
+def admit(target: ReplayBuffer, *groups: VerifiedGroup, version: int = 0) -> None:
+    for each in groups:
+        assert target.admit(each, version) is None, each.id
+
+
+def names(drawn: Drawn | None) -> list[str]:
+    return [] if drawn is None else [each.id.decode() for each in drawn.groups]
+
+
+def reason(verdict: Rejected | None) -> str:
+    return "" if verdict is None else verdict.reason
+
+
+def own(count: int, **options: Any) -> list[VerifiedGroup]:
+    return [group(f"own{index}", **options) for index in range(count)]
+
+
+def test_a_batch_is_own_groups_then_external_ones() -> None:
+    held = buffer(own=2, external=2)
+    admit(held, *own(3), *(group(f"p{index}", "peer") for index in range(5)))
+    drawn = held.draw(0, random.Random(1))
+    assert drawn is not None
+    assert (drawn.own_count, drawn.external_count) == (2, 2)
+    assert names(drawn)[:2] == ["own0", "own1"]
+    assert {each.author for each in drawn.groups[2:]} == {"peer"}
+    assert (held.stats().own, held.stats().external) == (1, 3)
+
+
+def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
+    held = buffer(own=2, external=2)
+    admit(held, *own(1), *(group(f"p{index}", "peer") for index in range(5)))
+    assert not held.ready(0)
+    assert held.draw(0, random.Random(1)) is None
+    assert held.stats().external == 5
+    admit(held, group("second"))
+    assert held.ready(0)
+    assert held.draw(0, random.Random(1)) is not None
+
+
+@pytest.mark.parametrize(("own_ready", "external_ready", "counts"), [
+    (2, 0, (2, 0)), (3, 0, (3, 0)), (9, 0, (4, 0)), (9, 1, (3, 1)), (2, 1, (2, 1)), (9, 9, (2, 2)),
+])  # fmt: skip
+def test_own_groups_stand_in_for_missing_peers(
+    own_ready: int, external_ready: int, counts: tuple[int, int]
+) -> None:
+    held = buffer(own=2, external=2)
+    admit(held, *own(own_ready), *(group(f"p{i}", f"peer{i}") for i in range(external_ready)))
+    drawn = held.draw(0, random.Random(1))
+    assert drawn is not None
+    assert (drawn.own_count, drawn.external_count) == counts
+
+
+def test_a_node_that_takes_no_own_groups_draws_external_ones() -> None:
+    held = buffer(own=0, external=2)
+    assert held.draw(0, random.Random(1)) is None
+    admit(held, group("p", "peer"))
+    assert names(held.draw(0, random.Random(1))) == ["p"]
+
+
+def test_external_groups_are_drawn_uniformly_and_reproducibly() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(2000):
+        held = buffer(own=0, external=1, external_batches=8)
+        admit(held, *(group(f"p{index}", "peer") for index in range(8)))
+        counts.update(names(held.draw(0, random.Random(seed))))
+    expected = 2000 / 8
+    assert sum((seen - expected) ** 2 / expected for seen in counts.values()) < 24.3  # p = 0.001
+    pair = []
+    for _ in range(2):
+        held = buffer(own=0, external=3)
+        admit(held, *(group(f"p{index}", "peer") for index in range(8)))
+        pair.append(names(held.draw(0, random.Random(7))))
+    assert pair[0] == pair[1]
+
+
+def test_local_groups_are_not_filtered_but_external_ones_are() -> None:
+    held = buffer(own=1, external=1)
+    admit(held, group("own", rewards=(1.0, 1.0)))
+    assert reason(held.admit(group("p", "peer", rewards=(1.0, 1.0)), 0)) == "zero_advantage"
+    assert names(held.draw(0, random.Random(1))) == ["own"]
+    assert (held.stats().own_admitted, held.stats().own_informative) == (1, 0)
+    assert held.stats().rejected == {"zero_advantage": 1}
+
+
+def test_a_group_comes_in_once_even_after_it_left() -> None:
+    held = buffer(own=1, external=1)
+    admit(held, group("own"), group("p", "peer"))
+    assert reason(held.admit(group("own"), 0)) == "duplicate"
+    assert reason(held.admit(group("p", "peer"), 0)) == "duplicate"
+    assert len(names(held.draw(0, random.Random(1)))) == 2
+    assert reason(held.admit(group("own"), 0)) == "duplicate"
+    assert reason(held.admit(group("p", "peer"), 0)) == "duplicate"
+
+
+def test_reuse_is_a_number_of_draws() -> None:
+    held = buffer(own=2, external=0, reuse=2)
+    admit(held, *own(3))
+    rng = random.Random(1)
+    drawn = [names(held.draw(0, rng)) for _ in range(4)]
+    assert drawn == [["own0", "own1"], ["own2", "own0"], ["own1", "own2"], []]
+
+
+def test_a_restored_group_keeps_its_uses() -> None:
+    held = buffer(own=1, external=0, reuse=2)
+    assert held.restore(group("once"), 1, 0) is None
+    assert reason(held.restore(group("twice"), 2, 0)) == "used"
+    rng = random.Random(1)
+    assert names(held.draw(0, rng)) == ["once"]
+    assert held.draw(0, rng) is None
+
+
+def test_own_lag_counts_from_the_oldest_tokens() -> None:
+    held = buffer(own=1, external=0, max_lag=3)
+    admit(held, group("old", spans=(2, 5)), group("new", spans=(5, 5)), version=5)
+    assert reason(held.admit(group("older", spans=(1, 5)), 5)) == "stale"
+    assert names(held.draw(6, random.Random(1))) == ["new"]
+    assert held.stats().expired == 1
+
+
+def test_a_group_without_tokens_is_as_old_as_its_policy() -> None:
+    held = buffer(own=1, external=0, max_lag=0)
+    admit(held, group("empty", spans=()))
+    assert held.draw(1, random.Random(1)) is None
+
+
+def test_external_age_counts_from_arrival_not_from_the_peers_version() -> None:
+    held = buffer(own=0, external=1, max_age=3)
+    admit(held, group("p", "peer", spans=(1_000_000,), arrived=10), version=10)
+    assert reason(held.admit(group("late", "peer", arrived=9), 13)) == "stale"
+    assert held.ready(13)
+    assert not held.ready(14)
+    assert held.collect_departed() == [b"p"]
+    assert held.collect_departed() == []
+
+
+def test_a_flooding_peer_displaces_only_its_own_groups() -> None:
+    held = buffer(own=1, external=4, external_batches=8)
+    assert held.settings.peer_quota == 8
+    admit(held, *(group(f"good{index}", "good") for index in range(3)))
+    admit(held, *(group(f"f{index}", "flood") for index in range(8)))
+    assert reason(held.admit(group("same", "flood"), 0)) == "quota"
+    for index in range(50):
+        admit(held, group(f"young{index}", "flood", arrived=1 + index), version=1 + index // 3)
+    stats = held.stats()
+    assert (stats.external, stats.authors, stats.evicted) == (11, 2, 50)
+    assert not any(each.startswith(b"good") for each in held.collect_departed())
+
+
+def test_a_full_buffer_takes_younger_groups_from_whoever_holds_most() -> None:
+    held = buffer(own=1, external=4, external_batches=2, peer_minimum=5)
+    assert (held.settings.capacity_external, held.settings.peer_quota) == (8, 5)
+    admit(held, *(group(f"a{index}", "a", arrived=index) for index in range(5)), version=4)
+    admit(held, *(group(f"b{index}", "b") for index in range(3)))
+    assert reason(held.admit(group("c0", "c"), 0)) == "capacity"
+    admit(held, group("c5", "c", arrived=5), version=5)
+    assert held.collect_departed() == [b"a0"]
+    assert held.stats().external == 8
+
+
+def test_too_many_own_groups_push_out_the_stalest() -> None:
+    held = buffer(own=1, external=1, own_batches=1)
+    admit(held, group("v1", spans=(1,)), group("v0", spans=(0,)), group("v2", spans=(2,)))
+    assert held.collect_departed() == [b"v0"]
+    assert names(held.draw(2, random.Random(1))) == ["v1", "v2"]
+
+
+def test_sampling_goes_on_while_its_groups_will_be_fresh() -> None:
+    held = buffer(own=2, external=2, max_lag=1)
+    assert held.own_room(0) == 4
+    assert held.own_room(0, running=3) == 1
+    assert not held.wants_own(0, running=4)
+    admit(held, *own(4))
+    assert held.own_backlog() == 4
+    assert not held.wants_own(0)
+    held.draw(0, random.Random(1))
+    assert held.wants_own(0)
+    assert buffer(own=4, external=4, max_lag=8).own_room(0) == 16
+    assert buffer(own=4, external=4, max_lag=0).own_room(0) == 4
+
+
+def test_stale_groups_make_room_for_new_ones() -> None:
+    held = buffer(own=2, external=2, max_lag=1, max_age=1)
+    admit(held, *own(4), *(group(f"p{index}", "peer") for index in range(8)))
+    assert held.own_room(1) == 0
+    assert held.own_room(2) == 4
+    assert held.external_room(2) == held.settings.capacity_external
+
+
+def test_room_for_peers_is_what_is_not_held() -> None:
+    held = buffer(own=4, external=4)
+    assert (held.external_room(0), held.external_room(0, "a")) == (32, 8)
+    admit(held, *(group(f"a{index}", "a") for index in range(8)))
+    assert (held.external_room(0), held.external_room(0, "a")) == (24, 0)
+    assert held.external_room(0, "b") == 8
+    alone = buffer(own=4, external=0)
+    assert alone.external_room(0) == 0
+    assert reason(alone.admit(group("p", "peer"), 0)) == "capacity"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"own": -1}, "own"),
+        ({"external": -1}, "external"),
+        ({"own": 0, "external": 0}, "both 0"),
+        ({"max_lag": -1}, "max_lag"),
+        ({"max_age": -1}, "max_age"),
+        ({"reuse": 0}, "reuse"),
+        ({"own_batches": 0}, "own_batches"),
+        ({"external_batches": 0}, "external_batches"),
+        ({"peer_minimum": 0}, "peer_minimum"),
+        ({"peer_share": 1.5}, "peer_share"),
+        ({"peer_share": float("nan")}, "peer_share"),
+    ],
+)
+def test_impossible_settings_are_named(settings: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        ReplaySettings(**settings)

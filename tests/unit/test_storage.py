@@ -1,0 +1,418 @@
+"""The database: what is stored stays, what is refused leaves nothing, and kill -9 loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swarm_node.errors import HomeError
+from swarm_node.rollout import Provenance
+from swarm_node.storage import Storage, StoredGroup, WindowRow
+
+KILLS = 25
+
+
+def group(
+    epoch: int, seq: int, provenance: Provenance = Provenance.OWN, author: str = "me"
+) -> StoredGroup:
+    return StoredGroup(
+        id=f"{author}/{epoch}/{seq}".encode().ljust(34, b"."),
+        author=author,
+        epoch=epoch,
+        seq=seq,
+        provenance=provenance,
+        blob=f"sealed {author} {seq}".encode(),
+        prompt=f"Question {seq}?",
+        rewards=(0.0, 1.0, 1 / 3),
+        arrived=seq * 2,
+    )
+
+
+def received(seq: int, author: str = "peer") -> tuple[StoredGroup, WindowRow]:
+    return group(9, seq, Provenance.KIN, author), WindowRow(
+        author, 9, seq, bytes([seq % 256]) * 128
+    )
+
+
+def publish(storage: Storage, count: int) -> list[StoredGroup]:
+    first = storage.next_seq()
+    rows = [group(storage.epoch, seq) for seq in range(first, first + count)]
+    storage.publish([(row, f"announce {row.seq}".encode()) for row in rows])
+    return rows
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "node.db"
+
+
+def test_a_log_is_listed_in_order_from_where_the_reader_is(path: Path) -> None:
+    storage = Storage(path, wall=lambda: 1_700_000_000.25)
+    assert storage.epoch == 1_700_000_000_250
+    assert storage.announcements(0, 0, 10) == (storage.epoch, 0, [])
+    publish(storage, 3)
+    publish(storage, 2)
+    every = [f"announce {seq}".encode() for seq in range(1, 6)]
+    assert storage.announcements(storage.epoch, 0, 10) == (storage.epoch, 5, every)
+    assert storage.announcements(storage.epoch, 3, 10)[2] == every[3:]
+    assert storage.announcements(storage.epoch, 1, 2)[2] == every[1:3]
+    assert storage.announcements(storage.epoch - 1, 3, 10)[2] == every
+    assert storage.announcements(storage.epoch, 0, -1)[2] == []
+    assert storage.blob(group(storage.epoch, 4).id) == b"sealed me 4"
+    assert storage.blob(b"unknown") is None
+    storage.close()
+
+
+def test_publishing_is_all_or_nothing_and_leaves_no_gap(path: Path) -> None:
+    storage = Storage(path)
+    publish(storage, 1)
+    good = group(storage.epoch, 2)
+    for bad in (group(storage.epoch + 1, 3), group(storage.epoch, 4), group(storage.epoch, 2)):
+        with pytest.raises(ValueError, match="cannot follow"):
+            storage.publish([(good, b"a"), (bad, b"b")])
+        assert storage.head() == 1
+        assert storage.blob(good.id) is None
+    assert [row.seq for row in publish(storage, 2)] == [2, 3]
+    storage.close()
+
+
+def test_a_group_and_its_window_are_accepted_together_and_once(path: Path) -> None:
+    storage = Storage(path)
+    row, window = received(5)
+    assert storage.accept(row, window)
+    later = WindowRow(window.author, 9, 6, bytes(128))
+    assert not storage.accept(row, later)
+    assert storage.windows() == [window]
+    storage.save_window(later)
+    assert storage.windows() == [later]
+    broken = WindowRow("peer", 9, 7, None)  # type: ignore[arg-type]
+    with pytest.raises(sqlite3.IntegrityError):
+        storage.accept(received(7)[0], broken)
+    assert storage.blob(received(7)[0].id) is None
+    assert storage.windows() == [later]
+    storage.close()
+
+
+def test_everything_is_there_after_reopening(path: Path) -> None:
+    storage = Storage(path, wall=lambda: 1000.0)
+    own = publish(storage, 2)
+    other, window = received(1)
+    storage.accept(other, window)
+    assert storage.advance("tasks", 8) == 0
+    assert storage.advance("tasks", 3) == 8
+    storage.remember_peer("peer", ["/ip4/10.0.0.1/tcp/1"])
+    before = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
+    assert before[1] == [*own, other]
+    storage.close()
+
+    storage = Storage(path, wall=lambda: 2000.0)
+    after = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
+    assert after == before
+    assert (storage.counter("tasks"), storage.counter("other"), storage.head()) == (11, 0, 2)
+    assert storage.known_peers(5)[0].addresses == ("/ip4/10.0.0.1/tcp/1",)
+    storage.close()
+
+
+def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
+    epochs = []
+    for index in range(2):
+        storage = Storage(tmp_path / str(index), wall=lambda index=index: 1000.0 + index)
+        epochs.append(storage.epoch)
+        storage.close()
+    assert epochs[0] < epochs[1]
+
+
+def test_used_up_and_retired_groups_are_not_live_but_still_served(path: Path) -> None:
+    storage = Storage(path)
+    a, b, c = publish(storage, 3)
+    storage.record_use([a.id, b.id])
+    storage.record_use([a.id])
+    storage.retire([c.id])
+    assert [(row.id, row.uses) for row in storage.live(2)] == [(b.id, 1)]
+    assert [(row.id, row.uses) for row in storage.live(3)] == [(a.id, 2), (b.id, 1)]
+    assert storage.live(1) == []
+    assert storage.blob(a.id)
+    assert storage.blob(c.id)
+    storage.record_use([])
+    storage.record_use([b"forgotten"])
+    storage.close()
+
+
+def test_pruning_keeps_the_newest_and_every_window(path: Path) -> None:
+    storage = Storage(path)
+    own = publish(storage, 10)
+    others = [received(seq) for seq in range(1, 9)]
+    for row, window in others:
+        storage.accept(row, window)
+    storage.prune(keep_log=4, keep_received=3)
+    assert len(storage.announcements(storage.epoch, 0, 100)[2]) == 4
+    kept = {row.seq for row in own if storage.blob(row.id)}
+    assert kept == {7, 8, 9, 10}
+    assert {row.seq for row, _ in others if storage.blob(row.id)} == {6, 7, 8}
+    assert storage.windows() == [others[-1][1]]
+    assert storage.head() == 10
+    storage.prune(keep_log=4, keep_received=3, max_bytes=2 * len(others[0][0].blob))
+    assert {row.seq for row, _ in others if storage.blob(row.id)} == {7, 8}
+    assert storage.announcements(storage.epoch, 0, 100) == (storage.epoch, 10, [])
+    assert [row.seq for row in publish(storage, 1)] == [11]
+    storage.close()
+
+
+def test_the_file_stops_growing_when_it_is_pruned(path: Path) -> None:
+    storage = Storage(path)
+    sizes = []
+    for _ in range(6):
+        for _ in range(10):
+            rows = [group(storage.epoch, storage.next_seq() + index) for index in range(10)]
+            storage.publish(
+                [
+                    (StoredGroup(**{**_fields(row), "blob": os.urandom(4096)}), b"a" * 300)
+                    for row in rows
+                ]
+            )
+            storage.prune(keep_log=50)
+        sizes.append(path.stat().st_size)
+    assert sizes[-1] <= 1.2 * sizes[2]
+    storage.close()
+
+
+def _fields(row: StoredGroup) -> dict[str, object]:
+    return {name: getattr(row, name) for name in StoredGroup.__slots__}
+
+
+def test_peers_met_last_are_known_first_and_bounded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.storage.MAX_PEERS", 20)
+    now = 0.0
+    storage = Storage(path, wall=lambda: now)
+    for index in range(25):
+        now += 1.0
+        storage.remember_peer(f"peer {index}", [f"/ip4/10.0.0.1/tcp/{i}" for i in range(100)])
+    now += 1.0
+    storage.remember_peer("peer 10", [])
+    known = storage.known_peers(10_000)
+    assert len(known) == 20
+    assert [row.peer_id for row in known[:2]] == ["peer 10", "peer 24"]
+    assert len(known[1].addresses) == 16
+    assert "peer 4" not in {row.peer_id for row in known}
+    assert [row.last_seen for row in storage.known_peers(1)] == [now]
+    storage.close()
+
+
+def test_many_threads_get_numbers_of_their_own(path: Path) -> None:
+    storage = Storage(path)
+    start = threading.Barrier(8)
+
+    def work(index: int) -> list[int]:
+        start.wait()
+        for seq in range(1, 6):
+            storage.accept(*received(seq, f"peer {index}"))
+        return [storage.advance("tasks", 1) for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        numbers = [number for each in pool.map(work, range(8)) for number in each]
+    assert sorted(numbers) == list(range(80))
+    assert len(storage.live(1)) == 40
+    storage.close()
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_run_calls_in_a_thread_unless_told_not_to(path: Path, threads: bool) -> None:
+    storage = Storage(path, threads=threads)
+    assert asyncio.run(storage.run(storage.advance, "tasks", 3)) == 0
+    elsewhere = asyncio.run(storage.run(threading.get_ident)) != threading.get_ident()
+    assert elsewhere is threads
+    storage.close()
+
+
+def test_the_file_is_for_its_owner_alone(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        storage = Storage(path)
+    finally:
+        os.umask(before)
+    publish(storage, 1)
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    storage.close()
+
+
+def test_a_full_disk_is_said_and_stores_nothing(path: Path) -> None:
+    storage = Storage(path)
+    publish(storage, 1)
+    (pages,) = storage._connection.execute("PRAGMA page_count").fetchone()
+    storage._connection.execute(f"PRAGMA max_page_count = {pages}")
+    big = StoredGroup(**{**_fields(group(storage.epoch, 2)), "blob": bytes(1 << 20)})  # type: ignore[arg-type]
+    with pytest.raises(HomeError, match="no space left"):
+        storage.publish([(big, b"a")])
+    assert (storage.head(), storage.blob(big.id)) == (1, None)
+    storage._connection.execute("PRAGMA max_page_count = 100000")
+    storage.publish([(big, b"a")])
+    assert storage.head() == 2
+    storage.close()
+
+
+def test_files_that_are_no_database_are_said(path: Path) -> None:
+    path.write_bytes(b"not a database, but long enough to look at" * 100)
+    with pytest.raises(HomeError, match="is damaged"):
+        Storage(path)
+    with pytest.raises(HomeError, match="check the disk and its permissions"):
+        Storage(path.parent / "missing" / "node.db")
+    with pytest.raises(HomeError, match="check the disk and its permissions"):
+        Storage(path.parent)
+
+
+def test_a_damaged_page_is_said_and_not_swallowed(path: Path) -> None:
+    storage = Storage(path)
+    publish(storage, 200)
+    storage.close()
+    raw = bytearray(path.read_bytes())
+    raw[4096:] = random.Random(1).randbytes(len(raw) - 4096)
+    path.write_bytes(raw)
+    with pytest.raises(HomeError, match="is damaged"):
+        Storage(path).live(1)
+
+
+def test_a_database_of_a_newer_program_is_left_alone(path: Path) -> None:
+    Storage(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(HomeError, match="newer"):
+        Storage(path)
+
+
+def test_a_counter_only_goes_up(path: Path) -> None:
+    storage = Storage(path)
+    with pytest.raises(ValueError, match="only goes up"):
+        storage.advance("tasks", -1)
+    storage.close()
+
+
+WRITER = """
+import json, random, sys
+from pathlib import Path
+from swarm_node.rollout import Provenance
+from swarm_node.storage import Storage, StoredGroup, WindowRow
+
+rng = random.Random(int(sys.argv[2]))
+storage = Storage(Path(sys.argv[1]))
+
+def say(*words):
+    print(json.dumps(words), flush=True)
+
+def group(name, epoch, seq, provenance):
+    identifier = name.encode().ljust(34, b".")
+    blob = rng.randbytes(rng.randrange(100, 30000))
+    return StoredGroup(identifier, "a", epoch, seq, provenance, blob, "q", (0.0, 1.0), 0)
+
+say("open")
+(window,) = storage.windows() or [WindowRow("peer", 1, 0, bytes(128))]
+seen = window.high
+usable = [row.id.decode() for row in storage.live(1 << 30)]
+while True:
+    match rng.randrange(5):
+        case 0:
+            first = storage.next_seq()
+            rows = [
+                group(f"own {seq}", storage.epoch, seq, Provenance.OWN)
+                for seq in range(first, first + rng.randrange(1, 4))
+            ]
+            storage.publish([(row, b"announce %d" % row.seq) for row in rows])
+            say("published", [row.seq for row in rows])
+            usable += [row.id.decode() for row in rows]
+        case 1:
+            seen += 1
+            row = group(f"received {seen}", 1, seen, Provenance.KIN)
+            storage.accept(row, WindowRow("peer", 1, seen, bytes(128)))
+            say("accepted", seen)
+            usable.append(row.id.decode())
+        case 2 if usable:
+            chosen = rng.sample(usable, min(3, len(usable)))
+            storage.record_use([name.encode() for name in chosen])
+            say("used", chosen)
+        case 3:
+            say("claimed", storage.advance("tasks", 5))
+        case 4:
+            storage.remember_peer(f"peer {rng.randrange(50)}", ["/ip4/10.0.0.1/tcp/1"])
+"""
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """A process that publishes, accepts, uses and claims is killed at a random moment, again and
+    again; whatever it had said to be done must be there, and nothing may be there twice."""
+    rng = random.Random(20)
+    path, writer = tmp_path / "node.db", tmp_path / "writer.py"
+    writer.write_text(WRITER)
+    published, accepted, claimed = 0, 0, -5
+    uses: Counter[str] = Counter()
+    acknowledged = 0
+    for number in range(KILLS):
+        lines = _write_until_killed(writer, path, number, rng.uniform(0.0, 0.15))
+        acknowledged += len(lines) - 1
+        for what, *values in lines:
+            match what:
+                case "published":
+                    assert values[0][0] == published + 1
+                    published = values[0][-1]
+                case "accepted":
+                    accepted = values[0]
+                case "used":
+                    uses.update(values[0])
+                case "claimed":
+                    assert values[0] >= claimed + 5, "numbers were given out twice"
+                    claimed = values[0]
+        storage = Storage(path)
+        announced = [f"announce {seq}".encode() for seq in range(1, storage.head() + 1)]
+        listed: list[bytes] = []
+        while len(listed) < storage.head():
+            listed += storage.announcements(storage.epoch, len(listed), 1000)[2]
+        assert listed == announced
+        assert published <= storage.head()
+        stored = {row.id.decode(): row for row in storage.live(1 << 30)}
+        for seq in range(1, storage.head() + 1):
+            assert f"own {seq}".ljust(34, ".") in stored
+        high = sum(window.high for window in storage.windows())
+        assert accepted <= high <= accepted + 1
+        assert {f"received {seq}".ljust(34, ".") for seq in range(1, high + 1)} <= set(stored)
+        for name, row in stored.items():
+            assert uses[name] <= row.uses <= uses[name] + 1
+        in_flight = sum(row.uses - uses[name] for name, row in stored.items())
+        assert in_flight <= 3, "more uses than one call can have been making"
+        published, accepted = storage.head(), high
+        uses = Counter({name: row.uses for name, row in stored.items()})
+        storage.close()
+    assert acknowledged > 10 * KILLS
+
+
+def _write_until_killed(writer: Path, path: Path, seed: int, after: float) -> list[list[object]]:
+    """What the writer acknowledged until it was killed `after` seconds past opening."""
+    process = subprocess.Popen(
+        [sys.executable, str(writer), str(path), str(seed)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    opened = process.stdout.readline()
+    timer = threading.Timer(after, process.send_signal, [signal.SIGKILL])
+    timer.start()
+    rest = process.stdout.read()
+    timer.join()
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    # The last line may have been cut short.
+    return [
+        json.loads(line) for line in (opened + rest).splitlines(keepends=True) if line[-1] == "\n"
+    ]
