@@ -109,7 +109,9 @@ async def run_node(
 
 def _options(settings: Settings) -> dict[str, object]:
     table = settings.environment
-    chosen: dict[str, object] = {"preset": table.preset, "scoring": table.scoring}
+    if table.name != "reasoning_gym":
+        return dict(table.options)
+    chosen: dict[str, object] = {"preset": table.preset, "scoring": table.scoring, **table.options}
     if table.datasets:
         chosen["families"] = table.datasets
     return chosen

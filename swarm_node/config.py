@@ -22,6 +22,8 @@ from swarm_node.errors import ConfigError
 ENV_PREFIX = "SWARM_NODE_"
 #: Not settings: where the settings file is.
 _ENV_OTHER = {"SWARM_NODE_CONFIG"}
+#: Tables with keys of the user's own: the stronger source replaces them whole.
+_FREE_TABLES = {"datasets", "options"}
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -63,6 +65,7 @@ class EnvironmentTable(_Table):
         [], max_length=256, description="Families this node samples; empty means all of them."
     )
     scoring: Literal["binary", "native"] = Field("binary", description="Reward scale.")
+    options: dict[str, Any] = Field({}, description="What else the environment takes.")
 
 
 class Sampling(_Table):
@@ -215,7 +218,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
     for key, value in over.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict) and key != "datasets":
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_TABLES:
             _merge(base[key], value)
         else:
             base[key] = value

@@ -258,6 +258,8 @@ class Node:
         self.info = info = await parts.environment.start()
         self.own_families = _chosen(self.settings.environment.families, info)
         await self._learner.start()
+        # A crash after the newest checkpoint lost no group: the log knows how many there are.
+        self.tally.groups.published = await parts.storage.run(parts.storage.head)
         self._maker = maker = RolloutMaker(
             self.settings,
             parts,

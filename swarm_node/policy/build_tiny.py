@@ -1,4 +1,4 @@
-"""Builds the tiny model that ships with the program: 0.17 million weights, trained in two minutes.
+"""Builds the tiny model that ships with the program: 0.17 million weights, trained in five minutes.
 
 It is what a node runs out of the box: small enough for one CPU core, yet with something for
 reinforcement learning to find. It is warm-started on a *noisy* corpus, where most answers are right
@@ -25,7 +25,7 @@ from swarm_node.policy.qwen2 import Qwen2
 PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
 FIRST_BYTE_ID = len(SPECIAL_TOKENS)
-STEPS = 1450
+STEPS = 4000
 MAX_POSITIONS = 1024
 #: A conversation is its contents between <bos> and <sep>; there are no roles.
 CHAT_TEMPLATE = (
@@ -40,7 +40,7 @@ _BATCH = 64
 _LEARNING_RATE = 3e-3
 _WARMUP_STEPS = 50
 # Shares of the corpus; the remainder is the right answer in one of _WRAPPINGS.
-_BARE, _WRONG, _EVASIVE = 0.12, 0.25, 0.10
+_BARE, _WRONG, _EVASIVE = 0.12, 0.15, 0.10
 _EVASIONS = ("I do not know.", "Sorry.", "?")
 _WRAPPINGS = ("= {}", "Answer: {}", "It is {}.", "<{}>")
 
