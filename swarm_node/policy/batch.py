@@ -1,8 +1,7 @@
 """From verified groups to training rows, and how rows are packed into micro-batches. Pure.
 
 Provenance decides how the off-policyness of a row is corrected: own rows carry the log-probs of our
-sampler; rows of others are, as SAPO publishes it (arXiv 2509.08721), taken as if our policy had
-written them.
+sampler; of others' rows the good ones are taken as if our policy had written them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,16 @@ from numpy.typing import NDArray
 from swarm_node.policy.advantage import EQUAL_WITHIN, group_advantages
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
-#: What stands for a kin peer's behaviour log-probs: "own" = the trainer's own current ones (ratio
-#: 1), "sampler" = the ones the peer states, which the loss truncates.
-KinCorrection = Literal["own", "sampler"]
+#: How others' rows are taken. "positive": those with an advantage above zero, as if our policy had
+#: written them (ratio 1). "own": all of them, as if our policy had written them, as SAPO publishes
+#: it (arXiv 2509.08721). "sampler": all, kin weighed by the log-probs their author states, which
+#: the loss truncates. Pushing down what our policy would not say anyway has no bound and no end:
+#: it is what makes "own" forget (docs/benchmarks.md).
+Correction = Literal["positive", "own", "sampler"]
 Encode = Callable[[str], Sequence[int]]
 
 _ITEM_BYTES = 4
+_OWN = Provenance.OWN
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -77,7 +80,7 @@ def build_batch(
     encode_prompt: Encode,
     encode_answer: Encode,
     eos_id: int,
-    correction: KinCorrection = "own",
+    correction: Correction = "positive",
 ) -> Batch:
     """The training rows of `groups`; advantages come from our own rewards, never from claims.
 
@@ -95,6 +98,8 @@ def build_batch(
         for completion, advantage in zip(
             verified.group.completions, advantages.tolist(), strict=True
         ):
+            if advantage < 0 and correction == "positive" and verified.provenance is not _OWN:
+                continue
             if verified.provenance is Provenance.FOREIGN:
                 ids = _retokenised(completion, encode_answer, eos_id)
             else:
@@ -114,7 +119,7 @@ def _retokenised(completion: Completion, encode: Encode, eos_id: int) -> NDArray
 
 
 def _behaviour(
-    completion: Completion, provenance: Provenance, correction: KinCorrection
+    completion: Completion, provenance: Provenance, correction: Correction
 ) -> NDArray[np.float32] | None:
     measured = provenance is Provenance.OWN or (
         provenance is Provenance.KIN and correction == "sampler"

@@ -78,9 +78,19 @@ def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
     assert [r.advantage for r in batch.rows] == group_advantages([1.0, 0.0]).tolist()
 
 
+@pytest.mark.parametrize("provenance", [Provenance.KIN, Provenance.FOREIGN])
+def test_of_others_only_what_was_good_is_trained_on(provenance: Provenance) -> None:
+    completions = [completion([5], "x"), completion([6], "y"), completion([7], "z")]
+    batch = build_batch([verified(provenance, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
+    assert [row.advantage > 0 for row in batch.rows] == [True, False]
+    assert all(row.advantage >= 0 and row.logprobs is None for row in batch.rows)
+    own = build_batch([verified(Provenance.OWN, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
+    assert [row.advantage < 0 for row in own.rows] == [False, True, False]
+
+
 def test_kin_rows_use_claimed_logprobs_only_when_told_to() -> None:
     group = verified(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
-    own = build_batch([group], encode, encode, EOS)
+    own = build_batch([group], encode, encode, EOS, correction="own")
     sampler = build_batch([group], encode, encode, EOS, correction="sampler")
     assert [r.logprobs for r in own.rows] == [None, None]
     assert all(r.logprobs is not None and r.logprobs.tolist() == [-1.0] for r in sampler.rows)
