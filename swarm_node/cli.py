@@ -188,7 +188,9 @@ def join(
         list[str] | None,
         typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every rejection.")] = False,
+    verbose: Annotated[
+        bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
+    ] = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
@@ -214,9 +216,10 @@ def join(
             "policy.external": external,
             "policy.learning_rate": learning_rate,
             "run.updates": updates,
+            "verbose": verbose,
             **parse_assignments(assign or []),
         }
-        join_swarm(load_settings(flags, config=config), verbose=verbose)
+        join_swarm(load_settings(flags, config=config))
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)

@@ -114,6 +114,7 @@ class Settings(_Table):
     model: Text = Field("tiny", description="tiny, or the directory of a Qwen2 model.")
     ticket: SecretStr | None = Field(None, description="What `swarm-node invite` printed.")
     ticket_file: Path | None = Field(None, description="File with the ticket; - reads stdin.")
+    verbose: bool = Field(False, description="Log every rejection and failed request.")
     network: Network = Network()  # type: ignore[call-arg]
     environment: EnvironmentTable = EnvironmentTable()  # type: ignore[call-arg]
     sampling: Sampling = Sampling()  # type: ignore[call-arg]

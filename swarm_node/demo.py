@@ -53,7 +53,7 @@ class DemoNode:
         arguments = ["join", "--model", "tiny", "--home", str(self.home.path)]
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
         arguments += ["--set", "network.poll_seconds=0.5", "--set", "network.heartbeat_seconds=5"]
-        arguments += ["--set", "run.eval_seconds=10"]
+        arguments += ["--set", "run.eval_seconds=5"]
         if ticket_file is not None:
             arguments += ["--ticket-file", str(ticket_file)]
         with (self.home.path / "log").open("ab") as log:
@@ -202,17 +202,14 @@ async def _pause(stop: asyncio.Event) -> None:
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
     table = Table(
         title=f"swarm-node demo, {seconds:.0f} s",
-        caption="reward: on held-out tasks, at first → now.  unseen: families the node never "
-        f"samples itself.\n{caption}",
+        caption="own, unseen: held-out reward at first→now on the families a node samples and on "
+        f"those it never samples. trained: groups of its own, of its peers.\n{caption}",
         box=SIMPLE,
         padding=(0, 1),
     )
-    table.add_column("node")
-    table.add_column("version", justify="right")
-    table.add_column("reward own", no_wrap=True)
-    table.add_column("reward unseen", no_wrap=True)
-    table.add_column("trained own/peers'", justify="right")
-    table.add_column("received", justify="right")
+    table.add_column("node", no_wrap=True)
+    for name in ("version", "own", "unseen", "trained own", "peers'", "received"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("rejected")
     for node in swarm:
         table.add_row(*_cells(node))
@@ -222,7 +219,7 @@ def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
 def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
-        return [f"{node.name}: {'starting' if node.process else 'waiting'}", *[""] * 6]
+        return [f"{node.name}: {'starting' if node.process else 'waiting'}", *[""] * 7]
     first, last = (shot.evals[0], shot.evals[-1]) if shot.evals else (_NO_EVAL, _NO_EVAL)
     rejected = ", ".join(f"{why} {count}" for why, count in sorted(shot.rejected.items()))
     return [
@@ -230,7 +227,8 @@ def _cells(node: DemoNode) -> list[str]:
         str(shot.version),
         _change(first.own, last.own),
         _change(first.unseen, last.unseen),
-        f"{shot.groups.trained_own}/{shot.groups.trained_external}",
+        str(shot.groups.trained_own),
+        str(shot.groups.trained_external),
         str(shot.groups.received),
         rejected or "none",
     ]
@@ -239,7 +237,7 @@ def _cells(node: DemoNode) -> list[str]:
 def _change(start: float | None, end: float | None) -> str:
     if start is None or end is None or math.isnan(start):
         return "-"
-    return f"{start:.2f} → [bold green]{end:.2f}[/bold green]"
+    return f"{start:.2f}→[bold green]{end:.2f}[/bold green]"
 
 
 def _result(node: DemoNode) -> NodeReport:

@@ -21,13 +21,13 @@ TICKET_SECONDS = 7 * 86_400
 MEMBER_SECONDS = 90 * 86_400
 
 
-def join_swarm(settings: Settings, *, verbose: bool = False) -> None:
+def join_swarm(settings: Settings) -> None:
     """Run a node until it is stopped.
 
     Raises:
         SwarmNodeError: it cannot start; the message says what to do.
     """
-    set_up_logging(verbose)
+    set_up_logging(settings.verbose)
     home = Home(settings.home)
     with home.lock():
         membership, founded = _belong(settings, home)

@@ -55,7 +55,7 @@ def draw(path: Path, curves: Mapping[str, Sequence[EvalPoint]]) -> bool:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(4 * len(curves), 3.6), layout="constrained")
+    figure = Figure(figsize=(4 * len(curves), 3.9), layout="constrained")
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for panel, (name, points) in zip(panels, curves.items(), strict=True):
         seconds = [point.seconds for point in points]
@@ -66,6 +66,6 @@ def draw(path: Path, curves: Mapping[str, Sequence[EvalPoint]]) -> bool:
         panel.set(title=name, xlabel="seconds", ylim=(0, 1))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("held-out reward")
-    panels[0].legend(loc="upper left", fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     return True
