@@ -207,7 +207,7 @@ def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
         "those it never samples.\ntrained, peers', got: own groups trained on, peers' groups "
         f"trained on, peers' groups verified.\n{caption}",
         box=SIMPLE,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
     )
     table.add_column("node", no_wrap=True)
     for name in ("version", "own", "unseen", "trained", "peers'", "got"):
