@@ -3,9 +3,10 @@
     python benchmarks/correction.py [--updates 200] [--seeds 3]
 
 Node i samples three of the nine short families; everybody trains on I = 4 own groups and J = 4
-drawn from the others' newest informative ones (alone: 8 own). Synchronous and without a network,
-so the only difference between the arms is `policy.correction`. Prints reward on the families a
-node samples and on those it never samples, mean over nodes, with a 95% interval over seeds.
+drawn from the replay buffer of a real node, into which the others' groups go (alone: 8 own).
+Synchronous and without a network, so the only difference between the arms is `policy.correction`.
+Prints reward on the families a node samples and on those it never samples, mean over nodes, with a
+95% interval over seeds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import argparse
 import asyncio
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -24,6 +28,7 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.policy.batch import Correction, build_batch
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.torch_sampler import TorchSampler
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
@@ -48,6 +53,7 @@ class Learner:
         self.sampler = TorchSampler(self.model, codec, threads=1)
         self.trainer = TrainerCore(resolve("tiny"), TrainerSettings(seed=seed))
         self.position = 0
+        self.buffer: ReplayBuffer
 
     async def start(self) -> None:
         info = await self.environment.start()
@@ -64,9 +70,11 @@ class Learner:
         for ref, completions in zip(refs, await self.sampler.sample(requests), strict=True):
             judged = await self.environment.judge(ref, [c.text for c in completions])
             group = RolloutGroup(ref, PolicyRef(b"", b"", 0), completions, judged.rewards)
+            identifier = f"{self.index}:{ref.family}:{ref.seed}".encode()
             made.append(
                 VerifiedGroup(
-                    b"", str(self.index), Provenance.OWN, group, judged.prompt, judged.rewards, 0
+                    *(identifier, str(self.index), Provenance.OWN, group),
+                    *(judged.prompt, judged.rewards, 0),
                 )
             )
         return made
@@ -94,7 +102,7 @@ class Learner:
         unseen = [np.mean(v) for f, v in scores.items() if f not in self.families]
         return float(np.mean(own)), float(np.mean(unseen))
 
-    def learn(self, groups: list[VerifiedGroup], correction: Correction) -> None:
+    def learn(self, groups: Sequence[VerifiedGroup], correction: Correction) -> None:
         codec = self.codec
         batch = build_batch(
             groups, codec.encode_prompt, codec.encode_answer, codec.eos_id, correction
@@ -103,11 +111,8 @@ class Learner:
         self.model.load_hf_state(self.trainer.weights())
 
 
-def as_kin(group: VerifiedGroup) -> VerifiedGroup:
-    return VerifiedGroup(
-        *(group.id, group.author, Provenance.KIN, group.group, group.prompt, group.rewards),
-        arrived=0,
-    )
+def as_kin(group: VerifiedGroup, version: int) -> VerifiedGroup:
+    return replace(group, provenance=Provenance.KIN, arrived=version)
 
 
 async def run(
@@ -118,12 +123,14 @@ async def run(
     rng = random.Random(f"correction:{seed}")
     for node in nodes:
         await node.start()
-    for _ in range(updates):
+        node.buffer = ReplayBuffer(ReplaySettings(own=0, external=max(external, 1)))
+    for version in range(updates):
         fresh = [await node.experience(OWN + EXTERNAL - external) for node in nodes]
         for node, own in zip(nodes, fresh, strict=True):
-            pool = [g for groups in fresh if groups is not own for g in groups if g.informative]
-            drawn = rng.sample(pool, min(external, len(pool)))
-            node.learn(own + [as_kin(group) for group in drawn], correction)
+            for group in chain.from_iterable(groups for groups in fresh if groups is not own):
+                node.buffer.admit(as_kin(group, version), version)
+            drawn = node.buffer.draw(version, rng) if external else None
+            node.learn([*own, *(drawn.groups if drawn else ())], correction)
     rewards = [await node.held_out() for node in nodes]
     for node in nodes:
         await node.sampler.close()
