@@ -1,10 +1,11 @@
 """What to do with peers' rows: three specialised nodes in one process, held-out reward by arm.
 
-    python benchmarks/correction.py [--updates 200] [--seeds 3]
+    python benchmarks/correction.py [--updates 200] [--seeds 3] [--arms alone own sampler positive]
 
 Node i samples three of the nine short families; everybody trains on I = 4 own groups and J = 4
 drawn from the replay buffer of a real node, into which the others' groups go (alone: 8 own).
 Synchronous and without a network, so the only difference between the arms is `policy.correction`.
+"own" is SAPO as published.
 Prints reward on the families a node samples and on those it never samples, mean over nodes, with a
 95% interval over seeds.
 """
@@ -37,7 +38,7 @@ from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, Ver
 NODES, OWN, EXTERNAL, GROUP, TOKENS, HELD_OUT = 3, 4, 4, 8, 24, 32
 ARMS: list[tuple[str, int, Correction]] = [
     ("alone", 0, "own"),
-    ("own (SAPO)", EXTERNAL, "own"),
+    ("own", EXTERNAL, "own"),
     ("sampler", EXTERNAL, "sampler"),
     ("positive", EXTERNAL, "positive"),
 ]
@@ -145,11 +146,13 @@ def interval(values: list[float]) -> str:
     return f"{np.mean(values):.3f} ± {half:.3f}"
 
 
-def main(updates: int, seeds: int) -> None:
+def main(updates: int, seeds: int, arms: list[str]) -> None:
     torch.set_num_threads(1)
     print(f"{NODES} nodes, {updates} updates, {seeds} seeds, {HELD_OUT} held-out tasks per family")
     print(f"{'arm':12} {'families it samples':>22} {'never samples':>18} {'CPU s':>7}")
     for name, external, correction in ARMS:
+        if name not in arms:
+            continue
         started = time.process_time()
         results = [asyncio.run(run(external, correction, updates, seed)) for seed in range(seeds)]
         own, unseen = ([r[i] for r in results] for i in range(2))
@@ -161,5 +164,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--arms", nargs="+", default=[name for name, *_ in ARMS])
     arguments = parser.parse_args()
-    main(arguments.updates, arguments.seeds)
+    main(arguments.updates, arguments.seeds, arguments.arms)
