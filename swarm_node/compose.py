@@ -44,8 +44,11 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
         TrainerSettings(
+            loss=settings.policy.loss,
             learning_rate=settings.policy.learning_rate,
             temperature=settings.sampling.temperature,
+            longest_answer=settings.sampling.max_new_tokens,
+            off_policy_mask=settings.policy.off_policy_mask,
             seed=settings.run.seed,
         ),
         threads=settings.run.threads,
