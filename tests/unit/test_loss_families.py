@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from swarm_node.policy.loss_names import ADVANTAGE_CHOICES, LOSS_CHOICES
+from swarm_node.policy.loss_names import ADVANTAGE_CHOICES, LOSS_CHOICES, AdvantageName, LossName
 from swarm_node.policy.loss_types import BatchSize, ClipBounds, Tokens
 from swarm_node.policy.losses import LOSSES, TBA_BETA
 
@@ -175,7 +176,8 @@ def run(name: str, case: Case) -> tuple[float, Floats]:
 
 
 def test_every_loss_has_a_reference_here_and_a_line_in_the_list() -> None:
-    assert set(LOSSES) == set(REFERENCES) == set(LOSS_CHOICES)
+    assert set(LOSSES) == set(REFERENCES) == set(LOSS_CHOICES) == set(get_args(LossName))
+    assert set(ADVANTAGE_CHOICES) == set(get_args(AdvantageName))
     for choice in (*LOSS_CHOICES.values(), *ADVANTAGE_CHOICES.values()):
         assert choice.source
         assert "\n" not in choice.summary

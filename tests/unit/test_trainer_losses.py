@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from swarm_node.compose import trainer_settings
+from swarm_node.config import load_settings
 from swarm_node.policy.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.build_tiny import EOS, build_tokenizer
 from swarm_node.policy.logprobs import ReferencePolicy, completion_logprobs, token_vectors
@@ -192,3 +194,10 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
     stats = core.update(batch)
     assert (stats.skipped, stats.refused, stats.implausible) == (None, 0, 0)
     assert logprob(core, good) > before
+
+
+def test_settings_by_name_reach_the_trainer() -> None:
+    flags = {"policy.loss": "cispo", "policy.off_policy_mask": 0.3, "sampling.max_new_tokens": 9}
+    made = trainer_settings(load_settings(flags, environ={}))
+    assert (made.loss, made.off_policy_mask, made.longest_answer) == ("cispo", 0.3, 9)
+    assert trainer_settings(load_settings({}, environ={})) == TrainerSettings()
