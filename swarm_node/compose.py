@@ -43,11 +43,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        TrainerSettings(
-            learning_rate=settings.policy.learning_rate,
-            temperature=settings.sampling.temperature,
-            seed=settings.run.seed,
-        ),
+        trainer_settings(settings),
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -74,6 +70,18 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             environment=lambda: environment.pid,
             network=lambda: transport.daemon_pid,
         ),
+    )
+
+
+def trainer_settings(settings: Settings) -> TrainerSettings:
+    """What of a node's settings the trainer needs."""
+    return TrainerSettings(
+        loss=settings.policy.loss,
+        learning_rate=settings.policy.learning_rate,
+        temperature=settings.sampling.temperature,
+        longest_answer=settings.sampling.max_new_tokens,
+        off_policy_mask=settings.policy.off_policy_mask,
+        seed=settings.run.seed,
     )
 
 
