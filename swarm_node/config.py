@@ -81,7 +81,15 @@ class Policy(_Table):
     """How the policy is updated."""
 
     own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
-    external: int = Field(4, ge=0, le=1024, description="Peers' groups per update (J).")
+    external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+        4, description='Peers\' groups per update (J); "auto": as many as pay, of 2 * own in all.'
+    )
+    draw: Literal["uniform", "weighted"] = Field(
+        "uniform", description="Which of peers' groups: all alike, or those with more to teach."
+    )
+    half_life: float = Field(
+        0.0, ge=0, le=65_536, description="Updates until a held peers' group counts half; 0: never."
+    )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")

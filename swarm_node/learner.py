@@ -12,9 +12,11 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
+from swarm_node.mixing import Mixer, half_life_of
 from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
 from swarm_node.policy.replay import Drawn, ReplayBuffer
+from swarm_node.policy.staleness import advantage_weights
 from swarm_node.policy.trainer import UpdateStats
 from swarm_node.snapshot import EvalPoint, GroupCounts, UpdateRow
 
@@ -47,6 +49,7 @@ class Learner:
         self._tally = tally
         self._buffer = buffer
         self._rng = rng
+        self._mixer = Mixer(settings.policy, tally, buffer)
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and give the sampler its weights.
@@ -74,7 +77,8 @@ class Learner:
         no group is trained on twice.
         """
         parts, tally = self._parts, self._tally
-        drawn = self._buffer.draw(parts.trainer.version, self._rng)
+        version, policy = parts.trainer.version, self._settings.policy
+        drawn = self._buffer.draw(version, self._rng)
         if drawn is None:
             return False
         await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
@@ -83,7 +87,8 @@ class Learner:
             parts.codec.encode_prompt,
             parts.codec.encode_answer,
             parts.codec.eos_id,
-            self._settings.policy.correction,
+            policy.correction,
+            advantage_weights(drawn.groups, version, half_life_of(policy), policy.max_age),
         )
         try:
             result = await parts.trainer.update(batch)
@@ -91,6 +96,7 @@ class Learner:
             await self._restart(error, stopping)
             return True
         self._record(drawn, result.stats)
+        self._mixer.update()
         if result.stats.skipped is not None:
             return True
         await parts.sampler.load(result.weights, result.stats.version)

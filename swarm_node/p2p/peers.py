@@ -12,6 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 CANDIDATES_PER_PEER = 64
+#: Reasons of rejection that say nothing about the peer: no room, too late, or come twice.
+BLAMELESS = frozenset(
+    {"capacity", "duplicate", "old_epoch", "quota", "stale", "too_old", "unreachable", "used"}
+)
 _BACKOFF_SECONDS = (1.0, 60.0)
 
 
@@ -54,6 +58,13 @@ class Peer:
         self.failures = min(self.failures + 1, 16)
         self.greeted = False
 
+    @property
+    def quality(self) -> float:
+        """Share of its groups that were let in, 1 while nothing is known: (received + 1) /
+        (received + refused by its fault + 1)."""
+        bad = sum(n for reason, n in self.rejected.items() if reason not in BLAMELESS)
+        return (self.received + 1) / (self.received + bad + 1)
+
     def answered(self, now: float) -> None:
         self.failures = 0
         self.retry_at = now
@@ -73,6 +84,11 @@ class Directory:
 
     def get(self, peer_id: str) -> Peer | None:
         return self._peers.get(peer_id)
+
+    def quality(self, peer_id: str) -> float:
+        """The peer's `quality`; 1 for one that is not known."""
+        peer = self._peers.get(peer_id)
+        return 1.0 if peer is None else peer.quality
 
     def meet(self, peer_id: str, now: float) -> Peer:
         """The record of `peer_id`, made if new."""
