@@ -63,7 +63,7 @@ def group(rng: np.random.Generator, provenance: Provenance) -> VerifiedGroup:
 
 
 def batch_of(seed: int) -> Batch:
-    return build_batch(groups(seed), encode, encode, eos_id=63)
+    return build_batch(groups(seed), encode, encode, eos_id=63, correction="own")
 
 
 def run_with(
