@@ -35,11 +35,11 @@ from swarm_node.environments.base import Environment
 from swarm_node.environments.reasoning_gym import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.policy import mixture as mix
-from swarm_node.policy.batch import build_batch
+from swarm_node.policy.batch import Batch, build_batch
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.staleness import advantage_weights
+from swarm_node.policy.staleness import staleness_weight
 from swarm_node.policy.torch_sampler import TorchSampler
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
@@ -206,19 +206,23 @@ class Swarm:
         self.totals.drawn += 1
         self.totals.informative += sum(group.informative for group in drawn.groups)
         self.totals.own_chosen += drawn.own_count
-        half_life = self.arm.half_life if self.arm.staleness == "advantages" else math.inf
-        batch = build_batch(
-            drawn.groups,
-            self.codec.encode_prompt,
-            self.codec.encode_answer,
-            self.codec.eos_id,
-            weights=advantage_weights(drawn.groups, version, half_life, MAX_AGE),
-        )
+        batch = self._batch(drawn.groups, version)
         started = time.process_time()
         if member.core.update(batch).skipped is None:
             save_file(member.core.weights(), self.weights)
             await member.sampler.load(self.weights, member.core.version)
         self.totals.learn_seconds += time.process_time() - started
+
+    def _batch(self, groups: Sequence[VerifiedGroup], version: int) -> Batch:
+        rows = []
+        for group in groups:
+            weight = 1.0
+            if self.arm.staleness == "advantages" and group.provenance is not Provenance.OWN:
+                weight = staleness_weight(version - group.arrived, self.arm.half_life, MAX_AGE)
+            codec = self.codec
+            part = build_batch([group], codec.encode_prompt, codec.encode_answer, codec.eos_id)
+            rows += [replace(row, advantage=weight * row.advantage) for row in part.rows]
+        return Batch(tuple(rows))
 
     def _control(self, member: Member, groups: Sequence[VerifiedGroup], offered: int) -> None:
         assert member.state is not None

@@ -88,7 +88,7 @@ class Policy(_Table):
         "uniform", description="Which of peers' groups: all alike, or those with more to teach."
     )
     half_life: float = Field(
-        0.0, ge=0, le=65_536, description="Updates until a held peers' group counts half; 0: never."
+        0.0, ge=0, le=65_536, description="Updates after which the weighted draw halves; 0: never."
     )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")

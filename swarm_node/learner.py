@@ -12,11 +12,10 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
-from swarm_node.mixing import Mixer, half_life_of
+from swarm_node.mixing import Mixer
 from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
 from swarm_node.policy.replay import Drawn, ReplayBuffer
-from swarm_node.policy.staleness import advantage_weights
 from swarm_node.policy.trainer import UpdateStats
 from swarm_node.snapshot import EvalPoint, GroupCounts, UpdateRow
 
@@ -77,8 +76,7 @@ class Learner:
         no group is trained on twice.
         """
         parts, tally = self._parts, self._tally
-        version, policy = parts.trainer.version, self._settings.policy
-        drawn = self._buffer.draw(version, self._rng)
+        drawn = self._buffer.draw(parts.trainer.version, self._rng)
         if drawn is None:
             return False
         await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
@@ -87,8 +85,7 @@ class Learner:
             parts.codec.encode_prompt,
             parts.codec.encode_answer,
             parts.codec.eos_id,
-            policy.correction,
-            advantage_weights(drawn.groups, version, half_life_of(policy), policy.max_age),
+            self._settings.policy.correction,
         )
         try:
             result = await parts.trainer.update(batch)

@@ -22,11 +22,6 @@ from swarm_node.policy.replay import ReplayBuffer, ReplaySettings, ReplayStats
 from swarm_node.snapshot import EvalPoint, MixtureRow
 
 
-def half_life_of(policy: Policy) -> float:
-    """The half-life in updates; `policy.half_life` 0 means that weights do not fall."""
-    return policy.half_life or math.inf
-
-
 def replay_settings(policy: Policy) -> ReplaySettings:
     """The buffer for `policy`; where `external` is "auto", large enough for any mixture."""
     own, external = policy.own, policy.external
@@ -41,7 +36,7 @@ def replay_settings(policy: Policy) -> ReplaySettings:
         max_age=policy.max_age,
         reuse=policy.reuse,
         draw=policy.draw,
-        half_life=half_life_of(policy),
+        half_life=policy.half_life or math.inf,
     )
 
 

@@ -52,7 +52,8 @@ class Pace:
 @dataclass
 class Tally:
     """What a node did, for its snapshot. The first three are kept in checkpoints; `rejected` counts
-    peers' faults by reason, `faults` own ones by part, `offered` groups that peers announced.
+    peers' faults by reason, `faults` own ones by part, `offered` groups that peers announced as
+    worth a pull.
     `sampling` and `judging` are per own group made and per peer's group judged."""
 
     updates: int = 0

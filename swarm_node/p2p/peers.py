@@ -45,6 +45,7 @@ class Peer:
     member_until: float = 0.0
     greeted: bool = False
     cursor: tuple[int, int] = (0, 0)
+    offered: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     failures: int = 0

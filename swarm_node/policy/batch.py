@@ -81,22 +81,20 @@ def build_batch(
     encode_answer: Encode,
     eos_id: int,
     correction: Correction = "positive",
-    weights: Sequence[float] | None = None,
 ) -> Batch:
     """The training rows of `groups`; advantages come from our own rewards, never from claims.
 
     Foreign text is tokenised by `encode_answer`, with `eos_id` after an answer that was finished.
-    A completion without any token is left out (its reward still counts in its group). `weights`
-    multiply the advantages of each group, 1 where there are none.
+    A completion without any token is left out (its reward still counts in its group).
 
     Raises:
         ValueError: a prompt encodes to nothing, or a log-prob or reward is not finite; the codec
             has refused such groups of peers before.
     """
     rows: list[TrainRow] = []
-    for verified, weight in zip(groups, weights or [1.0] * len(groups), strict=True):
+    for verified in groups:
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        advantages = weight * group_advantages(verified.rewards)
+        advantages = group_advantages(verified.rewards)
         for completion, advantage in zip(
             verified.group.completions, advantages.tolist(), strict=True
         ):

@@ -4,14 +4,14 @@ The author's version number means nothing here: two nodes' versions are not comp
 clock decides. So age is counted in this node's own updates since the group arrived. A weight that
 falls with it is the smooth form of the bound on version lag in AReaL (arXiv 2505.24298); the bound
 itself stays, as a hard end. Own groups are bounded by admission instead (`ReplayBuffer.own_room`).
+
+The weight decides how likely a group is drawn, not how much it is learnt from once it is:
+multiplied with the advantages it cost held-out reward (docs/mixture.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-
-from swarm_node.rollout import Provenance, VerifiedGroup
 
 
 def staleness_weight(age: int, half_life: float, max_age: int) -> float:
@@ -30,15 +30,3 @@ def staleness_weight(age: int, half_life: float, max_age: int) -> float:
     if age > max_age:
         return 0.0
     return 1.0 if math.isinf(half_life) else math.exp2(-max(age, 0) / half_life)
-
-
-def advantage_weights(
-    groups: Iterable[VerifiedGroup], version: int, half_life: float, max_age: int
-) -> list[float]:
-    """What to multiply each group's advantages by at policy `version`: 1 for own groups."""
-    return [
-        1.0
-        if group.provenance is Provenance.OWN
-        else staleness_weight(version - group.arrived, half_life, max_age)
-        for group in groups
-    ]

@@ -68,20 +68,6 @@ def row(prompt: int = 2, length: int = 3, advantage: float = 1.0) -> TrainRow:
     )
 
 
-def test_weights_multiply_the_advantages_of_their_group() -> None:
-    parts = [completion([5], "x"), completion([7], "y")]
-    groups = [
-        verified(Provenance.OWN, parts, [1.0, 0.0]),
-        verified(Provenance.KIN, parts, [1.0, 0.0]),
-    ]
-    plain = build_batch(groups, encode, encode, EOS)
-    weighed = build_batch(groups, encode, encode, EOS, weights=[1.0, 0.25])
-    assert [r.advantage for r in plain.rows[:2]] == [r.advantage for r in weighed.rows[:2]]
-    assert [r.advantage / 4 for r in plain.rows[2:]] == [r.advantage for r in weighed.rows[2:]]
-    with pytest.raises(ValueError, match="shorter"):
-        build_batch(groups, encode, encode, EOS, weights=[1.0])
-
-
 def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
     parts = [completion([5, 6], "x"), completion([7], "y")]
     batch = build_batch([verified(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)

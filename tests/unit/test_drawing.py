@@ -12,7 +12,7 @@ import pytest
 
 from swarm_node.policy.drawing import draw_weight, novelty, spread, weighted_sample
 from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
-from swarm_node.policy.staleness import advantage_weights, staleness_weight
+from swarm_node.policy.staleness import staleness_weight
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -116,12 +116,6 @@ def test_partial_credit_hardly_counts_as_a_difference() -> None:
 def test_novelty_of_an_average_family_is_a_half() -> None:
     assert novelty("a", {"a": 5, "b": 5, "c": 5}) == 0.5
     assert novelty("a", {}) == novelty("z", {"a": 5}) == 1.0
-
-
-def test_own_advantages_are_never_weighed_down() -> None:
-    groups = [group("own", own=True), group("peer"), group("old", arrived=-40)]
-    assert advantage_weights(groups, 4, 4.0, 32) == [1.0, 0.5, 0.0]
-    assert advantage_weights(groups, 4, math.inf, 100) == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("half_life", "max_age"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (1.0, -1)])
