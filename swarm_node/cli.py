@@ -181,7 +181,7 @@ def join(
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
-    external: Annotated[int | None, typer.Option(help="Peers' groups per update (J).")] = None,
+    external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: Annotated[

@@ -82,7 +82,15 @@ class Policy(_Table):
     """How the policy is updated."""
 
     own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
-    external: int = Field(4, ge=0, le=1024, description="Peers' groups per update (J).")
+    external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+        4, description='Peers\' groups per update (J); "auto": as many as pay, of 2 * own in all.'
+    )
+    draw: Literal["uniform", "weighted"] = Field(
+        "uniform", description="Which of peers' groups: all alike, or those with more to teach."
+    )
+    half_life: float = Field(
+        0.0, ge=0, le=65_536, description="Updates after which the weighted draw halves; 0: never."
+    )
     loss: LossName = Field("dapo", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
     off_policy_mask: float | None = Field(

@@ -12,6 +12,7 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
+from swarm_node.mixing import Mixer
 from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
 from swarm_node.policy.replay import Drawn, ReplayBuffer
@@ -47,6 +48,7 @@ class Learner:
         self._tally = tally
         self._buffer = buffer
         self._rng = rng
+        self._mixer = Mixer(settings.policy, tally, buffer)
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and give the sampler its weights.
@@ -92,6 +94,7 @@ class Learner:
             await self._restart(error, stopping)
             return True
         self._record(drawn, result.stats)
+        self._mixer.update()
         if result.stats.skipped is not None:
             return True
         await parts.sampler.load(result.weights, result.stats.version)

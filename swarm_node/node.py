@@ -36,13 +36,14 @@ from swarm_node.errors import ChildError, ConfigError, Rejected, SwarmNodeError
 from swarm_node.evaluation import Evaluator
 from swarm_node.home import Membership
 from swarm_node.learner import Learner
+from swarm_node.mixing import replay_settings
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
 from swarm_node.parts import Parts, Tally
-from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.replay import ReplayBuffer
 from swarm_node.policy.tokens import check_tokens
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.rollouts import RolloutMaker
@@ -74,16 +75,7 @@ class Node:
         self.own_families: tuple[str, ...] = ()
         self.started = parts.clock.now()
         self.directory = Directory(membership.identity.peer_id)
-        policy = settings.policy
-        self.buffer = ReplayBuffer(
-            ReplaySettings(
-                own=policy.own,
-                external=policy.external,
-                max_lag=policy.max_lag,
-                max_age=policy.max_age,
-                reuse=policy.reuse,
-            )
-        )
+        self.buffer = ReplayBuffer(replay_settings(settings.policy), self.directory.quality)
         # Streams of their own, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"
         train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
@@ -160,7 +152,7 @@ class Node:
         """Draw tasks, complete them, score them, publish the groups and keep them for training."""
         assert self._maker is not None
         while True:
-            await self._until(lambda: self._room() >= self.settings.policy.own)
+            await self._until(lambda: self._room() >= self.buffer.mixture.own)
             try:
                 scored = await self._maker.make(
                     min(self._room(), self.settings.sampling.tasks_per_call)
@@ -189,7 +181,7 @@ class Node:
         """Read the newest announcements of a few random peers."""
         storage = self.parts.storage
         while True:
-            await self._sharing.list_some(_LIST_PEERS)
+            self.tally.offered += await self._sharing.list_some(_LIST_PEERS)
             await self._notify()
             await storage.run(storage.retire, self.buffer.collect_departed())
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)

@@ -13,7 +13,7 @@ from swarm_node.policy.models import Codec
 from swarm_node.policy.sampler import Sampler
 from swarm_node.policy.trainer_process import Trainer
 from swarm_node.rollout import PolicyRef
-from swarm_node.snapshot import EvalPoint, GroupCounts, UpdateRow
+from swarm_node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.storage import Storage
 
 
@@ -33,9 +33,28 @@ class Parts:
 
 
 @dataclass
+class Pace:
+    """How long something takes: seconds of the node's clock over a count, since the start."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float, count: int) -> None:
+        self.seconds += seconds
+        self.count += count
+
+    @property
+    def mean(self) -> float:
+        """Seconds each; 0 before there was one."""
+        return self.seconds / self.count if self.count else 0.0
+
+
+@dataclass
 class Tally:
     """What a node did, for its snapshot. The first three are kept in checkpoints; `rejected` counts
-    peers' faults by reason, `faults` own ones by part."""
+    peers' faults by reason, `faults` own ones by part, `offered` groups that peers announced as
+    worth a pull.
+    `sampling` and `judging` are per own group made and per peer's group judged."""
 
     updates: int = 0
     groups: GroupCounts = field(default_factory=GroupCounts)
@@ -45,3 +64,7 @@ class Tally:
     last_update: UpdateRow | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    offered: int = 0
+    sampling: Pace = field(default_factory=Pace)
+    judging: Pace = field(default_factory=Pace)
+    mixture: MixtureRow | None = None

@@ -38,6 +38,7 @@ class RolloutMaker:
             ChildError: the environment's process cannot be kept alive.
         """
         sampling, parts = self._settings.sampling, self._parts
+        started = parts.clock.now()
         refs = await self._next_tasks(count)
         prompts = await parts.environment.render(refs)
         version = parts.sampler.version
@@ -56,12 +57,19 @@ class RolloutMaker:
         policy = PolicyRef(parts.policy.model, parts.policy.tokenizer, version)
         scored = []
         for ref, prompt, completions in zip(refs, prompts, sampled, strict=True):
-            judged = await self.judge(ref, [completion.text for completion in completions])
+            judged = await self._judge(ref, [completion.text for completion in completions])
             scored.append((RolloutGroup(ref, policy, completions, judged.rewards), prompt))
+        self._tally.sampling.add(parts.clock.now() - started, count)
         return scored
 
     async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
-        """Score texts, own or a peer's, and count what the scorer failed on."""
+        """Score a peer's texts, and count what the scorer failed on."""
+        started = self._parts.clock.now()
+        judged = await self._judge(ref, texts)
+        self._tally.judging.add(self._parts.clock.now() - started, 1)
+        return judged
+
+    async def _judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
         judged = await self._parts.environment.judge(ref, texts)
         if judged.faults:
             self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults

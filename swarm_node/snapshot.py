@@ -52,6 +52,20 @@ class UpdateRow(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class MixtureRow(msgspec.Struct, frozen=True):
+    """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
+    mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
+    1 after held-out reward fell. None: not known, or not estimated."""
+
+    own: int
+    external: int
+    adaptive: bool
+    mixed_share: float | None
+    mixed_share_error: float | None
+    offered_per_own: float | None
+    allowance: float
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything worth showing of a node at one moment."""
 
@@ -77,3 +91,4 @@ class Snapshot(msgspec.Struct, frozen=True):
     update: UpdateRow | None
     addresses: list[str]
     processes: dict[str, int]
+    mixture: MixtureRow | None = None

@@ -42,6 +42,7 @@ def take_snapshot(node: Node) -> Snapshot:
         update=node.tally.last_update,
         addresses=node.parts.transport.addresses() if node.state == "running" else [],
         processes=dict(node.parts.processes()),
+        mixture=node.tally.mixture,
     )
 
 

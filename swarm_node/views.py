@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from swarm_node.policy.loss_names import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
-from swarm_node.snapshot import SCHEMA, EvalPoint, Snapshot
+from swarm_node.snapshot import SCHEMA, EvalPoint, MixtureRow, Snapshot
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "loss": LOSS_CHOICES,
@@ -30,6 +30,7 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         "held-out reward": _curve(snapshot.evals),
         "own groups": f"{groups.published} published, {groups.trained_own} trained",
         "peers' groups": f"{groups.received} received, {groups.trained_external} trained",
+        "each update": _mixture(snapshot.mixture),
         "rejected": _counts(snapshot.rejected),
         "faults": _counts(snapshot.faults),
     }
@@ -92,6 +93,16 @@ def _curve(evals: list[EvalPoint]) -> str:
     if not evals:
         return "not measured yet"
     return f"{evals[0].all:.3f} at first, {evals[-1].all:.3f} now"
+
+
+def _mixture(row: MixtureRow | None) -> str:
+    if row is None:
+        return "not known yet"
+    text = f"{row.own} own, {row.external} of peers" + (" (auto)" if row.adaptive else "")
+    if row.mixed_share is not None:
+        error = "" if row.mixed_share_error is None else f" ± {row.mixed_share_error:.0%}"
+        text += f"; {row.mixed_share:.0%}{error} of own groups have mixed rewards"
+    return text
 
 
 def _counts(counts: dict[str, int]) -> str:

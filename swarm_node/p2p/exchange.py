@@ -214,16 +214,15 @@ class Exchange:
             return 0
         since = since if listed.epoch == peer.epoch else 0
         peer.epoch, peer.head = listed.epoch, listed.head
-        noted = 0
+        before = peer.offered
         for raw in listed.items:
-            seq = self._note(peer, raw)
-            noted += seq > 0
-            since = max(since, seq)
+            since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
-        return noted
+        return peer.offered - before
 
     def _note(self, peer: Peer, raw: bytes) -> int:
-        """Note one announcement as an offer; its sequence number, 0 when it was refused."""
+        """Note one announcement, as an offer if it is worth a pull; its sequence number, 0 when it
+        was refused."""
         opened = open_sealed(
             raw, self._swarm.swarm_id, Kind.RECORD, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES
         )
@@ -239,6 +238,7 @@ class Exchange:
             return 0
         # A group whose author says that nobody can learn from it is not worth a pull.
         if entry.mixed and self._verifier.seen(peer.peer_id, entry.epoch, entry.seq) is None:
+            peer.offered += 1
             peer.candidates.append(
                 Candidate(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size)
             )

@@ -12,6 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 CANDIDATES_PER_PEER = 64
+#: Reasons of rejection that say nothing about the peer: no room, too late, or come twice.
+BLAMELESS = frozenset(
+    {"capacity", "duplicate", "old_epoch", "quota", "stale", "too_old", "unreachable", "used"}
+)
 _BACKOFF_SECONDS = (1.0, 60.0)
 
 
@@ -41,6 +45,7 @@ class Peer:
     member_until: float = 0.0
     greeted: bool = False
     cursor: tuple[int, int] = (0, 0)
+    offered: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     failures: int = 0
@@ -53,6 +58,13 @@ class Peer:
         self.retry_at = now + min(longest, shortest * 2.0**self.failures)
         self.failures = min(self.failures + 1, 16)
         self.greeted = False
+
+    @property
+    def quality(self) -> float:
+        """Share of its groups that were let in, 1 while nothing is known: (received + 1) /
+        (received + refused by its fault + 1)."""
+        bad = sum(n for reason, n in self.rejected.items() if reason not in BLAMELESS)
+        return (self.received + 1) / (self.received + bad + 1)
 
     def answered(self, now: float) -> None:
         self.failures = 0
@@ -73,6 +85,11 @@ class Directory:
 
     def get(self, peer_id: str) -> Peer | None:
         return self._peers.get(peer_id)
+
+    def quality(self, peer_id: str) -> float:
+        """The peer's `quality`; 1 for one that is not known."""
+        peer = self._peers.get(peer_id)
+        return 1.0 if peer is None else peer.quality
 
     def meet(self, peer_id: str, now: float) -> Peer:
         """The record of `peer_id`, made if new."""

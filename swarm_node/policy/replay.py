@@ -2,16 +2,20 @@
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
 rewards are all equal carry no gradient and are never admitted; own groups are not filtered. Age is
-counted in this node's own updates. A draw never waits for peers.
+counted in this node's own updates. A draw never waits for peers. I and J can be changed at any time
+(`ReplayBuffer.aim`), within the limits of the settings.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
+from swarm_node.policy.drawing import DrawPolicy, Quality, draw_weight, weighted_sample
+from swarm_node.policy.mixture import Mixture
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 #: How many ids of departed groups are remembered, as a multiple of both capacities, so that one
@@ -26,7 +30,9 @@ class ReplaySettings:
     An own group leaves when its oldest tokens are more than `max_lag` policy versions old, an
     external one `max_age` updates after it arrived, and any after `reuse` draws. Own groups for
     `own_batches` batches and external ones for `external_batches` are held at most, and one author
-    holds at most max(`peer_minimum`, `peer_share` of the external capacity).
+    holds at most max(`peer_minimum`, `peer_share` of the external capacity). `own` and `external`
+    (I and J) are where the buffer starts and bound the capacities; `half_life` is used by the
+    weighted draw.
 
     Raises:
         ConfigError: a value is impossible; the message names it.
@@ -41,6 +47,8 @@ class ReplaySettings:
     external_batches: int = 8
     peer_share: float = 0.25
     peer_minimum: int = 8
+    draw: DrawPolicy = "uniform"
+    half_life: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("own", "external", "max_lag", "max_age"):
@@ -53,6 +61,8 @@ class ReplaySettings:
             raise ConfigError("policy.own and policy.external are both 0: nothing to train on")
         if not 0.0 <= self.peer_share <= 1.0:
             raise ConfigError("policy.peer_share must be within 0 and 1")
+        if not self.half_life > 0:
+            raise ConfigError("policy.half_life must be more than 0")
 
     @property
     def capacity_own(self) -> int:
@@ -108,8 +118,12 @@ class _Held:
 class ReplayBuffer:
     """Holds groups between their admission and their last use. Deterministic given `rng`."""
 
-    def __init__(self, settings: ReplaySettings) -> None:
+    def __init__(self, settings: ReplaySettings, quality: Quality = lambda author: 1.0) -> None:
+        """`quality` of an author, in [0, 1], is asked by the weighted draw."""
         self.settings = settings
+        self.mixture = Mixture(settings.own, settings.external)
+        self._quality = quality
+        self._own_families: Counter[str] = Counter()
         self._own: dict[bytes, _Held] = {}
         self._external: dict[bytes, _Held] = {}
         self._memory = _MEMORY * (settings.capacity_own + settings.capacity_external)
@@ -136,24 +150,35 @@ class ReplayBuffer:
             self._rejected[verdict.reason] += 1
         return verdict
 
+    def aim(self, mixture: Mixture) -> None:
+        """Make the next batches of `mixture.own` own and `mixture.external` external groups.
+
+        Raises:
+            ValueError: more external groups, or more groups, than the capacities are meant for.
+        """
+        settings = self.settings
+        if not (mixture.own >= 0 and 0 <= mixture.external <= settings.external):
+            raise ValueError(f"external must be within 0 and {settings.external}, own 0 or more")
+        if not 1 <= mixture.size <= settings.own + settings.external:
+            raise ValueError(f"a batch holds 1 to {settings.own + settings.external} groups")
+        self.mixture = mixture
+
     def ready(self, version: int) -> bool:
         """Whether `draw` would give a batch now."""
         self.expire(version)
-        return len(self._own) >= self.settings.own and bool(self._own or self._external)
+        return len(self._own) >= self.mixture.own and bool(self._own or self._external)
 
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
-        External groups are drawn uniformly without replacement. What they lack of `external` is
-        filled with own groups as far as there are any. Own groups go least used, then oldest first.
+        External groups are drawn without replacement, uniformly or by `draw_weight`. What they lack
+        of `external` is filled with own groups as far as there are any. Own groups go least used,
+        then oldest first.
         """
         if not self.ready(version):
             return None
-        settings = self.settings
-        external = rng.sample(
-            list(self._external.values()), min(settings.external, len(self._external))
-        )
-        wanted = settings.own + settings.external - len(external)
+        external = self._draw_external(version, rng)
+        wanted = self.mixture.size - len(external)
         own = sorted(self._own.values(), key=lambda held: held.uses)[:wanted]
         for held in (*own, *external):
             self._use(held)
@@ -186,10 +211,7 @@ class ReplayBuffer:
         more would only be older when its turn comes.
         """
         self.expire(version)
-        settings = self.settings
-        slots = min(
-            (settings.max_lag + 1) * max(settings.own, 1), 2 * (settings.own + settings.external)
-        )
+        slots = min((self.settings.max_lag + 1) * max(self.mixture.own, 1), 2 * self.mixture.size)
         return max(0, slots - len(self._own) - running)
 
     def wants_own(self, version: int, running: int = 0) -> bool:
@@ -229,6 +251,23 @@ class ReplayBuffer:
             rejected=dict(self._rejected),
         )
 
+    def _draw_external(self, version: int, rng: random.Random) -> list[_Held]:
+        settings, held = self.settings, list(self._external.values())
+        if settings.draw == "uniform":
+            return rng.sample(held, min(self.mixture.external, len(held)))
+        weights = [
+            draw_weight(
+                each.group,
+                version=version,
+                half_life=settings.half_life,
+                max_age=settings.max_age,
+                own_families=self._own_families,
+                quality=self._quality,
+            )
+            for each in held
+        ]
+        return weighted_sample(held, weights, self.mixture.external, rng)
+
     def _admit(self, held: _Held, version: int) -> Rejected | None:
         group = held.group
         if group.id in self._own or group.id in self._external or group.id in self._departed:
@@ -248,6 +287,7 @@ class ReplayBuffer:
         self._own[held.group.id] = held
         self._totals["own_admitted"] += 1
         self._totals["own_informative"] += held.group.informative
+        self._own_families[held.group.group.task.family] += 1
         return None
 
     def _admit_external(self, held: _Held, version: int) -> Rejected | None:

@@ -10,6 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from swarm_node.policy.drawing import DrawPolicy
+from swarm_node.policy.mixture import Mixture
 from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
 from swarm_node.rollout import (
     Completion,
@@ -36,6 +38,7 @@ class ReplayMachine(RuleBasedStateMachine):
         batches=st.tuples(st.integers(1, 3), st.integers(1, 3)),
         peer_share=st.sampled_from([0.0, 0.25, 1.0]),
         peer_minimum=st.integers(1, 3),
+        draw=st.sampled_from(["uniform", "weighted"]),
         seed=st.integers(0, 1 << 32),
     )
     def begin(
@@ -48,6 +51,7 @@ class ReplayMachine(RuleBasedStateMachine):
         batches: tuple[int, int],
         peer_share: float,
         peer_minimum: int,
+        draw: DrawPolicy,
         seed: int,
     ) -> None:
         self.settings = ReplaySettings(
@@ -60,6 +64,7 @@ class ReplayMachine(RuleBasedStateMachine):
             external_batches=batches[1],
             peer_share=peer_share,
             peer_minimum=peer_minimum,
+            draw=draw,
         )
         self.buffer = ReplayBuffer(self.settings)
         self.rng = random.Random(seed)
@@ -96,19 +101,26 @@ class ReplayMachine(RuleBasedStateMachine):
     def update(self, updates: int) -> None:
         self.version += updates
 
+    @rule(own=st.integers(0, 6), external=st.integers(0, 3))
+    def aim(self, own: int, external: int) -> None:
+        external = min(external, self.settings.external)
+        size = self.settings.own + self.settings.external
+        own = min(size - external, max(own, 1 - external))
+        self.buffer.aim(Mixture(own, external))
+
     @rule()
     def draw(self) -> None:
         own, external = self._eligible()
-        settings = self.settings
+        mixture = self.buffer.mixture
         ready = self.buffer.ready(self.version)
-        assert ready is (len(own) >= settings.own and bool(own or external))
+        assert ready is (len(own) >= mixture.own and bool(own or external))
         drawn = self.buffer.draw(self.version, self.rng)
         # Never waiting for peers: own groups alone decide, unless none at all are wanted.
         assert (drawn is not None) is ready
         if drawn is None:
             return
-        assert drawn.external_count == min(settings.external, len(external))
-        wanted = settings.own + settings.external - drawn.external_count
+        assert drawn.external_count == min(mixture.external, len(external))
+        wanted = mixture.size - drawn.external_count
         assert drawn.own_count == min(wanted, len(own))
         assert len(drawn.groups) == drawn.own_count + drawn.external_count
         assert len({group.id for group in drawn.groups}) == len(drawn.groups)
@@ -117,12 +129,12 @@ class ReplayMachine(RuleBasedStateMachine):
             assert is_own is (index < drawn.own_count)
             assert group.id in (own if is_own else external)
             self.uses[group.id] += 1
-            assert self.uses[group.id] <= settings.reuse
+            assert self.uses[group.id] <= self.settings.reuse
 
     @rule(running=st.integers(0, 10))
     def ask_for_room(self, running: int) -> None:
         room = self.buffer.own_room(self.version, running)
-        slots = (self.settings.max_lag + 1) * max(self.settings.own, 1)
+        slots = (self.settings.max_lag + 1) * max(self.buffer.mixture.own, 1)
         assert 0 <= room <= max(0, slots - running - self.buffer.own_backlog())
         assert self.buffer.wants_own(self.version, running) is (room > 0)
         for author in (None, *AUTHORS):

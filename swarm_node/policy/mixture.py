@@ -1,0 +1,251 @@
+"""How many own and how many peers' groups the next update takes (I and J), decided online. Pure.
+
+An update learns from groups whose rewards are mixed. With p the share of a node's own groups that
+are, and S the informative groups that peers offer per update, p·I + min(J, S) of its groups are
+(docs/mixture.md has the counts this was checked against). Peers make groups only while they sample,
+so S is not given: where all N nodes take I own groups each, it is (N − 1)·p·I. What a node can
+measure without knowing N is the exchange rate s = offered / own groups made, (N − 1)·p whatever I
+is. Between sampling that starves the pool and sampling that leaves it unused lies I + s·I = B:
+
+    I* = B / (1 + s)
+
+Answering S itself (J = S) would swing: when all nodes lower I together the pool dries up, for
+(N − 1)·p > 1 ever wider. Answering s does not: alike nodes are at I* in one step, and next to peers
+that do not adapt the steps shrink by S/B < 1 (in whole groups they end a little short of it).
+
+Reward on held-out tasks that falls while the external share is high is the oscillation the paper
+reports (arXiv 2509.08721): the share is halved then, and comes back step by step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from swarm_node.errors import ConfigError
+
+#: Steps of the allowance: down by a factor, up by a sum, as in congestion control (AIMD).
+_BACK_OFF = 0.5
+_RECOVER = 0.125
+_LEAST_ALLOWANCE = 0.125
+#: Weights of a new probe in the fast, the slow and the noise average.
+_FAST, _SLOW, _NOISE = 0.5, 0.1, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Groups per update: `own` (I) and `external` (J)."""
+
+    own: int
+    external: int
+
+    @property
+    def size(self) -> int:
+        """B = I + J."""
+        return self.own + self.external
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of this node's time per own group made, per external group drawn and verified, and
+    per update besides. Only their ratios matter; all 0 means "not measured"."""
+
+    own: float = 0.0
+    external: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSettings:
+    """`batch` is B = I + J. At least `least_own` and at least (1 − `external_share`)·B own groups
+    are taken. Estimates forget with a time constant of `memory` updates, and nothing moves before
+    `evidence` own groups were seen. A probe that lies `fall` and `fall_noise` standard deviations
+    of its noise under its slow average is falling.
+
+    Raises:
+        ConfigError: a value is impossible; the message names it.
+    """
+
+    batch: int = 8
+    least_own: int = 1
+    external_share: float = 0.75
+    memory: float = 64.0
+    evidence: float = 16.0
+    fall: float = 0.02
+    fall_noise: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigError("batch must be 1 or more")
+        if not 1 <= self.least_own <= self.batch:
+            raise ConfigError("least_own must be within 1 and batch")
+        if not 0.0 <= self.external_share <= 1.0:
+            raise ConfigError("external_share must be within 0 and 1")
+        if not self.memory >= 1.0:
+            raise ConfigError("memory must be 1 update or more")
+
+    @property
+    def most_external(self) -> int:
+        """The largest J there ever is."""
+        return min(self.batch - self.least_own, math.floor(self.external_share * self.batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What happened since the last update: own groups made and how many of them were `mixed`,
+    informative groups peers newly `offered` (those expected to pass verification), and the newest
+    held-out reward on the node's own families, if it was measured since."""
+
+    made: int
+    mixed: int
+    offered: float
+    costs: Costs = field(default_factory=Costs)
+    probe: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mixed <= self.made or not self.offered >= 0:
+            raise ValueError("counts must be 0 ≤ mixed ≤ made and offered ≥ 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Averages of the held-out reward, and the variance of its noise, from successive differences,
+    which a trend hardly touches (von Neumann 1941)."""
+
+    last: float
+    fast: float
+    slow: float
+    noise: float = 0.0
+
+    def updated(self, value: float) -> Probe:
+        """With one more measurement."""
+        return Probe(
+            last=value,
+            fast=self.fast + _FAST * (value - self.fast),
+            slow=self.slow + _SLOW * (value - self.slow),
+            noise=self.noise + _NOISE * ((value - self.last) ** 2 / 2.0 - self.noise),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureState:
+    """What the controller knows. `made`, `mixed` and `offered` are sums that forget; `allowance`
+    scales the external share, 1 unless the probe fell."""
+
+    current: Mixture
+    made: float = 0.0
+    mixed: float = 0.0
+    offered: float = 0.0
+    costs: Costs = field(default_factory=Costs)
+    probe: Probe | None = None
+    allowance: float = 1.0
+
+    @property
+    def share(self) -> float:
+        """p: the mean of its Beta posterior under the uninformative prior of Jeffreys."""
+        return (self.mixed + 0.5) / (self.made + 1.0)
+
+    @property
+    def share_error(self) -> float:
+        """Standard deviation of that posterior."""
+        return math.sqrt(self.share * (1.0 - self.share) / (self.made + 2.0))
+
+    @property
+    def rate(self) -> float:
+        """s: informative external groups on offer per own group made."""
+        return self.offered / self.made if self.made else 0.0
+
+    @property
+    def rate_error(self) -> float:
+        """Its standard deviation, of a Poisson count."""
+        return math.sqrt(self.offered + 0.25) / self.made if self.made else math.inf
+
+
+def informative(own: float, external: float, share: float, supply: float) -> float:
+    """Groups with mixed rewards in an update of `own` and `external` groups: p·I + min(J, S)."""
+    return share * own + min(external, supply)
+
+
+def balanced_own(batch: float, rate: float) -> float:
+    """I* = B / (1 + s), where own sampling and what peers return for it fill the batch."""
+    return batch / (1.0 + rate)
+
+
+def start(settings: MixtureSettings, own: int) -> MixtureState:
+    """Nothing is known: `own` groups of `settings.batch`, as far as the limits allow."""
+    least = settings.batch - settings.most_external
+    chosen = min(settings.batch, max(least, own))
+    return MixtureState(Mixture(chosen, settings.batch - chosen))
+
+
+def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -> MixtureState:
+    """Take in one update's observation and move I by at most one group towards the best.
+
+    It stays where it is while it lies between the best for the rate of exchange plus and minus
+    one standard deviation, so that noise does not move it.
+    """
+    kept = 1.0 - 1.0 / settings.memory
+    state = replace(
+        state,
+        made=state.made * kept + seen.made,
+        mixed=state.mixed * kept + seen.mixed,
+        offered=state.offered * kept + seen.offered,
+        costs=seen.costs,
+    )
+    if seen.probe is not None:
+        state = _probed(state, seen.probe, settings)
+    own = state.current.own
+    low, high = _best_range(state, settings)
+    if state.made >= settings.evidence:
+        own += (own < low) - (own > high)
+    # A limit is a limit: what the allowance takes away goes at once.
+    own = min(settings.batch, max(own, settings.batch - _most_external(state, settings)))
+    return replace(state, current=Mixture(own, settings.batch - own))
+
+
+def best_own(
+    settings: MixtureSettings, share: float, rate: float, costs: Costs, most_external: int
+) -> int:
+    """The I with the most informative groups per second, among those the limits allow.
+
+    Peers are taken to answer in kind: S = s·I. So taking fewer than I* own groups costs the pool
+    what it saves, and I* is also the cheapest, unless drawing a group costs more than making one:
+    then more own groups, drawn from less, can be the better bargain.
+    """
+    candidates = range(settings.batch - most_external, settings.batch + 1)
+    return max(candidates, key=lambda own: (_worth(own, settings.batch, share, rate, costs), -own))
+
+
+def _worth(own: int, batch: int, share: float, rate: float, costs: Costs) -> float:
+    external = batch - own
+    drawn = min(external, rate * own)
+    seconds = costs.update + costs.own * own + costs.external * drawn
+    return informative(own, external, share, rate * own) / (seconds or 1.0)
+
+
+def _best_range(state: MixtureState, settings: MixtureSettings) -> tuple[int, int]:
+    most = _most_external(state, settings)
+    bounds = (state.rate + state.rate_error, max(0.0, state.rate - state.rate_error))
+    low, high = sorted(best_own(settings, state.share, rate, state.costs, most) for rate in bounds)
+    return low, high
+
+
+def _most_external(state: MixtureState, settings: MixtureSettings) -> int:
+    return math.floor(settings.most_external * state.allowance)
+
+
+def _probed(state: MixtureState, value: float, settings: MixtureSettings) -> MixtureState:
+    """Lower the allowance when the held-out reward falls, raise it when it does not.
+
+    Between the two thresholds nothing happens (hysteresis)."""
+    if state.probe is None:
+        return replace(state, probe=Probe(value, value, value))
+    probe = state.probe.updated(value)
+    fallen = probe.slow - probe.fast
+    limit = max(settings.fall, settings.fall_noise * math.sqrt(probe.noise))
+    allowance = state.allowance
+    if fallen > limit:
+        allowance = max(_LEAST_ALLOWANCE, allowance * _BACK_OFF)
+    elif fallen < limit / 2.0:
+        allowance = min(1.0, allowance + _RECOVER)
+    return replace(state, probe=probe, allowance=allowance)

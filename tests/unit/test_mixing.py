@@ -1,0 +1,153 @@
+"""The controller in a node's hands: what it is told, and where it aims the buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swarm_node.config import load_settings
+from swarm_node.errors import ConfigError
+from swarm_node.mixing import Mixer, replay_settings
+from swarm_node.p2p.peers import Directory
+from swarm_node.parts import Tally
+from swarm_node.policy.mixture import Mixture
+from swarm_node.policy.replay import ReplayBuffer
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+)
+from swarm_node.snapshot import EvalPoint
+from swarm_node.views import _mixture
+
+EMPTY = Completion("x", np.zeros(0, np.uint32), np.zeros(0, np.float32), (), Finish.STOP)
+
+
+def own_group(number: int) -> VerifiedGroup:
+    """Every other one has mixed rewards."""
+    rewards = (0.0, float(number % 2))
+    group = RolloutGroup(
+        TaskRef("e", "1", "f", number), PolicyRef(b"m", b"t", number), (EMPTY, EMPTY), rewards
+    )
+    return VerifiedGroup(b"%d" % number, "me", Provenance.OWN, group, "q", rewards, number)
+
+
+class Life:
+    """A buffer, a tally and a mixer that live through updates."""
+
+    def __init__(self, external: str | int) -> None:
+        self.policy = load_settings({"policy.external": external}, environ={}).policy
+        self.tally = Tally()
+        self.buffer = ReplayBuffer(replay_settings(self.policy))
+        self.mixer = Mixer(self.policy, self.tally, self.buffer)
+        self.made = 0
+
+    def update(self, offered: int, probe: float | None = None) -> None:
+        """One update with as many own groups as the mixture wants."""
+        for _ in range(self.buffer.mixture.own):
+            self.made += 1
+            assert self.buffer.admit(own_group(self.made), self.made) is None
+        self.tally.offered += offered
+        if probe is not None:
+            self.tally.evals.append(EvalPoint(0.0, self.made, 0.0, probe, None, {}))
+        self.mixer.update()
+
+
+def test_fixed_settings_stay_as_they_are() -> None:
+    life = Life(2)
+    for _ in range(20):
+        life.update(offered=50)
+    assert life.buffer.mixture == Mixture(4, 2)
+    row = life.tally.mixture
+    assert row is not None
+    assert (row.own, row.external, row.adaptive, row.mixed_share) == (4, 2, False, 0.5)
+
+
+def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
+    life = Life("auto")
+    assert life.buffer.mixture == Mixture(4, 4)
+    for _ in range(60):
+        life.update(offered=20)
+    assert life.buffer.mixture == Mixture(2, 6)
+    for _ in range(600):
+        life.update(offered=0)
+    assert life.buffer.mixture.own >= 7
+
+
+def test_offers_of_peers_that_are_refused_count_less() -> None:
+    trusted, doubted = Life("auto"), Life("auto")
+    doubted.tally.rejected["zero_advantage"] = 99
+    doubted.tally.rejected["quota"] = 10**6  # nobody's fault
+    for _ in range(60):
+        trusted.update(offered=6)
+        doubted.update(offered=6)
+    assert trusted.buffer.mixture.own < doubted.buffer.mixture.own
+
+
+def test_a_falling_held_out_reward_makes_it_rely_on_itself() -> None:
+    life = Life("auto")
+    for step in range(60):
+        life.update(offered=20, probe=0.5 if step % 10 == 0 else None)
+    assert life.buffer.mixture.external == 6
+    for step in range(3):
+        life.update(offered=20, probe=0.4 - 0.1 * step)
+    assert life.buffer.mixture.external <= 3
+    assert life.tally.mixture is not None
+    assert life.tally.mixture.allowance < 1.0
+
+
+def test_the_same_measurement_counts_once() -> None:
+    life = Life("auto")
+    for step in range(40):
+        life.update(offered=20, probe={5: 0.5, 6: 0.3}.get(step))
+    # One fall halves the share; taken in again and again, the low point would end in recovery.
+    assert life.tally.mixture is not None
+    assert life.tally.mixture.allowance == 0.5
+
+
+def test_a_resumed_node_does_not_take_its_stock_for_news() -> None:
+    life = Life("auto")
+    life.tally.offered = 10**6
+    life.update(offered=0)
+    assert life.tally.mixture is not None
+    assert life.tally.mixture.offered_per_own == 0.0
+
+
+def test_what_is_shown_reads_well() -> None:
+    life = Life("auto")
+    assert _mixture(None) == "not known yet"
+    assert _mixture(life.tally.mixture) == "4 own, 4 of peers (auto)"
+    for _ in range(10):
+        life.update(offered=4)
+    assert "50% ± " in _mixture(life.tally.mixture)
+
+
+@pytest.mark.parametrize("value", ["often", -1, 1025])
+def test_external_is_a_number_or_auto(value: str | int) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.external"):
+        load_settings({"policy.external": value}, environ={})
+    assert load_settings({"policy.external": "3"}, environ={}).policy.external == 3
+
+
+def test_a_peers_quality_is_what_was_let_in() -> None:
+    directory = Directory("me")
+    assert directory.quality("stranger") == 1.0
+    peer = directory.meet("a", 0.0)
+    assert directory.quality("a") == 1.0
+    peer.received, peer.rejected["stale"] = 3, 50
+    assert directory.quality("a") == 1.0
+    peer.rejected["signature"] = 4
+    assert directory.quality("a") == 0.5
+
+
+def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
+    buffer = ReplayBuffer(replay_settings(load_settings({}, environ={}).policy))
+    for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
+        with pytest.raises(ValueError, match=r"must be|holds"):
+            buffer.aim(wrong)
+    buffer.aim(Mixture(8, 0))
+    assert not buffer.ready(0)
