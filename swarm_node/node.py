@@ -82,6 +82,7 @@ class Node:
                 max_lag=policy.max_lag,
                 max_age=policy.max_age,
                 reuse=policy.reuse,
+                filter_own=policy.filter_own,
             )
         )
         # Streams of their own, so that a slow peer does not change what is drawn for training.
