@@ -312,12 +312,16 @@ def build_tiny(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Warm-start steps; default: as shipped.")
     ] = None,
+    bare: Annotated[float, typer.Option(help="Share of right answers that score.")] = 0.12,
+    wrong: Annotated[float, typer.Option(help="Share of wrong answers.")] = 0.15,
+    evasive: Annotated[float, typer.Option(help="Share of answers that say nothing.")] = 0.10,
 ) -> None:
     """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes."""
     with _refusals():
         from swarm_node.building import build_with_progress
+        from swarm_node.policy.build_tiny import Noise
 
-        build_with_progress(out, seed, steps)
+        build_with_progress(out, seed, steps, Noise(bare, wrong, evasive))
 
 
 def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:

@@ -73,3 +73,43 @@ def _range(option: str, text: str) -> tuple[float, float]:
     except ValueError:
         raise ConfigError(f"{option} takes two numbers, such as 0.5,2, not {text!r}") from None
     return low, high
+
+
+@experiment_app.callback()
+def _experiments() -> None:
+    pass
+
+
+@experiment_app.command()
+def sapo(
+    regime: Annotated[
+        str, typer.Option(help="dense, sparse, very-sparse or specialised.")
+    ] = "dense",
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 60,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 4,
+    arms: Annotated[
+        str | None, typer.Option(help="Own/external arms, comma-separated; default all.")
+    ] = None,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("sapo-report")
+    ),
+    model: Annotated[str | None, typer.Option(help="Start from this model instead.")] = None,
+    correction: Annotated[
+        str | None, typer.Option(help="How peers' groups are taken: policy.correction.")
+    ] = None,
+    assign: SetOption = None,
+) -> None:
+    """Compare own with shared experience as SAPO (arXiv 2509.08721) does, over several seeds.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.experiment import Experiment, run_experiment
+
+        flags = parse_assignments(assign or [])
+        if correction is not None:
+            flags["policy.correction"] = correction
+        names = tuple(arms.split(",")) if arms else ()
+        run_experiment(Experiment(regime, nodes, rounds, seeds, names, model, flags), report)

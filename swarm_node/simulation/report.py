@@ -89,7 +89,7 @@ def make_report(
     report = SimulationReport(
         schema=SCHEMA,
         hash="",
-        settings=msgspec.json.decode(msgspec.json.encode(settings)),  # as it will be read back
+        settings=settings,
         held_out=HeldOut(curve[0][1], curve[-1][1], list(curve)),
         cumulative_own=sum(rounds.own),
         cumulative_batch=sum(rounds.batch),
@@ -101,6 +101,12 @@ def make_report(
         nodes=nodes,
     )
     return msgspec.structs.replace(report, hash=_digest(report))
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As it will be read back from a report: tuples become lists."""
+    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
+    return read
 
 
 def save_report(report: SimulationReport, directory: Path) -> list[Path]:

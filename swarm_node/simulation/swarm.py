@@ -42,7 +42,7 @@ from swarm_node.policy.weights import shared_memory_dir
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.paced import Pace, PacedSampler, PacedTrainer
 from swarm_node.simulation.record import Record, WatchedStorage
-from swarm_node.simulation.report import Rounds, SimulatedNode, SimulationReport, make_report
+from swarm_node.simulation.report import Rounds, SimulatedNode, SimulationReport, make_report, plain
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 
 #: Unix seconds at which every simulation begins: 2023-11-14 22:13:20 UTC.
@@ -108,6 +108,14 @@ def simulate(
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(work, ignore_errors=True)
+
+
+def describe(plan: Plan, settings: Settings, model: bytes) -> dict[str, Any]:
+    """All that decides a result, in plain values; the model by its digest, because its path does
+    not. A report with the same description need not be made again."""
+    tables = {"network", "environment", "sampling", "policy", "run"}
+    chosen = settings.model_dump(mode="json", include=tables)
+    return plain({"plan": asdict(plan), "model": model.hex(), **chosen})
 
 
 @dataclass(slots=True)
@@ -289,16 +297,13 @@ class _Swarm:
             mixed=_per_round(_mean, [record.mixed for record in records]),
         )
         nodes = [_row(member) for member in members]
-        return make_report(self._described(), curve, rounds, nodes, self._loop.time())
-
-    def _described(self) -> dict[str, Any]:
-        """What decides the result; the model by its digest, because its path does not."""
-        tables = {"network", "environment", "sampling", "policy", "run"}
-        return {
-            "plan": asdict(self._plan),
-            "model": self._policy.model.hex(),
-            **self._settings.model_dump(mode="json", include=tables),
-        }
+        return make_report(
+            describe(self._plan, self._settings, self._policy.model),
+            curve,
+            rounds,
+            nodes,
+            self._loop.time(),
+        )
 
 
 def _row(member: _Member) -> SimulatedNode:
