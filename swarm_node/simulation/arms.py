@@ -67,8 +67,9 @@ class Estimate(NamedTuple):
     mean: float
     half: float
 
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if math.isnan(self.half) else f" ± {self.half:.3f}")
+    def __format__(self, spec: str) -> str:
+        mean = format(self.mean, spec)
+        return mean if math.isnan(self.half) else f"{mean} ± {self.half:{spec}}"
 
 
 def declared_seeds(count: int) -> list[int]:

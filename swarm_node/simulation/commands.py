@@ -21,7 +21,7 @@ SetOption = Annotated[
 def simulate(
     nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 8,
     local: Annotated[int, typer.Option(min=0, help="Own groups per update (I).")] = 4,
-    external: Annotated[int, typer.Option(min=0, help="Peers' groups per update (J).")] = 4,
+    external: Annotated[str, typer.Option(help="Peers' groups per update (J).")] = "4",
     rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 60,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same hash.")] = 0,
     report: Annotated[
@@ -45,6 +45,7 @@ def simulate(
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
     clock. The same command gives the same hash. Settings come from the command line alone."""
     with refusals():
+        from swarm_node.config import parse_assignments
         from swarm_node.simulation.run import run_simulation, simulation_settings
         from swarm_node.simulation.swarm import Plan
 
@@ -61,7 +62,7 @@ def simulate(
         flags: dict[str, Any] = {
             "model": model,
             "policy.own": local,
-            "policy.external": external,
+            **parse_assignments([f"policy.external={external}"]),
             "policy.correction": correction,
         }
         run_simulation(plan, simulation_settings(seed, flags, assign or []), report)

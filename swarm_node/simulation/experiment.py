@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +31,8 @@ from swarm_node.simulation.plots import draw_experiment
 from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
 from swarm_node.simulation.run import progress_bar, simulation_settings
 from swarm_node.simulation.swarm import Plan, describe, simulate
+
+_PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
 
 Results = Mapping[Arm, Sequence[SimulationReport]]
 
@@ -80,36 +83,53 @@ def run_experiment(experiment: Experiment, directory: Path) -> None:
                 run = place / arm.directory / f"seed-{index}"
                 results[arm].append(_report(experiment, arm, seed, model, run, advance))
     console = Console(highlight=False)
-    console.print(comparison(results))
-    console.print(mechanism(results))
+    for table in (held_out_table, reward_table, mechanism_table):
+        console.print(table(results))
     for path in draw_experiment(results, place):
         print(f"wrote {path}")
 
 
-def comparison(results: Results) -> Table:
-    """Held-out reward, this project's measure, beside the cumulative rewards and the paper's."""
-    table = Table(title="mean ± 95% confidence interval over seeds")
-    for heading in ("arm", "held-out end", "cumulative own", "cumulative batch", "paper"):
+def held_out_table(results: Results) -> Table:
+    """The figure that counts: held-out reward of the nodes' own samples."""
+    table = _table("held-out reward, mean ± 95% confidence interval over seeds")
+    for heading in ("arm", "start", "middle", "end", "seeds"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
-    base = next((reports for arm, reports in results.items() if arm.name == "8/0"), ())
     for arm, reports in results.items():
-        own = [report.cumulative_own for report in reports]
-        batch = [report.cumulative_batch for report in reports]
+        middles = [curve[len(curve) // 2][1] for curve in (r.held_out.curve for r in reports)]
         table.add_row(
             arm.name,
-            str(estimate([report.held_out.end for report in reports])),
-            _against(own, [report.cumulative_own for report in base]),
-            _against(batch, [report.cumulative_batch for report in base]),
-            "" if arm.paper is None else f"{arm.paper:.2f}{_percent(arm.paper, ARMS[0].paper)}",
+            f"{reports[0].held_out.start:.3f}",
+            f"{estimate(middles):.3f}",
+            f"{estimate([report.held_out.end for report in reports]):.3f}",
+            str(len(reports)),
         )
     return table
 
 
-def mechanism(results: Results) -> Table:
+def reward_table(results: Results) -> Table:
+    """Cumulative rewards: of own groups, and SAPO's own metric beside the paper's figures."""
+    table = _table("cumulative reward; the paper's figures are of its own setting")
+    for heading in ("arm", "own groups", "", "batch", "", "paper", ""):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    base = next((reports for arm, reports in results.items() if arm.name == "8/0"), ())
+    own_base = [report.cumulative_own for report in base]
+    batch_base = [report.cumulative_batch for report in base]
+    for arm, reports in results.items():
+        own = estimate([report.cumulative_own for report in reports])
+        batch = estimate([report.cumulative_batch for report in reports])
+        table.add_row(
+            arm.name,
+            *(f"{own:.1f}", _against(own.mean, own_base)),
+            *(f"{batch:.1f}", _against(batch.mean, batch_base)),
+            *("", "") if arm.paper is None else (f"{arm.paper:.2f}", _against(arm.paper, _PAPER)),
+        )
+    return table
+
+
+def mechanism_table(results: Results) -> Table:
     """What each arm had to learn from and what it cost."""
-    table = Table(title="per update and node")
-    headings = ("arm", "informative", "expected", "groups made", "CPU ms", "KiB received", "seeds")
-    for heading in headings:
+    table = _table("per update and node; expected = p·I + min(J, (N-1)·p·I)")
+    for heading in ("arm", "informative", "expected", "made", "CPU ms", "KiB in"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, reports in results.items():
         counts = [informative_counts(report, arm) for report in reports]
@@ -117,12 +137,11 @@ def mechanism(results: Results) -> Table:
         received = sum(node.bytes_received for report in reports for node in report.nodes)
         table.add_row(
             arm.name,
-            f"{sum(counted for counted, _ in counts) / len(counts):.2f}",
-            f"{sum(expected for _, expected in counts) / len(counts):.2f}",
+            f"{estimate([counted for counted, _ in counts]).mean:.2f}",
+            f"{estimate([expected for _, expected in counts]).mean:.2f}",
             f"{sum(report.groups_made for report in reports) / updates:.2f}",
             f"{1000 * sum(report.cpu_seconds for report in reports) / updates:.0f}",
             f"{received / updates / 1024:.1f}",
-            str(len(reports)),
         )
     return table
 
@@ -167,11 +186,9 @@ def _base(name: str, directory: Path) -> str:
     return str(path)
 
 
-def _against(values: Sequence[float], base: Sequence[float]) -> str:
-    mean, half = estimate(values)
-    shown = f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f} ± {half:.1f}"
-    return shown + (_percent(mean, estimate(base).mean) if base else "")
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE)
 
 
-def _percent(value: float, base: float | None) -> str:
-    return f" ({value / base - 1:+.0%})" if base else ""
+def _against(value: float, base: Sequence[float]) -> str:
+    return f"{value / estimate(base).mean - 1:+.0%}" if base else ""
