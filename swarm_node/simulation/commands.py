@@ -78,6 +78,7 @@ def _range(option: str, text: str) -> tuple[float, float]:
 
 @experiment_app.callback()
 def _experiments() -> None:
+    # Without it, a group of one command would be that command.
     pass
 
 
