@@ -55,7 +55,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         state_dir=home.path,
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
-    environment = ProcessEnvironmentHost(settings.environment.name, _options(settings))
+    environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
     return Parts(
         transport=transport,
         sampler=TorchSampler.from_directory(model_dir, threads=settings.run.threads),
@@ -115,7 +115,8 @@ async def run_node(
         await control.close()
 
 
-def _options(settings: Settings) -> dict[str, object]:
+def environment_options(settings: Settings) -> dict[str, object]:
+    """The options that the environment of these settings is made with."""
     table = settings.environment
     if table.name != "reasoning_gym":
         return dict(table.options)

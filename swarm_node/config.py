@@ -100,6 +100,9 @@ class Policy(_Table):
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")
     reuse: int = Field(1, ge=1, le=64, description="How often one group may be trained on.")
+    filter_own: bool = Field(
+        False, description="Drop own groups of equal reward: fuller batches for more sampling."
+    )
     correction: Literal["positive", "own", "sampler"] = Field(
         "positive", description="How peers' groups are taken: good ones, all (SAPO), or weighed."
     )
