@@ -83,7 +83,7 @@ class Policy(_Table):
 
     own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
     external: int = Field(4, ge=0, le=1024, description="Peers' groups per update (J).")
-    loss: LossName = Field("dapo", description="Loss; `swarm-node losses` lists them.")
+    loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
     off_policy_mask: float | None = Field(
         None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
