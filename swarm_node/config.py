@@ -91,7 +91,7 @@ class Policy(_Table):
     half_life: float = Field(
         0.0, ge=0, le=65_536, description="Updates after which the weighted draw halves; 0: never."
     )
-    loss: LossName = Field("dapo", description="Loss; `swarm-node losses` lists them.")
+    loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
     off_policy_mask: float | None = Field(
         None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."

@@ -52,7 +52,7 @@ class TrainerSettings:
         ConfigError: a value makes no sense; the message names it.
     """
 
-    loss: LossName = "dapo"
+    loss: LossName = "decoupled"
     learning_rate: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
