@@ -305,6 +305,17 @@ def config() -> None:
         typer.echo(f"{key:26} {variable:40} {description}")
 
 
+@app.command(rich_help_panel=_BASIC)
+def losses(json: JsonOption = False) -> None:
+    """List the losses and advantages that can be chosen, each with its source."""
+    from swarm_node.views import choices_json, choices_view
+
+    if json:
+        typer.echo(choices_json())
+    else:
+        _show(None, False, lambda _: choices_view())
+
+
 @model_app.command("build-tiny")
 def build_tiny(
     out: Annotated[Path, typer.Option(help="Directory to write the model to.")],

@@ -73,6 +73,18 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     )
 
 
+def trainer_settings(settings: Settings) -> TrainerSettings:
+    """What of a node's settings the trainer needs."""
+    return TrainerSettings(
+        loss=settings.policy.loss,
+        learning_rate=settings.policy.learning_rate,
+        temperature=settings.sampling.temperature,
+        longest_answer=settings.sampling.max_new_tokens,
+        off_policy_mask=settings.policy.off_policy_mask,
+        seed=settings.run.seed,
+    )
+
+
 async def run_node(
     settings: Settings,
     home: Home,
@@ -101,15 +113,6 @@ async def run_node(
         await node.run(on_running)
     finally:
         await control.close()
-
-
-def trainer_settings(settings: Settings) -> TrainerSettings:
-    """What of the settings concerns the update."""
-    return TrainerSettings(
-        learning_rate=settings.policy.learning_rate,
-        temperature=settings.sampling.temperature,
-        seed=settings.run.seed,
-    )
 
 
 def environment_options(settings: Settings) -> dict[str, object]:

@@ -18,6 +18,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
+from swarm_node.policy.loss_names import AdvantageName, LossName
 
 ENV_PREFIX = "SWARM_NODE_"
 #: Not settings: where the settings file is.
@@ -82,6 +83,11 @@ class Policy(_Table):
 
     own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
     external: int = Field(4, ge=0, le=1024, description="Peers' groups per update (J).")
+    loss: LossName = Field("dapo", description="Loss; `swarm-node losses` lists them.")
+    advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
+    off_policy_mask: float | None = Field(
+        None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
+    )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")

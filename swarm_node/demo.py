@@ -121,6 +121,7 @@ async def run_demo(nodes: int, minutes: float, report: Path) -> int:
                 live.update(_table(swarm, time.monotonic() - started, "done"))
         finally:
             await asyncio.gather(*(node.stop() for node in swarm))
+    console.print()
     results = [_result(node) for node in swarm if node.snapshot is not None and node.snapshot.evals]
     if not results:
         console.print("stopped before there was anything to report")
@@ -202,15 +203,16 @@ async def _pause(stop: asyncio.Event) -> None:
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
     table = Table(
         title=f"swarm-node demo, {seconds:.0f} s",
-        caption="own, unseen: held-out reward at first→now on the families a node samples and on "
-        f"those it never samples. trained: groups of its own, of its peers.\n{caption}",
+        caption="own, unseen: held-out reward, at first→now, on families the node samples and on "
+        "those it never samples.\ntrained, peers', got: own groups trained on, peers' groups "
+        f"trained on, peers' groups verified.\n{caption}",
         box=SIMPLE,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
     )
     table.add_column("node", no_wrap=True)
-    for name in ("version", "own", "unseen", "trained own", "peers'", "received"):
+    for name in ("version", "own", "unseen", "trained", "peers'", "got"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("rejected")
+    table.add_column("rejected", min_width=12)
     for node in swarm:
         table.add_row(*_cells(node))
     return table
@@ -219,7 +221,7 @@ def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
 def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
-        return [f"{node.name}: {'starting' if node.process else 'waiting'}", *[""] * 7]
+        return [f"{node.name[-1]} {'starting' if node.process else 'waiting'}", *[""] * 7]
     first, last = (shot.evals[0], shot.evals[-1]) if shot.evals else (_NO_EVAL, _NO_EVAL)
     rejected = ", ".join(f"{why} {count}" for why, count in sorted(shot.rejected.items()))
     return [

@@ -64,6 +64,8 @@ MAX_STREAMS = 512
 
 log = structlog.get_logger(__name__)
 
+_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
 
 class HivemindTransport:
     """Transport on hivemind 1.1.12 (TCP only, no relay, no NAT help yet).
@@ -128,7 +130,10 @@ class HivemindTransport:
             await self._stop_node()
 
     def addresses(self) -> list[str]:
-        return [] if self._node is None else self._node.addresses
+        if self._node is None:
+            return []
+        # Peers are told the first few only, and other machines cannot use the loopback ones.
+        return sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
 
     def serve(self, protocol: str, handler: Handler) -> None:
         if self._started:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,30 +67,32 @@ def _learnt(status: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_killed_node_resumes_and_trains_nothing_twice(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
     node = start_node("alone")
+    database = tmp_path / "alone" / "node.db"
     before = node.wait(lambda status: status["updates"] >= 25)
     assert before["groups"]["trained_external"] == 0, "a node alone trains alone"
-    node.kill()
-    database = tmp_path / "alone" / "node.db"
-    published, uses = _stored(database)
-    assert published >= before["groups"]["published"]
+    first_eval = before["evals"][0]
+    uses: dict[bytes, int] = {}
+    for pause in (0.0, 0.37, 1.91):  # wherever it may be in its loops
+        time.sleep(pause)
+        node.kill()
+        published, uses_now = _stored(database)
+        assert published >= before["groups"]["published"]
+        assert all(uses_now.get(group, count) >= count for group, count in uses.items())
+        uses = uses_now
 
-    node.start()
-    after = node.wait(lambda status: status["updates"] > before["updates"] + 20)
-    assert after["evals"][0] == before["evals"][0], "the curve goes on"
-    assert after["groups"]["published"] > published, "the log goes on where it stood"
-    versions = [point["version"] for point in after["evals"]]
-    assert versions == sorted(versions), "versions never go backwards"
+        node.start()
+        before = node.wait(lambda now, so_far=published: now["groups"]["published"] > so_far + 100)
+        assert before["evals"][0] == first_eval, "the curve goes on"
+        versions = [point["version"] for point in before["evals"]]
+        assert versions == sorted(versions), "versions never go backwards"
     assert node.stop() == 0
-    published_after, uses_after = _stored(database)
-    assert published_after > published
-    assert max(uses_after.values()) == 1
-    for group, count in uses.items():
-        assert uses_after.get(group, count) >= count, "a use is never forgotten"
+    _, uses = _stored(database)
+    assert max(uses.values()) == 1, "nothing is trained on twice"
 
 
 def _stored(database: Path) -> tuple[int, dict[bytes, int]]:

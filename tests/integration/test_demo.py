@@ -1,0 +1,66 @@
+"""`swarm-node demo` as a user runs it: report, picture, and a clean end at any time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
+NODE_KEYS = {
+    "peer_id",
+    "updates",
+    "reward_start",
+    "reward_end",
+    "unseen_start",
+    "unseen_end",
+    "groups_published",
+    "groups_trained_own",
+    "groups_trained_external",
+    "rejected",
+}
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--minutes", "1", "--report", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["schema"] == 1
+    assert report["seconds"] > 30
+    assert len(report["nodes"]) == 2
+    for node in report["nodes"]:
+        assert set(node) == NODE_KEYS
+        assert node["groups_trained_external"] > 0
+        assert node["reward_end"] > node["reward_start"] + 0.1
+    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert "unseen" in done.stdout
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("seconds", [1.0, 15.0])
+def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--report", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    time.sleep(seconds)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode in (0, 130), output
+    assert "Traceback" not in output
+    assert not [child for child in children if child.is_running()]
