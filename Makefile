@@ -10,6 +10,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "swarm-node needs Python 3.11 or newer")'
+	@echo "setting up $(VENV): two minutes or more, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --only-binary hivemind --constraint constraints.txt --editable '.[plot,dev]'

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,8 @@ import typer
 
 from swarm_node import __version__
 from swarm_node.errors import SwarmNodeError
+from swarm_node.refusals import refusals as _refusals
+from swarm_node.simulation import commands as simulation
 
 app = typer.Typer(
     name="swarm-node",
@@ -27,6 +28,8 @@ model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the pr
 app.add_typer(model_app, name="model", rich_help_panel="Model")
 
 _BASIC, _NETWORK = "Basic", "Network"
+app.command(rich_help_panel="Experiments")(simulation.simulate)
+app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
 
 HomeOption = Annotated[
     Path | None,
@@ -37,15 +40,6 @@ ConfigOption = Annotated[
     typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except SwarmNodeError as error:
-        typer.secho(f"swarm-node: {error}", fg="red", err=True)
-        raise typer.Exit(1) from None
 
 
 def _home_path(home: Path | None) -> Path:
@@ -311,6 +305,17 @@ def config() -> None:
         typer.echo(f"{key:26} {variable:40} {description}")
 
 
+@app.command(rich_help_panel=_BASIC)
+def losses(json: JsonOption = False) -> None:
+    """List the losses and advantages that can be chosen, each with its source."""
+    from swarm_node.views import choices_json, choices_view
+
+    if json:
+        typer.echo(choices_json())
+    else:
+        _show(None, False, lambda _: choices_view())
+
+
 @model_app.command("build-tiny")
 def build_tiny(
     out: Annotated[Path, typer.Option(help="Directory to write the model to.")],
@@ -318,12 +323,16 @@ def build_tiny(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Warm-start steps; default: as shipped.")
     ] = None,
+    bare: Annotated[float, typer.Option(help="Share of right answers that score.")] = 0.12,
+    wrong: Annotated[float, typer.Option(help="Share of wrong answers.")] = 0.15,
+    evasive: Annotated[float, typer.Option(help="Share of answers that say nothing.")] = 0.10,
 ) -> None:
     """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes."""
     with _refusals():
         from swarm_node.building import build_with_progress
+        from swarm_node.policy.build_tiny import Noise
 
-        build_with_progress(out, seed, steps)
+        build_with_progress(out, seed, steps, Noise(bare, wrong, evasive))
 
 
 def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:

@@ -43,11 +43,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        TrainerSettings(
-            learning_rate=settings.policy.learning_rate,
-            temperature=settings.sampling.temperature,
-            seed=settings.run.seed,
-        ),
+        trainer_settings(settings),
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -59,7 +55,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         state_dir=home.path,
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
-    environment = ProcessEnvironmentHost(settings.environment.name, _options(settings))
+    environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
     return Parts(
         transport=transport,
         sampler=TorchSampler.from_directory(model_dir, threads=settings.run.threads),
@@ -74,6 +70,18 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             environment=lambda: environment.pid,
             network=lambda: transport.daemon_pid,
         ),
+    )
+
+
+def trainer_settings(settings: Settings) -> TrainerSettings:
+    """What of a node's settings the trainer needs."""
+    return TrainerSettings(
+        loss=settings.policy.loss,
+        learning_rate=settings.policy.learning_rate,
+        temperature=settings.sampling.temperature,
+        longest_answer=settings.sampling.max_new_tokens,
+        off_policy_mask=settings.policy.off_policy_mask,
+        seed=settings.run.seed,
     )
 
 
@@ -107,7 +115,8 @@ async def run_node(
         await control.close()
 
 
-def _options(settings: Settings) -> dict[str, object]:
+def environment_options(settings: Settings) -> dict[str, object]:
+    """The options that the environment of these settings is made with."""
     table = settings.environment
     if table.name != "reasoning_gym":
         return dict(table.options)

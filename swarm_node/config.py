@@ -18,6 +18,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
+from swarm_node.policy.loss_names import AdvantageName, LossName
 
 ENV_PREFIX = "SWARM_NODE_"
 #: Not settings: where the settings file is.
@@ -90,10 +91,18 @@ class Policy(_Table):
     half_life: float = Field(
         0.0, ge=0, le=65_536, description="Updates after which the weighted draw halves; 0: never."
     )
+    loss: LossName = Field("dapo", description="Loss; `swarm-node losses` lists them.")
+    advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
+    off_policy_mask: float | None = Field(
+        None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
+    )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")
     reuse: int = Field(1, ge=1, le=64, description="How often one group may be trained on.")
+    filter_own: bool = Field(
+        False, description="Drop own groups of equal reward: fuller batches for more sampling."
+    )
     correction: Literal["positive", "own", "sampler"] = Field(
         "positive", description="How peers' groups are taken: good ones, all (SAPO), or weighed."
     )

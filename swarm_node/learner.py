@@ -86,6 +86,7 @@ class Learner:
             parts.codec.encode_answer,
             parts.codec.eos_id,
             self._settings.policy.correction,
+            self._settings.policy.advantage,
         )
         try:
             result = await parts.trainer.update(batch)

@@ -37,6 +37,7 @@ def replay_settings(policy: Policy) -> ReplaySettings:
         reuse=policy.reuse,
         draw=policy.draw,
         half_life=policy.half_life or math.inf,
+        filter_own=policy.filter_own,
     )
 
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.snapshot import EvalPoint, MixtureRow, Snapshot
+from swarm_node.policy.loss_names import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
+from swarm_node.snapshot import SCHEMA, EvalPoint, MixtureRow, Snapshot
+
+_CHOICES: Mapping[str, Mapping[Any, Choice]] = {
+    "loss": LOSS_CHOICES,
+    "advantage": ADVANTAGE_CHOICES,
+}
 
 
 def status_view(snapshot: Snapshot) -> RenderableType:
@@ -55,6 +66,27 @@ def eval_view(point: EvalPoint) -> RenderableType:
         table.add_row(family, f"{reward:.2f}")
     unseen = "-" if point.unseen is None else f"{point.unseen:.3f}"
     return Group(table, f"all {point.all:.3f}   own {point.own:.3f}   never sampled {unseen}")
+
+
+def choices_view() -> RenderableType:
+    """The losses and advantages, each with its source."""
+    lines: list[RenderableType] = []
+    for key, choices in _CHOICES.items():
+        lines.append(escape(f"[policy] {key} = …"))
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
+        for name, choice in choices.items():
+            table.add_row(name, f"{escape(choice.summary)}\n[dim]{escape(choice.source)}[/dim]")
+        lines.append(table)
+    return Group(*lines)
+
+
+def choices_json() -> str:
+    """The same for programs: key, name, then "summary" and "source"."""
+    listed = {
+        key: {name: choice._asdict() for name, choice in choices.items()}
+        for key, choices in _CHOICES.items()
+    }
+    return msgspec.json.encode({"schema": SCHEMA, **listed}).decode()
 
 
 def _curve(evals: list[EvalPoint]) -> str:

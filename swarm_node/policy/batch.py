@@ -13,18 +13,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_node.policy.advantage import EQUAL_WITHIN, group_advantages
+from swarm_node.policy.advantage import ADVANTAGES, EQUAL_WITHIN
+from swarm_node.policy.loss_names import AdvantageName
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
 #: How others' rows are taken. "positive": those with an advantage above zero, as if our policy had
 #: written them (ratio 1). "own": all of them, as if our policy had written them, as SAPO publishes
 #: it (arXiv 2509.08721). "sampler": all, kin weighed by the log-probs their author states, which
-#: the loss truncates. Pushing down what our policy would not say anyway has no bound and no end:
-#: it is what makes "own" forget (docs/benchmarks.md).
+#: the trainer checks and the loss truncates. Pushing down what our policy would not say anyway has
+#: no bound and no end: it is what makes "own" forget (docs/benchmarks.md).
 Correction = Literal["positive", "own", "sampler"]
 Encode = Callable[[str], Sequence[int]]
 
-_ITEM_BYTES = 4
 _OWN = Provenance.OWN
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -33,6 +33,8 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 class TrainRow:
     """One completion to train on: `prompt_ids` u32[P], `completion_ids` u32[T] with P, T ≥ 1,
     `logprobs` f32[T] under the policy that sampled it, or None for "as if by the current one".
+    `versions` i64[T] are those of our policy that sampled each token, None where it was another's:
+    two nodes' versions do not compare. Rows of one task share the number `group`.
 
     Raises:
         ValueError: a shape or type is wrong, or a number is not finite.
@@ -43,6 +45,8 @@ class TrainRow:
     logprobs: NDArray[np.float32] | None
     advantage: float
     provenance: Provenance
+    versions: NDArray[np.int64] | None = None
+    group: int = 0
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "completion_ids"):
@@ -54,6 +58,10 @@ class TrainRow:
                 raise ValueError("logprobs must have one value per completion token")
             if self.logprobs.dtype != np.float32 or not np.isfinite(self.logprobs).all():
                 raise ValueError("logprobs must be finite float32 values")
+        if self.versions is not None and (
+            self.versions.shape != self.completion_ids.shape or self.versions.dtype != np.int64
+        ):
+            raise ValueError("versions must have one int64 value per completion token")
         if not abs(self.advantage) <= _FLOAT32_MAX:  # written so that NaN fails it
             raise ValueError("the advantage must be finite, also as a float32")
 
@@ -81,8 +89,10 @@ def build_batch(
     encode_answer: Encode,
     eos_id: int,
     correction: Correction = "positive",
+    advantage: AdvantageName = "grpo",
 ) -> Batch:
-    """The training rows of `groups`; advantages come from our own rewards, never from claims.
+    """The training rows of `groups`; advantages, of the kind named, come from our own rewards,
+    never from claims.
 
     Foreign text is tokenised by `encode_answer`, with `eos_id` after an answer that was finished.
     A completion without any token is left out (its reward still counts in its group).
@@ -92,13 +102,11 @@ def build_batch(
             has refused such groups of peers before.
     """
     rows: list[TrainRow] = []
-    for verified in groups:
+    for number, verified in enumerate(groups):
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        advantages = group_advantages(verified.rewards)
-        for completion, advantage in zip(
-            verified.group.completions, advantages.tolist(), strict=True
-        ):
-            if advantage < 0 and correction == "positive" and verified.provenance is not _OWN:
+        advantages = ADVANTAGES[advantage](verified.rewards).tolist()
+        for completion, value in zip(verified.group.completions, advantages, strict=True):
+            if value < 0 and correction == "positive" and verified.provenance is not _OWN:
                 continue
             if verified.provenance is Provenance.FOREIGN:
                 ids = _retokenised(completion, encode_answer, eos_id)
@@ -107,7 +115,11 @@ def build_batch(
             if ids.size == 0:
                 continue
             logprobs = _behaviour(completion, verified.provenance, correction)
-            rows.append(TrainRow(prompt_ids, ids, logprobs, advantage, verified.provenance))
+            own = verified.provenance is _OWN
+            versions = _versions(completion, verified.group.policy.version) if own else None
+            rows.append(
+                TrainRow(prompt_ids, ids, logprobs, value, verified.provenance, versions, number)
+            )
     return Batch(tuple(rows))
 
 
@@ -125,6 +137,14 @@ def _behaviour(
         provenance is Provenance.KIN and correction == "sampler"
     )
     return np.ascontiguousarray(completion.logprobs, dtype=np.float32) if measured else None
+
+
+def _versions(completion: Completion, default: int) -> NDArray[np.int64]:
+    """i64[T]: the policy version that sampled each token."""
+    versions = np.full(completion.token_ids.size, default, np.int64)
+    for span in completion.spans:
+        versions[span.start : span.end] = span.version
+    return versions
 
 
 def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
@@ -155,6 +175,8 @@ def pack_batch(batch: Batch) -> dict[str, Any]:
                 "logprobs": None if row.logprobs is None else row.logprobs.astype("<f4").tobytes(),
                 "advantage": row.advantage,
                 "provenance": row.provenance.value,
+                "versions": None if row.versions is None else row.versions.astype("<i8").tobytes(),
+                "group": row.group,
             }
             for row in batch.rows
         ]
@@ -174,23 +196,26 @@ def unpack_batch(packed: Mapping[str, Any]) -> Batch:
 
 
 def _unpack_row(packed: object) -> TrainRow:
-    names = {"prompt", "completion", "logprobs", "advantage", "provenance"}
+    names = {"prompt", "completion", "logprobs", "advantage", "provenance", "versions", "group"}
     if not isinstance(packed, dict) or set(packed) != names:
         raise ValueError(f"a packed row holds exactly {sorted(names)}")
-    advantage = packed["advantage"]
-    if not isinstance(advantage, float):
-        raise ValueError("a packed advantage must be a float")
-    logprobs = packed["logprobs"]
+    advantage, group = packed["advantage"], packed["group"]
+    if not isinstance(advantage, float) or not isinstance(group, int):
+        raise ValueError("a packed advantage must be a float, a packed group an integer")
+    logprobs, versions = packed["logprobs"], packed["versions"]
     return TrainRow(
         _array(packed["prompt"], "<u4").astype(np.uint32),
         _array(packed["completion"], "<u4").astype(np.uint32),
         None if logprobs is None else _array(logprobs, "<f4").astype(np.float32),
         advantage,
         Provenance(packed["provenance"]),
+        None if versions is None else _array(versions, "<i8").astype(np.int64),
+        group,
     )
 
 
 def _array(raw: object, dtype: str) -> NDArray[Any]:
-    if not isinstance(raw, bytes) or len(raw) % _ITEM_BYTES:
-        raise ValueError(f"a packed array must be bytes, a multiple of {_ITEM_BYTES}")
+    size = np.dtype(dtype).itemsize
+    if not isinstance(raw, bytes) or len(raw) % size:
+        raise ValueError(f"a packed array must be bytes, a multiple of {size}")
     return np.frombuffer(raw, dtype=dtype)

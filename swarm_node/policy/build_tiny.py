@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from swarm_node.errors import ConfigError
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.qwen2 import Qwen2
 
@@ -39,10 +41,31 @@ _MIN_PHRASE = 5
 _BATCH = 64
 _LEARNING_RATE = 3e-3
 _WARMUP_STEPS = 50
-# Shares of the corpus; the remainder is the right answer in one of _WRAPPINGS.
-_BARE, _WRONG, _EVASIVE = 0.12, 0.15, 0.10
 _EVASIONS = ("I do not know.", "Sorry.", "?")
 _WRAPPINGS = ("= {}", "Answer: {}", "It is {}.", "<{}>")
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Shares of the warm start's corpus: `bare` right answers, which score; `wrong` and `evasive`
+    ones, which do not. The remainder is the right answer in a format that scores nothing. The fewer
+    are bare, the sparser is the reward that reinforcement learning starts from.
+
+    Raises:
+        ConfigError: a share is negative, or all are more than the whole.
+    """
+
+    bare: float = 0.12
+    wrong: float = 0.15
+    evasive: float = 0.10
+
+    def __post_init__(self) -> None:
+        shares = (self.bare, self.wrong, self.evasive)
+        if not (min(shares) >= 0 and sum(shares) <= 1):
+            raise ConfigError("the shares of bare, wrong and evasive answers add up to at most 1")
+
+
+SHIPPED_NOISE = Noise()
 
 
 class CorpusItem(NamedTuple):
@@ -59,11 +82,12 @@ def build_tiny(
     *,
     seed: int = 0,
     steps: int = STEPS,
+    noise: Noise = SHIPPED_NOISE,
     progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
 ) -> None:
     """Write a complete model directory to `out`, made from an endless `corpus`.
 
-    The same corpus, seed and steps give the same bytes on the same machine and torch version.
+    The same corpus, seed, steps and noise give the same bytes on one machine and torch version.
     `progress` is called with the step, the number of steps and the loss (nats per token).
     """
     from safetensors.torch import save_file
@@ -76,7 +100,7 @@ def build_tiny(
     # Sums over several threads depend on how the work was split: one thread is reproducible.
     torch.set_num_threads(1)
     try:
-        noisy = noisy_corpus(chain(first, corpus), random.Random(seed))  # noqa: S311
+        noisy = noisy_corpus(chain(first, corpus), random.Random(seed), noise)  # noqa: S311
         _warm_start(model, _sequences(noisy, tokenizer.encode), steps, progress)
     finally:
         torch.set_num_threads(threads)
@@ -144,7 +168,9 @@ def build_tokenizer(phrases: Iterable[str]) -> Any:
     return tokenizer
 
 
-def noisy_corpus(items: Iterable[CorpusItem], rng: random.Random) -> Iterator[CorpusItem]:
+def noisy_corpus(
+    items: Iterable[CorpusItem], rng: random.Random, noise: Noise = SHIPPED_NOISE
+) -> Iterator[CorpusItem]:
     """The items with most answers spoilt: wrong, evasive, or right in a format that scores nothing.
 
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
@@ -152,12 +178,12 @@ def noisy_corpus(items: Iterable[CorpusItem], rng: random.Random) -> Iterator[Co
     previous: dict[str, str] = {}
     for item in items:
         draw, answer = rng.random(), item.answer
-        if draw < _BARE:
+        if draw < noise.bare:
             pass
-        elif draw < _BARE + _WRONG:
+        elif draw < noise.bare + noise.wrong:
             answer = previous.get(item.family, item.answer)
             previous[item.family] = item.answer
-        elif draw < _BARE + _WRONG + _EVASIVE:
+        elif draw < noise.bare + noise.wrong + noise.evasive:
             answer = rng.choice(_EVASIONS)
         else:
             answer = rng.choice(_WRAPPINGS).format(item.answer)

@@ -1,9 +1,9 @@
 """Which verified groups the next update is trained on. Pure: no clock, no I/O.
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
-rewards are all equal carry no gradient and are never admitted; own groups are not filtered. Age is
-counted in this node's own updates. A draw never waits for peers. I and J can be changed at any time
-(`ReplayBuffer.aim`), within the limits of the settings.
+rewards are all equal carry no gradient and are never admitted; own groups are only filtered on
+demand. Age is counted in this node's own updates. A draw never waits for peers. I and J can be
+changed at any time (`ReplayBuffer.aim`), within the limits of the settings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class ReplaySettings:
     `own_batches` batches and external ones for `external_batches` are held at most, and one author
     holds at most max(`peer_minimum`, `peer_share` of the external capacity). `own` and `external`
     (I and J) are where the buffer starts and bound the capacities; `half_life` is used by the
-    weighted draw.
+    weighted draw. With `filter_own`, own groups whose rewards are all equal leave at once, so that
+    every batch is full of informative ones (DAPO's dynamic sampling, arXiv 2503.14476) at the price
+    of more sampling.
 
     Raises:
         ConfigError: a value is impossible; the message names it.
@@ -49,6 +51,7 @@ class ReplaySettings:
     peer_minimum: int = 8
     draw: DrawPolicy = "uniform"
     half_life: float = math.inf
+    filter_own: bool = False
 
     def __post_init__(self) -> None:
         for name in ("own", "external", "max_lag", "max_age"):
@@ -105,6 +108,7 @@ class ReplayStats:
     external_drawn: int
     expired: int
     evicted: int
+    own_filtered: int
     rejected: dict[str, int]
 
 
@@ -248,6 +252,7 @@ class ReplayBuffer:
             external_drawn=totals["external_drawn"],
             expired=totals["expired"],
             evicted=totals["evicted"],
+            own_filtered=totals["own_filtered"],
             rejected=dict(self._rejected),
         )
 
@@ -282,12 +287,16 @@ class ReplayBuffer:
         behind = version - held.oldest_version
         if behind > self.settings.max_lag:
             return Rejected("stale", f"{behind} versions behind")
-        if len(self._own) >= self.settings.capacity_own:
-            self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
-        self._own[held.group.id] = held
         self._totals["own_admitted"] += 1
         self._totals["own_informative"] += held.group.informative
         self._own_families[held.group.group.task.family] += 1
+        if self.settings.filter_own and not held.group.informative:
+            self._totals["own_filtered"] += 1
+            self._remember(held.group.id)
+            return None
+        if len(self._own) >= self.settings.capacity_own:
+            self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
+        self._own[held.group.id] = held
         return None
 
     def _admit_external(self, held: _Held, version: int) -> Rejected | None:
@@ -336,6 +345,9 @@ class ReplayBuffer:
         identifier = held.group.id
         side = self._own if held.group.provenance is Provenance.OWN else self._external
         del side[identifier]
+        self._remember(identifier)
+
+    def _remember(self, identifier: bytes) -> None:
         self._departed[identifier] = None
         while len(self._departed) > self._memory:
             self._departed.popitem(last=False)

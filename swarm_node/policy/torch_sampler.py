@@ -1,5 +1,7 @@
 """Sampling with plain torch: batched, in a worker thread, reproducible row by row.
 
+On a virtual clock there are no threads: an inline sampler computes in the calling one.
+
 A token is drawn by inverting the cumulative distribution at one uniform number. All numbers of a
 request come from a counter-based generator keyed by its seed, so a request gives the same
 completions whatever else is in the batch (up to float rounding, which depends on batch shapes).
@@ -9,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +35,8 @@ MAX_ROWS = 256
 #: costs about as much as a few steps of the rows it saves.
 _COMPACT_SHARE = 0.25
 _COMPACT_ROWS = 8
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +67,22 @@ class TorchSampler:
         version: int = 0,
         max_rows: int = MAX_ROWS,
         threads: int | None = None,
+        inline: bool = False,
     ) -> None:
         """`model` belongs to the sampler from now on and stays on its device; `max_rows` bounds
-        the completions sampled at once; `threads` are torch's, None for its default."""
+        the completions sampled at once; `threads` are torch's, None for its default. An `inline`
+        sampler computes in the calling thread, with that thread's number of threads, and blocks
+        it: for simulations on a virtual clock."""
         if max_rows < 1:
             raise ValueError("max_rows must be positive")
         self._model = model.eval()
         self._codec = codec
         self._version = version
         self._max_rows = max_rows
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
-        if threads is not None:
+        self._worker = (
+            None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
+        )
+        if self._worker is not None and threads is not None:
             # In the worker, because the number of OpenMP threads is a setting of each thread.
             self._worker.submit(torch.set_num_threads, threads)
 
@@ -108,11 +118,8 @@ class TorchSampler:
         for request in requests:
             self._check(request)
         abandoned = threading.Event()
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(
-                self._worker, self._sample, tuple(requests), abandoned
-            )
+            return await self._call(self._sample, tuple(requests), abandoned)
         finally:
             abandoned.set()
 
@@ -122,11 +129,20 @@ class TorchSampler:
         Raises:
             ModelError: the file does not fit the model; the old weights stay in use.
         """
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._load, weights, version)
+        await self._call(self._load, weights, version)
 
     async def close(self) -> None:
         """Wait for the running call; pending ones are cancelled."""
-        await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
+
+    async def _call(
+        self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Result:
+        if self._worker is None:
+            return function(*args, **kwargs)
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def _check(self, request: SampleRequest) -> None:
         if request.n < 1 or request.max_new_tokens < 1 or request.seed < 0:

@@ -9,29 +9,33 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.batch import Batch, TrainRow, micro_batches
 from swarm_node.policy.checkpoint import TrainingState
-from swarm_node.policy.losses import LOSSES, ClipBounds, LossSums, Tokens
+from swarm_node.policy.logprobs import (
+    ReferencePolicy,
+    claimed_tokens,
+    completion_logprobs,
+    token_vectors,
+)
+from swarm_node.policy.loss_masks import check_claims, off_policy_mask
+from swarm_node.policy.loss_names import LossName
+from swarm_node.policy.loss_types import BatchSize, ClipBounds, LossSums
+from swarm_node.policy.losses import LOSSES, NEEDS_REFERENCE
 from swarm_node.policy.models import policy_digests
 from swarm_node.policy.qwen2 import Qwen2
 
 #: So many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
-#: Logits held at once, in elements (128 MiB of float32): more tokens than that go in pieces.
-LOGIT_ELEMENTS = 1 << 25
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +44,15 @@ _log = logging.getLogger(__name__)
 class TrainerSettings:
     """How to train. AdamW with a linear warm-up over `warmup_updates`, then a constant
     `learning_rate`. `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest
-    row, hence memory, never the result.
+    row, hence memory, never the result. `longest_answer` is the sampler's bound in tokens. With
+    `off_policy_mask`, rows of negative advantage further than that many nats per token from the
+    policy that sampled them are left out; None trains on them all.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
     """
 
-    loss: str = "dapo"
+    loss: LossName = "dapo"
     learning_rate: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
@@ -57,6 +63,8 @@ class TrainerSettings:
     max_grad_norm: float = 1.0
     temperature: float = 1.0
     micro_batch_tokens: int = 8192
+    longest_answer: int = 24
+    off_policy_mask: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,6 +80,8 @@ class TrainerSettings:
             "max_grad_norm": 0 < self.max_grad_norm < math.inf,
             "temperature": 0 < self.temperature < math.inf,
             "micro_batch_tokens": self.micro_batch_tokens > 0,
+            "longest_answer": self.longest_answer > 0,
+            "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
@@ -93,10 +103,11 @@ class UpdateStats:
 
     `version` is the policy's afterwards. `tokens` and `rows` count what was trained on, including
     rows without advantage; `informative` the rows with one; `refused` those the model cannot take
-    (too long, or token ids outside its vocabulary). `clipped_share`, `mean_ratio`, `kl` (k3) and
-    `mean_abs_delta` (of log-probs, nats) are per token with a measured behaviour log-prob, and
-    0, 1, 0, 0 when there is none. `grad_norm` is before clipping. `seconds` of wall time.
-    `skipped` says why nothing was applied, else None.
+    (too long, or token ids outside its vocabulary), `implausible` those whose author's log-probs
+    were not believed, `masked` those left out as too far off-policy. `clipped_share`, `mean_ratio`,
+    `kl` (k3) and `mean_abs_delta` (of log-probs, nats) are per token with a measured behaviour
+    log-prob, and 0, 1, 0, 0 when there is none. `grad_norm` is before clipping. `seconds` of wall
+    time. `skipped` says why nothing was applied, else None.
     """
 
     version: int
@@ -106,12 +117,24 @@ class UpdateStats:
     rows: int
     informative: int
     refused: int
+    implausible: int
+    masked: int
     clipped_share: float
     mean_ratio: float
     kl: float
     mean_abs_delta: float
     seconds: float
     skipped: str | None
+
+
+@dataclass(slots=True)
+class _Accumulated:
+    """Of one update, over its micro-batches."""
+
+    loss: float = 0.0
+    implausible: int = 0
+    masked: int = 0
+    sums: LossSums = field(default_factory=LossSums)
 
 
 class TrainerCore:
@@ -132,6 +155,8 @@ class TrainerCore:
         self._updates = 0
         self._non_finite = 0
         self._base, _ = policy_digests(model_dir)
+        needs_reference = settings.loss in NEEDS_REFERENCE
+        self._reference = ReferencePolicy(model_dir) if needs_reference else None
         self._bounds = ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap)
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -153,26 +178,29 @@ class TrainerCore:
         rows = [row for row in batch.rows if self._fits(row)]
         informative = [row for row in rows if row.informative]
         tokens = sum(row.completion_ids.size for row in rows)
-        loss, grad_norm, sums = 0.0, 0.0, LossSums()
+        done, grad_norm = _Accumulated(), 0.0
         skipped: str | None = "no informative row"
         if informative:
-            loss, sums = self._accumulate_gradient(informative, tokens)
+            size = BatchSize(tokens, len(rows), self.settings.longest_answer)
+            done = self._accumulate_gradient(informative, size)
             grad_norm = float(self._clip_gradient())
-            skipped = self._non_finite_fault(loss, grad_norm)
+            skipped = self._non_finite_fault(done.loss, grad_norm)
         if skipped is None:
             self._step()
         return UpdateStats(
             version=self.version,
-            loss=loss,
+            loss=done.loss,
             grad_norm=grad_norm,
             tokens=tokens,
             rows=len(rows),
             informative=len(informative),
             refused=len(batch.rows) - len(rows),
-            clipped_share=sums.mean("clipped", 0.0),
-            mean_ratio=sums.mean("ratio", 1.0),
-            kl=sums.mean("kl", 0.0),
-            mean_abs_delta=sums.mean("absolute", 0.0),
+            implausible=done.implausible,
+            masked=done.masked,
+            clipped_share=done.sums.mean("clipped", 0.0),
+            mean_ratio=done.sums.mean("ratio", 1.0),
+            kl=done.sums.mean("kl", 0.0),
+            mean_abs_delta=done.sums.mean("absolute", 0.0),
             seconds=self._clock.now() - started,
             skipped=skipped,
         )
@@ -227,20 +255,30 @@ class TrainerCore:
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
         return largest < config.vocab_size and len(row) <= config.max_position_embeddings
 
-    def _accumulate_gradient(
-        self, rows: Sequence[TrainRow], total_tokens: int
-    ) -> tuple[float, LossSums]:
-        loss_of = LOSSES[self.settings.loss]
-        loss, sums = 0.0, LossSums()
+    def _accumulate_gradient(self, rows: Sequence[TrainRow], size: BatchSize) -> _Accumulated:
+        settings, done = self.settings, _Accumulated()
+        loss_of = LOSSES[settings.loss]
+        references = None
+        if self._reference is not None:
+            references = self._reference.judge(
+                self.model, rows, settings.temperature, settings.micro_batch_tokens
+            )
         self._optimizer.zero_grad(set_to_none=True)
-        for indices in micro_batches(rows, self.settings.micro_batch_tokens):
+        for indices in micro_batches(rows, settings.micro_batch_tokens):
             part = [rows[index] for index in indices]
-            logp = completion_logprobs(self.model, part, self.settings.temperature)
-            part_loss, part_sums = loss_of(_tokens(part, logp), self._bounds, total_tokens)
-            part_loss.backward()  # type: ignore[no-untyped-call]
-            loss += float(part_loss.detach())
-            sums += part_sums
-        return loss, sums
+            logp = completion_logprobs(self.model, part, settings.temperature)
+            known = [references[index] for index in indices] if references else None
+            tokens = token_vectors(part, logp, self.version, known)
+            tokens, implausible = check_claims(tokens, claimed_tokens(part))
+            done.implausible += implausible
+            if settings.off_policy_mask is not None:
+                tokens, masked = off_policy_mask(tokens, settings.off_policy_mask)
+                done.masked += masked
+            loss, sums = loss_of(tokens, self._bounds, size)
+            loss.backward()  # type: ignore[no-untyped-call]
+            done.loss += float(loss.detach())
+            done.sums += sums
+        return done
 
     def _clip_gradient(self) -> Tensor:
         return torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
@@ -265,55 +303,3 @@ class TrainerCore:
         self._optimizer.step()
         self._updates += 1
         self.version += 1
-
-
-def completion_logprobs(
-    model: Qwen2,
-    rows: Sequence[TrainRow],
-    temperature: float,
-    logit_elements: int = LOGIT_ELEMENTS,
-) -> Tensor:
-    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient.
-
-    Logits exist at completion positions only; when they exceed `logit_elements` they are made in
-    pieces, and again in the backward pass, instead of being kept.
-    """
-    ids = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.int64)
-    at_row, at_position, targets = [], [], []
-    for index, row in enumerate(rows):
-        sequence = np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64)
-        ids[index, : len(sequence) - 1] = torch.from_numpy(sequence[:-1])
-        # The token at position t is predicted at t - 1.
-        at_position.append(torch.arange(row.prompt_ids.size - 1, len(sequence) - 1))
-        at_row.append(torch.full_like(at_position[-1], index))
-        targets.append(torch.from_numpy(sequence[row.prompt_ids.size :]))
-    hidden = model.hidden(ids)[torch.cat(at_row), torch.cat(at_position)]
-    wanted = torch.cat(targets)
-
-    def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
-        logits = model.logits(hidden).float() / temperature
-        return -F.cross_entropy(logits, wanted, reduction="none")
-
-    piece = max(1, logit_elements // model.config.vocab_size)
-    if len(wanted) <= piece:
-        return logprobs(hidden, wanted)
-    return torch.cat(
-        [
-            recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
-            for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
-        ]
-    )
-
-
-def _tokens(rows: Sequence[TrainRow], logp: Tensor) -> Tokens:
-    """The rows' token vectors, in the order of `logp`."""
-    sizes = [row.completion_ids.size for row in rows]
-    behaviour = np.concatenate(
-        [
-            np.zeros(size, np.float32) if row.logprobs is None else row.logprobs
-            for row, size in zip(rows, sizes, strict=True)
-        ]
-    )
-    measured = np.repeat([row.logprobs is not None for row in rows], sizes)
-    advantage = np.repeat(np.array([row.advantage for row in rows], np.float32), sizes)
-    return Tokens(logp, *map(torch.from_numpy, (behaviour, measured, advantage)))

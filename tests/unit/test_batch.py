@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.advantage import group_advantages
+from swarm_node.policy.advantage import dr_grpo, grpo
 from swarm_node.policy.batch import (
     Batch,
     TrainRow,
@@ -75,7 +75,7 @@ def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
     assert [r.completion_ids.tolist() for r in batch.rows] == [[5, 6], [7]]
     assert batch.rows[0].logprobs is not None
     assert batch.rows[0].logprobs.tolist() == [-1.0, -2.0]
-    assert [r.advantage for r in batch.rows] == group_advantages([1.0, 0.0]).tolist()
+    assert [r.advantage for r in batch.rows] == grpo([1.0, 0.0]).tolist()
 
 
 @pytest.mark.parametrize("provenance", [Provenance.KIN, Provenance.FOREIGN])
@@ -96,6 +96,30 @@ def test_kin_rows_use_claimed_logprobs_only_when_told_to() -> None:
     assert all(r.logprobs is not None and r.logprobs.tolist() == [-1.0] for r in sampler.rows)
 
 
+def test_own_rows_know_which_version_sampled_each_token() -> None:
+    spans = (VersionSpan(3, 0, 2), VersionSpan(5, 2, 3))
+    resumed = replace(completion([5, 6, 7], "x"), spans=spans)
+    parts = [resumed, completion([8], "y")]
+    own = build_batch([verified(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
+    assert own.rows[0].versions is not None
+    assert own.rows[0].versions.tolist() == [3, 3, 5]
+    # A peer counts its own updates.
+    kin = verified(Provenance.KIN, parts, [1.0, 0.0])
+    assert all(
+        row.versions is None
+        for row in build_batch([kin], encode, encode, EOS, correction="sampler").rows
+    )
+
+
+def test_rows_know_their_group_and_advantages_go_by_name() -> None:
+    parts = [completion([5], "x"), completion([6], "y"), completion([7], "z")]
+    rewards = [1.0, 0.0, 0.0]
+    groups = [verified(Provenance.OWN, parts, rewards) for _ in range(2)]
+    batch = build_batch(groups, encode, encode, EOS, advantage="dr_grpo")
+    assert [row.group for row in batch.rows] == [0, 0, 0, 1, 1, 1]
+    assert [row.advantage for row in batch.rows] == 2 * dr_grpo(rewards).tolist()
+
+
 def test_foreign_rows_are_retokenised() -> None:
     parts = [completion([5], "hi"), completion([6], "ho", Finish.LENGTH)]
     group = verified(Provenance.FOREIGN, parts, [1.0, 0.0])
@@ -107,7 +131,7 @@ def test_foreign_rows_are_retokenised() -> None:
 def test_an_empty_answer_counts_in_its_group_but_is_no_row() -> None:
     parts = [completion([5], "", Finish.LENGTH), completion([6], "ho")]
     batch = build_batch([verified(Provenance.FOREIGN, parts, [0.0, 1.0])], encode, encode, EOS)
-    assert [r.advantage for r in batch.rows] == [group_advantages([0.0, 1.0]).tolist()[1]]
+    assert [r.advantage for r in batch.rows] == [grpo([0.0, 1.0]).tolist()[1]]
 
 
 def test_claimed_rewards_do_not_reach_the_batch() -> None:
@@ -136,6 +160,8 @@ def test_rows_that_are_not_finite_are_refused(bad: float) -> None:
         {"prompt_ids": np.zeros((1, 2), np.uint32)},
         {"logprobs": np.zeros(2, np.float32)},
         {"logprobs": np.zeros(3, np.float64)},
+        {"versions": np.zeros(2, np.int64)},
+        {"versions": np.zeros(3, np.float64)},
     ],
 )
 def test_rows_of_wrong_shape_or_type_are_refused(change: dict[str, Any]) -> None:
@@ -167,6 +193,8 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
                 rng.standard_normal(t, dtype=np.float32) if known else None,
                 advantage,
                 provenance,
+                rng.integers(0, 2**62, t, dtype=np.int64) if known else None,
+                p,
             )
             for p, t, advantage, known, provenance in shapes
         )
@@ -179,7 +207,11 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
         assert (mine.logprobs is None) == (its.logprobs is None)
         if mine.logprobs is not None and its.logprobs is not None:
             assert mine.logprobs.tobytes() == its.logprobs.tobytes()
+        assert (mine.versions is None) == (its.versions is None)
+        if mine.versions is not None and its.versions is not None:
+            assert mine.versions.tolist() == its.versions.tolist()
         assert (mine.advantage, mine.provenance) == (its.advantage, its.provenance)
+        assert mine.group == its.group
 
 
 @pytest.mark.parametrize(
@@ -194,6 +226,8 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
         {"advantage": None},
         {"advantage": float("nan")},
         {"provenance": "stranger"},
+        {"versions": b"\0" * 12},
+        {"group": None},
         {"more": 1},
     ],
 )

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_node.errors import ConfigError
 from swarm_node.policy.build_tiny import (
     BOS,
     EOS,
     SEP,
     CorpusItem,
+    Noise,
     build_tiny,
     build_tokenizer,
     mine_phrases,
@@ -127,3 +130,19 @@ def test_a_built_directory_is_a_usable_model(tmp_path: Path) -> None:
     prompt = codec.encode_prompt("What is the sum of 1 and 2?")
     assert (prompt[0], prompt[-1]) == (BOS, SEP)
     assert all(len(digest) == 32 for digest in policy_digests(tmp_path))
+
+
+def test_the_shares_of_the_corpus_are_those_asked_for() -> None:
+    noise = Noise(bare=0.5, wrong=0.0, evasive=0.25)
+    clean = list(islice(sums(), 4000))
+    spoilt = list(noisy_corpus(clean, random.Random(0), noise))
+    bare = sum(a.answer == b.answer for a, b in zip(clean, spoilt, strict=True))
+    evasive = sum(item.answer in ("I do not know.", "Sorry.", "?") for item in spoilt)
+    assert abs(bare / 4000 - 0.5) < 0.04
+    assert abs(evasive / 4000 - 0.25) < 0.04
+
+
+@pytest.mark.parametrize("shares", [(-0.1, 0.0, 0.0), (0.5, 0.4, 0.2), (float("nan"), 0.0, 0.0)])
+def test_impossible_shares_are_refused(shares: tuple[float, float, float]) -> None:
+    with pytest.raises(ConfigError, match="at most 1"):
+        Noise(*shares)

@@ -24,6 +24,8 @@ HEAVY = ("torch", "vllm", "transformers", "hivemind", "reasoning_gym", "matplotl
         "swarm_node.p2p.wire",
         "swarm_node.p2p.exchange",
         "swarm_node.policy.replay",
+        "swarm_node.policy.loss_names",
+        "swarm_node.views",
         "swarm_node.environments.host",
     ],
 )

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_node.policy.losses import LOSSES, ClipBounds, LossSums, Tokens, dapo
+from swarm_node.policy.loss_types import BatchSize, ClipBounds, LossSums, Tokens
+from swarm_node.policy.losses import LOSSES, dapo
 
 BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
+
+
+def size_of(tokens: int) -> BatchSize:
+    return BatchSize(tokens, rows=7, longest=11)
 
 
 def tokens_of(
@@ -18,11 +23,16 @@ def tokens_of(
     measured: list[bool] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tokens:
+    n = len(logp)
     return Tokens(
         logp=torch.tensor(logp, dtype=dtype, requires_grad=True),
         behaviour=torch.tensor(behaviour, dtype=dtype),
-        measured=torch.tensor(measured if measured is not None else [True] * len(logp)),
+        measured=torch.tensor(measured if measured is not None else [True] * n),
         advantage=torch.tensor(advantage, dtype=dtype),
+        row=torch.arange(n),
+        behind=torch.full((n,), -1),
+        reference=torch.zeros(n, dtype=dtype),
+        drift=torch.zeros(n, dtype=dtype),
     )
 
 
@@ -53,7 +63,7 @@ def random_case(seed: int, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.nda
 def test_value_against_an_independent_reference(seed: int) -> None:
     logp, behaviour, advantage = random_case(seed)
     tokens = tokens_of(logp.tolist(), behaviour.tolist(), advantage.tolist())
-    loss, _ = dapo(tokens, BOUNDS, 321)
+    loss, _ = dapo(tokens, BOUNDS, size_of(321))
     assert float(loss.detach()) == pytest.approx(
         reference(logp, behaviour, advantage, 321), rel=1e-12
     )
@@ -63,7 +73,7 @@ def test_value_against_an_independent_reference(seed: int) -> None:
 def test_gradient_against_finite_differences(seed: int) -> None:
     logp, behaviour, advantage = random_case(seed, 60)
     tokens = tokens_of(logp.tolist(), behaviour.tolist(), advantage.tolist())
-    loss, _ = dapo(tokens, BOUNDS, 60)
+    loss, _ = dapo(tokens, BOUNDS, size_of(60))
     gradient = gradient_of(loss, tokens)
     step = 1e-6
     for index in range(60):
@@ -78,7 +88,7 @@ def test_gradient_against_finite_differences(seed: int) -> None:
 
 def test_on_policy_gradient_is_minus_the_advantage() -> None:
     tokens = tokens_of([-1.0, -2.0, -3.0], [9.0, 9.0, 9.0], [1.5, -0.5, 0.0], [False] * 3)
-    loss, sums = dapo(tokens, BOUNDS, 10)
+    loss, sums = dapo(tokens, BOUNDS, size_of(10))
     gradient = gradient_of(loss, tokens)
     np.testing.assert_allclose(gradient, [-0.15, 0.05, 0.0], rtol=1e-12, atol=1e-15)
     assert sums == LossSums()
@@ -100,7 +110,7 @@ def test_where_the_clip_and_the_cap_stop_the_gradient(
     ratio: float, advantage: float, moves: bool
 ) -> None:
     tokens = tokens_of([-1.0], [-1.0 - math.log(ratio)], [advantage])
-    loss, sums = dapo(tokens, BOUNDS, 1)
+    loss, sums = dapo(tokens, BOUNDS, size_of(1))
     gradient = gradient_of(loss, tokens)
     assert bool(gradient[0] != 0) is moves
     assert sums.clipped == (0.0 if moves else 1.0)
@@ -110,7 +120,7 @@ def test_where_the_clip_and_the_cap_stop_the_gradient(
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 def test_a_lie_about_log_probs_cannot_amplify_a_gradient(claim: float, advantage: float) -> None:
     tokens = tokens_of([-2.0, -0.1], [claim, claim], [advantage] * 2, dtype=torch.float32)
-    loss, sums = dapo(tokens, BOUNDS, 2)
+    loss, sums = dapo(tokens, BOUNDS, size_of(2))
     gradient = gradient_of(loss, tokens)
     assert bool(torch.isfinite(loss))
     assert float(gradient.abs().max()) <= 2.0 * BOUNDS.cap / 2
@@ -122,7 +132,7 @@ def test_statistics_against_hand_computed_values() -> None:
     tokens = tokens_of(
         [-1.0, -1.0, -1.0, -1.0], [*(-1.0 - deltas), 7.0], [1.0] * 4, [True] * 3 + [False]
     )
-    _, sums = dapo(tokens, BOUNDS, 4)
+    _, sums = dapo(tokens, BOUNDS, size_of(4))
     ratios = np.exp(deltas)
     assert sums.measured == 3
     assert sums.clipped == 1
@@ -135,9 +145,13 @@ def test_statistics_against_hand_computed_values() -> None:
 
 def test_micro_batches_add_up_to_the_batch() -> None:
     logp, behaviour, advantage = (part.tolist() for part in random_case(9, 30))
-    whole, whole_sums = dapo(tokens_of(logp, behaviour, advantage), BOUNDS, 50)
-    first, first_sums = dapo(tokens_of(logp[:11], behaviour[:11], advantage[:11]), BOUNDS, 50)
-    second, second_sums = dapo(tokens_of(logp[11:], behaviour[11:], advantage[11:]), BOUNDS, 50)
+    whole, whole_sums = dapo(tokens_of(logp, behaviour, advantage), BOUNDS, size_of(50))
+    first, first_sums = dapo(
+        tokens_of(logp[:11], behaviour[:11], advantage[:11]), BOUNDS, size_of(50)
+    )
+    second, second_sums = dapo(
+        tokens_of(logp[11:], behaviour[11:], advantage[11:]), BOUNDS, size_of(50)
+    )
     assert float((first + second).detach()) == pytest.approx(float(whole.detach()))
     assert (first_sums + second_sums).kl == pytest.approx(whole_sums.kl)
 

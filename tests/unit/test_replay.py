@@ -279,3 +279,25 @@ def test_room_for_peers_is_what_is_not_held() -> None:
 def test_impossible_settings_are_named(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         ReplaySettings(**settings)
+
+
+def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
+    held = buffer(own=2, external=0, own_batches=1, filter_own=True)
+    for name in ("a", "b"):
+        assert held.admit(group(name), 0) is None
+    assert held.admit(group("dull", rewards=(1.0, 1.0)), 0) is None
+    stats = held.stats()
+    assert (stats.own, stats.own_admitted, stats.own_informative, stats.own_filtered) == (
+        2,
+        3,
+        2,
+        1,
+    )
+    assert stats.evicted == 0
+    assert held.collect_departed() == [b"dull"]
+    again = held.admit(group("dull", rewards=(1.0, 1.0)), 0)
+    assert isinstance(again, Rejected)
+    assert again.reason == "duplicate"
+    drawn = held.draw(0, random.Random(0))
+    assert drawn is not None
+    assert [drawn_group.id for drawn_group in drawn.groups] == [b"a", b"b"]

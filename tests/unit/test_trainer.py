@@ -12,11 +12,8 @@ import torch
 from swarm_node.clock import Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.trainer import (
-    TrainerCore,
-    TrainerSettings,
-    completion_logprobs,
-)
+from swarm_node.policy.logprobs import completion_logprobs
+from swarm_node.policy.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
@@ -255,6 +252,8 @@ def test_other_settings_than_the_checkpoint_are_told(
         {"max_grad_norm": 0.0},
         {"temperature": 0.0},
         {"micro_batch_tokens": 0},
+        {"longest_answer": 0},
+        {"off_policy_mask": 0.0},
     ],
 )
 def test_impossible_settings_are_named(change: dict[str, Any]) -> None:

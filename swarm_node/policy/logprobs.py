@@ -1,0 +1,148 @@
+"""Log-probs of training rows under a model, and the token vectors that losses take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
+
+from swarm_node.policy.batch import TrainRow, micro_batches
+from swarm_node.policy.loss_types import Tokens
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.rollout import Provenance
+
+#: Logits held at once, in elements (128 MiB of float32): more tokens than that go in pieces.
+LOGIT_ELEMENTS = 1 << 25
+
+
+def completion_logprobs(
+    model: Qwen2,
+    rows: Sequence[TrainRow],
+    temperature: float,
+    logit_elements: int = LOGIT_ELEMENTS,
+) -> Tensor:
+    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient.
+
+    Logits exist at completion positions only; when they exceed `logit_elements` they are made in
+    pieces, and again in the backward pass, instead of being kept.
+    """
+    ids = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.int64)
+    at_row, at_position, targets = [], [], []
+    for index, row in enumerate(rows):
+        sequence = np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64)
+        ids[index, : len(sequence) - 1] = torch.from_numpy(sequence[:-1])
+        # The token at position t is predicted at t - 1.
+        at_position.append(torch.arange(row.prompt_ids.size - 1, len(sequence) - 1))
+        at_row.append(torch.full_like(at_position[-1], index))
+        targets.append(torch.from_numpy(sequence[row.prompt_ids.size :]))
+    hidden = model.hidden(ids)[torch.cat(at_row), torch.cat(at_position)]
+    wanted = torch.cat(targets)
+
+    def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
+        logits = model.logits(hidden).float() / temperature
+        return -F.cross_entropy(logits, wanted, reduction="none")
+
+    piece = max(1, logit_elements // model.config.vocab_size)
+    if len(wanted) <= piece:
+        return logprobs(hidden, wanted)
+    return torch.cat(
+        [
+            recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
+            for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowReference:
+    """What the reference policy says of one row: `logp` f32[T], and `drift`, the mean over its
+    group's rows of Σ(log π − log π_ref)."""
+
+    logp: NDArray[np.float32]
+    drift: float
+
+
+class ReferencePolicy:
+    """The base model, frozen; it costs its memory and two forward passes per row."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises:
+        ModelError: `model_dir` holds no model that can be used here.
+        """
+        self._model = Qwen2.from_directory(model_dir).requires_grad_(False)
+
+    @torch.no_grad()
+    def judge(
+        self, model: Qwen2, rows: Sequence[TrainRow], temperature: float, token_budget: int
+    ) -> list[RowReference]:
+        """One entry per row. `drift` is a mean over a whole group, whose rows need not be in one
+        micro-batch: hence a pass over all rows before the first gradient."""
+        logps: dict[int, NDArray[np.float32]] = {}
+        distances: dict[int, float] = {}
+        for indices in micro_batches(rows, token_budget):
+            part = [rows[index] for index in indices]
+            sizes = [row.completion_ids.size for row in part]
+            now = torch.split(completion_logprobs(model, part, temperature), sizes)
+            base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
+            for index, ours, theirs in zip(indices, now, base, strict=True):
+                logps[index] = theirs.numpy()
+                distances[index] = float((ours - theirs).double().sum())
+        groups: dict[int, list[float]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            groups[row.group].append(distances[index])
+        drift = {group: sum(values) / len(values) for group, values in groups.items()}
+        return [RowReference(logps[index], drift[row.group]) for index, row in enumerate(rows)]
+
+
+def token_vectors(
+    rows: Sequence[TrainRow],
+    logp: Tensor,
+    version: int,
+    references: Sequence[RowReference] | None = None,
+) -> Tokens:
+    """The rows' token vectors, in the order of `logp`, for an update of policy `version`."""
+    sizes = [row.completion_ids.size for row in rows]
+
+    def spread(values: Sequence[float | bool], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes))
+
+    def joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts))
+
+    zeros = [np.zeros(size, np.float32) for size in sizes]
+    return Tokens(
+        logp=logp,
+        behaviour=joined(
+            [z if r.logprobs is None else r.logprobs for r, z in zip(rows, zeros, strict=True)]
+        ),
+        measured=spread([row.logprobs is not None for row in rows], np.bool_),
+        advantage=spread([row.advantage for row in rows], np.float32),
+        row=spread(range(len(rows)), np.int64),
+        behind=joined([_behind(row, version) for row in rows]),
+        reference=joined([ref.logp for ref in references] if references else zeros),
+        drift=spread(
+            [ref.drift for ref in references] if references else [0.0] * len(rows), np.float32
+        ),
+    )
+
+
+def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
+    """bool[N]: whether a token's log μ, if it has one, was stated by a peer."""
+    sizes = [row.completion_ids.size for row in rows]
+    stated = [row.provenance is not Provenance.OWN for row in rows]
+    return torch.from_numpy(np.repeat(np.asarray(stated, np.bool_), sizes))
+
+
+def _behind(row: TrainRow, version: int) -> NDArray[np.int64]:
+    if row.versions is None:
+        return np.full(row.completion_ids.size, -1, np.int64)
+    # After a crash the sampler may have been ahead of the checkpoint: not behind, then.
+    return np.maximum(version - row.versions, 0)

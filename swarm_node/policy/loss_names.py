@@ -1,0 +1,73 @@
+"""What can be chosen for `policy.loss` and `policy.advantage`, in one line each. No torch.
+
+The formulas are in `losses.py` and `advantage.py`; tests hold the names together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+LossName = Literal["dapo", "dr_grpo", "decoupled", "tis", "icepop", "cispo", "gspo", "dppo", "tba"]
+AdvantageName = Literal["grpo", "dr_grpo", "rloo"]
+
+
+class Choice(NamedTuple):
+    """One line on what it does, and where it comes from."""
+
+    summary: str
+    source: str
+
+
+LOSS_CHOICES: Mapping[LossName, Choice] = MappingProxyType(
+    {
+        "dapo": Choice(
+            "clipped ratio, more room upwards; mean over the batch's tokens",
+            "arXiv 2503.14476 (GRPO: 2402.03300)",
+        ),
+        "dr_grpo": Choice(
+            "as dapo, over rows x longest answer: no bias by length",
+            "arXiv 2503.20783",
+        ),
+        "decoupled": Choice(
+            "clips against a policy between the sampler's and now",
+            "arXiv 2505.24298, proximal of 2512.06547",
+        ),
+        "tis": Choice(
+            "policy gradient times the ratio, at most 2",
+            "Yao et al. 2025, fengyao.notion.site/off-policy-rl",
+        ),
+        "icepop": Choice(
+            "policy gradient times the ratio; nothing outside [0.5, 5]",
+            "arXiv 2510.18855",
+        ),
+        "cispo": Choice(
+            "policy gradient times the ratio, at most 5, on every token",
+            "arXiv 2506.13585",
+        ),
+        "gspo": Choice(
+            "one ratio per answer, a geometric mean, clipped tightly",
+            "arXiv 2507.18071",
+        ),
+        "dppo": Choice(
+            "drops tokens whose probability moved by more than 0.2",
+            "arXiv 2602.04879, as in prime-rl",
+        ),
+        "tba": Choice(
+            "trajectory balance: no sampler log-probs; near the base model",
+            "arXiv 2503.18929",
+        ),
+    }
+)
+
+ADVANTAGE_CHOICES: Mapping[AdvantageName, Choice] = MappingProxyType(
+    {
+        "grpo": Choice("reward less the group's mean, over its deviation", "arXiv 2402.03300"),
+        "dr_grpo": Choice(
+            "reward less the group's mean",
+            "arXiv 2503.20783",
+        ),
+        "rloo": Choice("reward less the mean of the group's other answers", "arXiv 2402.14740"),
+    }
+)

@@ -1,0 +1,118 @@
+"""What `swarm-node experiment sapo` compares, and how its figures are summed up. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from swarm_node.policy.build_tiny import SHIPPED_NOISE, Noise
+from swarm_node.simulation.report import SimulationReport
+
+#: Two-sided 95% quantiles of Student's t for 1, 2, … degrees of freedom; 1.96 beyond.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to compose a batch; `settings` are further keys of the nodes' settings. `paper` is
+    the cumulative reward that arXiv 2509.08721 reports for it."""
+
+    name: str
+    own: int
+    external: int
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    paper: float | None = None
+
+    @property
+    def directory(self) -> str:
+        """A file name."""
+        return self.name.replace("/", "-").replace("+", "-")
+
+
+ARMS = (
+    Arm("8/0", 8, 0, paper=561.79),
+    Arm("8/0+filter", 8, 0, {"policy.filter_own": True}),
+    Arm("6/2", 6, 2, paper=854.43),
+    Arm("4/4", 4, 4, paper=1093.31),
+    Arm("2/6", 2, 6, paper=945.87),
+    Arm("1/7", 1, 7),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """How hard the start is: the model it begins with (its corpus' noise and steps, or the shipped
+    one) and how many task families each node samples (0: all)."""
+
+    noise: Noise = SHIPPED_NOISE
+    steps: int | None = None
+    specialised: int = 0
+
+
+_SPARSE = Noise(bare=0.01, wrong=0.06, evasive=0.20)
+REGIMES: Mapping[str, Regime] = {
+    "dense": Regime(),
+    "sparse": Regime(_SPARSE, 1450),
+    "very-sparse": Regime(Noise(bare=0.004, wrong=0.02, evasive=0.25), 1450),
+    "specialised": Regime(_SPARSE, 1450, specialised=2),
+}
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds with the half-width of its 95% confidence interval (NaN for one seed)."""
+
+    mean: float
+    half: float
+
+    def __format__(self, spec: str) -> str:
+        mean = format(self.mean, spec)
+        return mean if math.isnan(self.half) else f"{mean} ± {self.half:{spec}}"
+
+
+def declared_seeds(count: int) -> list[int]:
+    """The first `count` seeds of the experiment: fixed before any run, and hashed, so that nobody
+    picked them."""
+    digests = (hashlib.sha256(f"swarm-node/experiment/sapo/{i}".encode()) for i in range(count))
+    return [int.from_bytes(digest.digest()[:4], "big") for digest in digests]
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and 95% confidence interval by Student's t.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("nothing to estimate from")
+    mean = sum(values) / count
+    if count == 1:
+        return Estimate(mean, math.nan)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    quantile = _T95[count - 2] if count - 2 < len(_T95) else 1.96
+    return Estimate(mean, quantile * math.sqrt(variance / count))
+
+
+def expected_informative(own: int, external: int, nodes: int, p: float) -> float:
+    """Informative groups per update if a share `p` of own groups is: p·I + min(J, (N−1)·p·I).
+
+    With J borrowed groups per update every node's informative groups go round at most N−1 times.
+    """
+    return p * own + min(external, (nodes - 1) * p * own)
+
+
+def informative_counts(report: SimulationReport, arm: Arm) -> tuple[float, float]:
+    """Informative groups per update as counted, and as `expected_informative` says round by round
+    from the share of informative ones among the groups made. A filter leaves nothing else."""
+    rounds = report.rounds
+    if arm.settings.get("policy.filter_own"):
+        return report.informative_per_update, float(arm.own)
+    predicted = [
+        expected_informative(arm.own, arm.external, len(report.nodes), mixed / made)
+        for mixed, made in zip(rounds.mixed, rounds.made, strict=True)
+        if made
+    ]
+    return report.informative_per_update, sum(predicted) / max(1, len(predicted))

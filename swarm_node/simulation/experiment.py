@@ -1,0 +1,194 @@
+"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables.
+
+Every run leaves a report.json in a directory of its own. One that is there, whole and made with the
+same settings is not made again, so an interrupted experiment goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from swarm_node.building import build_with_progress
+from swarm_node.config import Settings
+from swarm_node.errors import ConfigError
+from swarm_node.policy.models import policy_digests, resolve
+from swarm_node.simulation.arms import (
+    ARMS,
+    REGIMES,
+    Arm,
+    declared_seeds,
+    estimate,
+    informative_counts,
+)
+from swarm_node.simulation.plots import draw_experiment
+from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
+from swarm_node.simulation.run import progress_bar, simulation_settings
+from swarm_node.simulation.swarm import Plan, describe, simulate
+
+_PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
+
+Results = Mapping[Arm, Sequence[SimulationReport]]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What to run: `regime` is a key of REGIMES, `arms` names some of ARMS (none: all), `flags`
+    are settings that all arms share. `model` takes the place of the regime's own."""
+
+    regime: str = "dense"
+    nodes: int = 8
+    rounds: int = 60
+    seeds: int = 4
+    arms: tuple[str, ...] = ()
+    model: str | None = None
+    flags: Mapping[str, Any] | None = None
+
+    def chosen(self) -> list[Arm]:
+        """The arms to run, in the order of ARMS.
+
+        Raises:
+            ConfigError: there is no such arm.
+        """
+        unknown = sorted(set(self.arms) - {arm.name for arm in ARMS})
+        if unknown:
+            known = ", ".join(arm.name for arm in ARMS)
+            raise ConfigError(f"there is no arm {unknown[0]}: choose from {known}")
+        return [arm for arm in ARMS if not self.arms or arm.name in self.arms]
+
+
+def run_experiment(experiment: Experiment, directory: Path) -> None:
+    """Run what is missing below `directory`, then print the tables and draw the plots.
+
+    Raises:
+        SwarmNodeError: a name is unknown, a model cannot be made, or the directory not be written.
+    """
+    if experiment.regime not in REGIMES:
+        raise ConfigError(f"there is no regime {experiment.regime}: use {', '.join(REGIMES)}")
+    arms = experiment.chosen()
+    model = experiment.model or _base(experiment.regime, directory)
+    place = directory / f"{experiment.regime}-n{experiment.nodes}-r{experiment.rounds}"
+    total = len(arms) * experiment.seeds * experiment.nodes * experiment.rounds
+    results: dict[Arm, list[SimulationReport]] = {arm: [] for arm in arms}
+    with progress_bar(experiment.regime, total) as advance:
+        for index, seed in enumerate(declared_seeds(experiment.seeds)):
+            # Seed by seed, so that an experiment cut short compares arms over the same seeds.
+            for arm in arms:
+                run = place / arm.directory / f"seed-{index}"
+                results[arm].append(_report(experiment, arm, seed, model, run, advance))
+    console = Console(highlight=False)
+    for table in (held_out_table, reward_table, mechanism_table):
+        console.print(table(results))
+    for path in draw_experiment(results, place):
+        print(f"wrote {path}")
+
+
+def held_out_table(results: Results) -> Table:
+    """The figure that counts: held-out reward of the nodes' own samples."""
+    table = _table("held-out reward, mean ± 95% confidence interval over seeds")
+    for heading in ("arm", "start", "middle", "end", "seeds"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for arm, reports in results.items():
+        middles = [curve[len(curve) // 2][1] for curve in (r.held_out.curve for r in reports)]
+        table.add_row(
+            arm.name,
+            f"{reports[0].held_out.start:.3f}",
+            f"{estimate(middles):.3f}",
+            f"{estimate([report.held_out.end for report in reports]):.3f}",
+            str(len(reports)),
+        )
+    return table
+
+
+def reward_table(results: Results) -> Table:
+    """Cumulative rewards: of own groups, and SAPO's own metric beside the paper's figures."""
+    table = _table("cumulative reward; the paper's figures are of its own setting")
+    for heading in ("arm", "own groups", "", "batch", "", "paper", ""):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    base = next((reports for arm, reports in results.items() if arm.name == "8/0"), ())
+    own_base = [report.cumulative_own for report in base]
+    batch_base = [report.cumulative_batch for report in base]
+    for arm, reports in results.items():
+        own = estimate([report.cumulative_own for report in reports])
+        batch = estimate([report.cumulative_batch for report in reports])
+        table.add_row(
+            arm.name,
+            *(f"{own:.1f}", _against(own.mean, own_base)),
+            *(f"{batch:.1f}", _against(batch.mean, batch_base)),
+            *("", "") if arm.paper is None else (f"{arm.paper:.2f}", _against(arm.paper, _PAPER)),
+        )
+    return table
+
+
+def mechanism_table(results: Results) -> Table:
+    """What each arm had to learn from and what it cost."""
+    table = _table("per update and node; expected = p·I + min(J, (N-1)·p·I)")
+    for heading in ("arm", "informative", "expected", "made", "CPU ms", "KiB in"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for arm, reports in results.items():
+        counts = [informative_counts(report, arm) for report in reports]
+        updates = sum(len(report.nodes) * len(report.rounds.own) for report in reports)
+        received = sum(node.bytes_received for report in reports for node in report.nodes)
+        table.add_row(
+            arm.name,
+            f"{estimate([counted for counted, _ in counts]).mean:.2f}",
+            f"{estimate([expected for _, expected in counts]).mean:.2f}",
+            f"{sum(report.groups_made for report in reports) / updates:.2f}",
+            f"{1000 * sum(report.cpu_seconds for report in reports) / updates:.0f}",
+            f"{received / updates / 1024:.1f}",
+        )
+    return table
+
+
+def _report(
+    experiment: Experiment,
+    arm: Arm,
+    seed: int,
+    model: str,
+    directory: Path,
+    advance: Callable[[], None],
+) -> SimulationReport:
+    """The report of one arm and seed, from its directory or from a new run."""
+    specialised = REGIMES[experiment.regime].specialised
+    plan = Plan(experiment.nodes, experiment.rounds, seed, specialised=specialised)
+    settings = _settings(experiment, arm, seed, model)
+    digest, _ = policy_digests(resolve(settings.model))
+    report = load_report(directory / REPORT_FILE)
+    if report is not None and report.settings == describe(plan, settings, digest):
+        for _ in range(plan.nodes * plan.rounds):
+            advance()
+        return report
+    report = simulate(plan, settings, advance)
+    save_report(report, directory)
+    return report
+
+
+def _settings(experiment: Experiment, arm: Arm, seed: int, model: str) -> Settings:
+    flags = {"model": model, "policy.own": arm.own, "policy.external": arm.external}
+    return simulation_settings(seed, {**flags, **(experiment.flags or {}), **arm.settings})
+
+
+def _base(name: str, directory: Path) -> str:
+    """The model that a regime starts from; built once."""
+    regime = REGIMES[name]
+    if regime.steps is None:
+        return "tiny"
+    shares = (regime.noise.bare, regime.noise.wrong, regime.noise.evasive)
+    path = directory / f"base-{'-'.join(map(str, shares))}-{regime.steps}"
+    if not path.exists():
+        build_with_progress(path, 0, regime.steps, regime.noise)
+    return str(path)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE)
+
+
+def _against(value: float, base: Sequence[float]) -> str:
+    return f"{value / estimate(base).mean - 1:+.0%}" if base else ""

@@ -1,0 +1,119 @@
+"""Sampler and trainer that compute at once and take virtual time for it, so that asynchrony, lag
+and unequal machines are those of a real swarm and not of the machine that simulates it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm_node.errors import ConfigError
+from swarm_node.policy.batch import Batch
+from swarm_node.policy.sampler import Sampler, SampleRequest
+from swarm_node.policy.trainer_process import Trainer
+from swarm_node.policy.trainer_worker import UpdateResult
+from swarm_node.rollout import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Virtual seconds of a node of speed 1: per generated token, and per update. As in the training
+    of language models, generating a batch takes longer than learning from it.
+
+    Raises:
+        ConfigError: a duration is not positive; time would stand still.
+    """
+
+    token_seconds: float = 0.01
+    update_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.token_seconds > 0 and self.update_seconds > 0):
+            raise ConfigError("simulated tokens and updates must take more than 0 seconds")
+
+
+class PacedSampler:
+    """A `Sampler` around one that computes inline. One call at a time, as in a real node: new
+    weights wait for the call under way."""
+
+    def __init__(self, sampler: Sampler, token_seconds: float) -> None:
+        self._sampler = sampler
+        self._token_seconds = token_seconds
+        self._busy = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        return self._sampler.version
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        async with self._busy:
+            groups = await self._sampler.sample(requests)
+            tokens = sum(completion.token_ids.size for group in groups for completion in group)
+            await asyncio.sleep(tokens * self._token_seconds)
+            return groups
+
+    async def load(self, weights: Path, version: int) -> None:
+        async with self._busy:
+            await self._sampler.load(weights, version)
+
+    async def close(self) -> None:
+        await self._sampler.close()
+
+
+class PacedTrainer:
+    """A `Trainer` around one that computes inline. It tells `on_round` the file with the weights
+    after each batch, and after `rounds` of them takes no more: its node goes on serving peers."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        update_seconds: float,
+        rounds: int,
+        on_round: Callable[[Path], Awaitable[None]],
+    ) -> None:
+        self._trainer = trainer
+        self._update_seconds = update_seconds
+        self._left = rounds
+        self._on_round = on_round
+        self._weights: Path | None = None
+        #: sha256 of the last weights, once closed; "" if there never were any.
+        self.digest = ""
+
+    @property
+    def version(self) -> int:
+        return self._trainer.version
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        return self._trainer.extra
+
+    async def start(self) -> tuple[Path, int]:
+        self._weights, version = await self._trainer.start()
+        return self._weights, version
+
+    async def restart(self) -> tuple[Path, int]:
+        self._weights, version = await self._trainer.restart()
+        return self._weights, version
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        if self._left == 0:
+            await asyncio.Event().wait()  # until the whole swarm stops
+        # The version changes when the time is over, not when the work begins.
+        await asyncio.sleep(self._update_seconds)
+        result = await self._trainer.update(batch)
+        self._weights = result.weights
+        self._left -= 1
+        await self._on_round(result.weights)
+        return result
+
+    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
+        return await self._trainer.checkpoint(extra)
+
+    async def close(self) -> None:
+        if self._weights is not None and self._weights.exists():
+            with self._weights.open("rb") as file:
+                self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        await self._trainer.close()

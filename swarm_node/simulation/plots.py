@@ -1,0 +1,72 @@
+"""Pictures of an experiment; needs matplotlib (extra `plot`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from swarm_node.errors import SwarmNodeError
+from swarm_node.simulation.arms import Arm, Estimate, estimate, informative_counts
+from swarm_node.simulation.report import SimulationReport
+
+
+def draw_experiment(
+    results: Mapping[Arm, Sequence[SimulationReport]], directory: Path
+) -> list[Path]:
+    """Held-out reward over rounds and over groups made, and informative groups as counted against
+    as expected. Returns the file; none without matplotlib.
+
+    Raises:
+        SwarmNodeError: the directory cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    by_round, by_group, counts = figure.subplots(1, 3)
+    for arm, reports in results.items():
+        rounds, points = _curve(reports)
+        means = [point.mean for point in points]
+        (line,) = by_round.plot(rounds, means, label=arm.name)
+        halves = [0.0 if math.isnan(point.half) else point.half for point in points]
+        low = [mean - half for mean, half in zip(means, halves, strict=True)]
+        high = [mean + half for mean, half in zip(means, halves, strict=True)]
+        by_round.fill_between(rounds, low, high, alpha=0.15, color=line.get_color())
+        by_group.plot(_groups_made(reports, rounds), means, color=line.get_color())
+        pairs = [informative_counts(report, arm) for report in reports]
+        counts.scatter(*zip(*((b, a) for a, b in pairs), strict=True), color=line.get_color())
+    by_round.set(xlabel="updates", ylabel="held-out reward (pass@1)", title="equal training")
+    by_group.set(xlabel="groups made per node", title="equal generation")
+    counts.set(
+        ylabel="counted",
+        xlabel="p·I + min(J, (N-1)·p·I)",
+        title="informative groups per update",
+    )
+    counts.axline((0, 0), slope=1, color="gray", linewidth=0.8)
+    for panel in (by_round, by_group, counts):
+        panel.grid(alpha=0.3)
+    figure.legend(*by_round.get_legend_handles_labels(), loc="outside right upper")
+    path = directory / "arms.png"
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+    return [path]
+
+
+def _curve(reports: Sequence[SimulationReport]) -> tuple[list[int], list[Estimate]]:
+    curves = [report.held_out.curve for report in reports]
+    rounds = [entry for entry, _ in curves[0]]
+    return rounds, [
+        estimate([reward for _, reward in points]) for points in zip(*curves, strict=True)
+    ]
+
+
+def _groups_made(reports: Sequence[SimulationReport], rounds: Sequence[int]) -> list[float]:
+    """Per node up to each of `rounds`, mean over seeds."""
+    return [
+        sum(sum(report.rounds.made[:entry]) for report in reports) / len(reports)
+        for entry in rounds
+    ]

@@ -1,0 +1,172 @@
+"""The result of a simulation: its hash, its figures, report.json and learning.png."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm_node.errors import SwarmNodeError
+from swarm_node.snapshot import SCHEMA
+
+REPORT_FILE = "report.json"
+
+
+class HeldOut(msgspec.Struct, frozen=True):
+    """Held-out reward (pass@1, the node's own samples), mean over nodes; `curve` is pairs of round
+    and reward."""
+
+    start: float
+    end: float
+    curve: list[tuple[int, float]]
+
+
+class Rounds(msgspec.Struct, frozen=True):
+    """One entry per round. `own` and `batch` are sums over nodes of mean rewards, the others means
+    over nodes: groups trained on that were informative, groups of peers among them, own groups
+    made, and the informative ones of those."""
+
+    own: list[float]
+    batch: list[float]
+    informative: list[float]
+    external: list[float]
+    made: list[float]
+    mixed: list[float]
+
+
+class SimulatedNode(msgspec.Struct, frozen=True):
+    """One node; `weights` is the sha256 of its last ones, `rejected` counts by reason. Bytes are
+    payloads, CPU seconds exclude measuring held-out reward; these and the groups are counted up to
+    the end of its last round."""
+
+    peer_id: str
+    speed: float
+    families: list[str]
+    updates: int
+    skipped_updates: int
+    groups_made: int
+    groups_received: int
+    trained_own: int
+    trained_external: int
+    held_out_end: float
+    weights: str
+    rejected: dict[str, int]
+    bytes_sent: int
+    bytes_received: int
+    cpu_seconds: float
+
+
+class SimulationReport(msgspec.Struct, frozen=True):
+    """Everything a simulation found. `hash` covers all of it but CPU seconds."""
+
+    schema: int
+    hash: str
+    settings: dict[str, Any]
+    held_out: HeldOut
+    cumulative_own: float
+    cumulative_batch: float
+    informative_per_update: float
+    groups_made: int
+    virtual_seconds: float
+    cpu_seconds: float
+    rounds: Rounds
+    nodes: list[SimulatedNode]
+
+
+def make_report(
+    settings: dict[str, Any],
+    curve: Sequence[tuple[int, float]],
+    rounds: Rounds,
+    nodes: list[SimulatedNode],
+    virtual_seconds: float,
+) -> SimulationReport:
+    """Sum up and hash. `cumulative_own` adds up, over nodes and rounds, the mean reward of what the
+    node made itself; `cumulative_batch` that of what it trained on, which is what SAPO plots and
+    what rises with every borrowed group, whether or not the node learns from it."""
+    report = SimulationReport(
+        schema=SCHEMA,
+        hash="",
+        settings=settings,
+        held_out=HeldOut(curve[0][1], curve[-1][1], list(curve)),
+        cumulative_own=sum(rounds.own),
+        cumulative_batch=sum(rounds.batch),
+        informative_per_update=sum(rounds.informative) / len(rounds.informative),
+        groups_made=sum(node.groups_made for node in nodes),
+        virtual_seconds=virtual_seconds,
+        cpu_seconds=sum(node.cpu_seconds for node in nodes),
+        rounds=rounds,
+        nodes=nodes,
+    )
+    return msgspec.structs.replace(report, hash=_digest(report))
+
+
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As it will be read back from a report: tuples become lists."""
+    read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
+    return read
+
+
+def save_report(report: SimulationReport, directory: Path) -> list[Path]:
+    """Write report.json and, where matplotlib is installed, learning.png; returns the files.
+
+    Raises:
+        SwarmNodeError: the directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / REPORT_FILE
+        temporary = path.with_suffix(".tmp")  # so that an interrupted write leaves no report
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        temporary.replace(path)
+        picture = directory / "learning.png"
+        return [path, picture] if draw_learning(report, picture) else [path]
+    except OSError as error:
+        raise SwarmNodeError(f"cannot write the report to {directory}: {error}") from error
+
+
+def load_report(path: Path) -> SimulationReport | None:
+    """The report in a file; None when there is none or it is not whole and unaltered."""
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=SimulationReport)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return report if report.hash == _digest(report) else None
+
+
+def draw_learning(report: SimulationReport, path: Path) -> bool:
+    """Held-out reward, rewards per round and informative groups, each over rounds. False without
+    matplotlib (extra `plot`)."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    count = len(report.nodes)
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    learning, reward, groups = figure.subplots(1, 3)
+    learning.plot(*zip(*report.held_out.curve, strict=True), marker=".")
+    learning.set(title="held-out reward (pass@1)", ylim=(0, 1))
+    reward.plot([value / count for value in report.rounds.own], label="own groups")
+    reward.plot([value / count for value in report.rounds.batch], "--", label="training batch")
+    reward.set(title="mean reward per round", ylim=(0, 1))
+    groups.plot(report.rounds.informative, label="informative in the batch")
+    groups.plot(report.rounds.external, "--", label="of peers in the batch")
+    groups.set(title="groups per update", ylim=(0, None))
+    for panel in (learning, reward, groups):
+        panel.set_xlabel("round")
+        panel.grid(alpha=0.3)
+    reward.legend()
+    groups.legend()
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _digest(report: SimulationReport) -> str:
+    """sha256 over the report as JSON without its hash and its CPU seconds; floats are written so
+    that they read back exactly."""
+    replace = msgspec.structs.replace
+    nodes = [replace(node, cpu_seconds=0.0) for node in report.nodes]
+    counted = replace(report, hash="", cpu_seconds=0.0, nodes=nodes)
+    return hashlib.sha256(msgspec.json.encode(counted, order="sorted")).hexdigest()

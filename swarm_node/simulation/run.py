@@ -1,0 +1,103 @@
+"""What stands between the commands and the simulation: settings, progress bar, printed result."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from swarm_node.config import Settings, load_settings, parse_assignments
+from swarm_node.simulation.report import SimulationReport, save_report
+from swarm_node.simulation.swarm import Plan, simulate
+
+#: What a simulated node does otherwise than a real one. It polls about once per update, as a swarm
+#: of larger models would; held-out reward is measured by the simulation, at no cost to the node, so
+#: the node's own evaluations are few; and nothing ever resumes.
+_DEFAULTS: Mapping[str, Any] = {
+    "network.poll_seconds": 1.0,
+    "run.eval_seconds": 86_400,
+    "run.eval_tasks": 1,
+    "run.checkpoint_updates": 1_000_000,
+}
+
+
+def simulation_settings(
+    seed: int, flags: Mapping[str, Any], assignments: Sequence[str] = ()
+) -> Settings:
+    """The nodes' settings, from the command line alone: a file or a variable that is set on one
+    machine only must not change a result.
+
+    Raises:
+        ConfigError: an unknown key or an impossible value, by name.
+    """
+    given = {key: value for key, value in flags.items() if value is not None}
+    assigned = parse_assignments(list(assignments))
+    return load_settings({**_DEFAULTS, "run.seed": seed, **given, **assigned}, environ={})
+
+
+def run_simulation(plan: Plan, settings: Settings, directory: Path | None) -> None:
+    """Simulate with a progress bar, print the result and write the report.
+
+    Raises:
+        SwarmNodeError: it cannot run, or the report cannot be written.
+    """
+    with progress_bar("simulating", plan.nodes * plan.rounds) as advance:
+        report = simulate(plan, settings, advance)
+    Console().print(summary(report), highlight=False, soft_wrap=True)
+    if directory is not None:
+        for path in save_report(report, directory):
+            print(f"wrote {path}")
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr over `total` steps; yields what advances it by one."""
+    # Of a hundred nodes nobody wants to read the diary.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.update(task, advance=1)
+
+
+def summary(report: SimulationReport) -> str:
+    """The result in a few lines."""
+    nodes, held_out = report.nodes, report.held_out
+    count, updates = len(nodes), sum(node.updates for node in nodes)
+    received = sum(node.bytes_received for node in nodes) / count
+    return "\n".join(
+        (
+            f"held-out reward      {held_out.start:.3f} -> {held_out.end:.3f} (pass@1)",
+            f"cumulative reward    {report.cumulative_own:.2f} of own groups, "
+            f"{report.cumulative_batch:.2f} of training batches",
+            f"informative groups   {report.informative_per_update:.2f} per update",
+            f"groups made          {report.groups_made} by {count} nodes in {updates} updates",
+            f"per node             {received / 1024:.0f} KiB received, "
+            f"{report.cpu_seconds / count:.2f} CPU s",
+            f"virtual time         {report.virtual_seconds:.0f} s",
+            f"hash                 {report.hash}",
+        )
+    )

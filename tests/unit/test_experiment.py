@@ -1,0 +1,101 @@
+"""The experiment around SAPO: its arithmetic, its declared seeds, and that it resumes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.arms import ARMS, declared_seeds, estimate, expected_informative
+from swarm_node.simulation.experiment import Experiment, run_experiment
+from swarm_node.simulation.report import SimulationReport, load_report
+
+SMALL = Experiment(nodes=2, rounds=1, seeds=1, arms=("4/4", "8/0"))
+
+
+def test_the_declared_seeds_never_change() -> None:
+    assert declared_seeds(4) == [1989404046, 4109115025, 1579712524, 1174217370]
+    assert declared_seeds(2) == declared_seeds(4)[:2]
+
+
+def test_an_interval_is_student_s() -> None:
+    # t(4 degrees of freedom, 97.5%) = 2.7764, variance 12.5, five values.
+    found = estimate([1.0, 2.0, 3.0, 4.0, 10.0])
+    assert found.mean == pytest.approx(4.0)
+    assert found.half == pytest.approx(2.7764 * math.sqrt(12.5 / 5), abs=2e-3)
+    assert f"{found:.1f}" == "4.0 ± 4.4"
+    assert f"{estimate([0.5]):.2f}" == "0.50"
+    with pytest.raises(ValueError, match="nothing"):
+        estimate([])
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40))
+def test_an_interval_is_wider_than_the_normal_one(values: list[float]) -> None:
+    found = estimate(values)
+    normal = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+    assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-9)
+    assert found.half >= normal - 1e-9
+
+
+def test_expected_informative_groups_are_those_of_the_feasibility_study() -> None:
+    # The table of p = .1, .2, .4 for N = 8 in the design notes, worked out by hand there.
+    for p, counts in ((0.1, (0.8, 2.6, 3.2, 1.6)), (0.4, (3.2, 4.4, 5.6, 6.4))):
+        batches = ((8, 0), (6, 2), (4, 4), (2, 6))
+        found = [expected_informative(own, external, 8, p) for own, external in batches]
+        assert found == pytest.approx(counts)
+
+
+def test_arms_fill_batches_of_eight_and_have_directories_of_their_own() -> None:
+    assert {arm.own + arm.external for arm in ARMS} == {8}
+    assert len({arm.directory for arm in ARMS}) == len(ARMS)
+
+
+def reports(place: Path) -> dict[Path, SimulationReport | None]:
+    return {path: load_report(path) for path in sorted(place.rglob("report.json"))}
+
+
+def test_an_experiment_resumes_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_experiment(SMALL, tmp_path)
+    first = reports(tmp_path)
+    assert [path.parent.parent.name for path in first] == ["4-4", "8-0"]
+    assert {path.parent.parent.parent.name for path in first} == {"dense-n2-r1"}
+    shown = capsys.readouterr().out
+    assert "1093.31" in shown
+    assert "+95%" in shown
+    kept, broken = first
+    written = kept.stat().st_mtime_ns
+    broken.write_text(broken.read_text()[:100])
+    run_experiment(SMALL, tmp_path)
+    assert kept.stat().st_mtime_ns == written
+    again = reports(tmp_path)[broken]
+    assert again is not None
+    assert again.hash == first[broken].hash  # type: ignore[union-attr]
+
+
+def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Path) -> None:
+    alone = Experiment(nodes=1, rounds=1, seeds=1, arms=("8/0",))
+    run_experiment(alone, tmp_path)
+    (before,) = reports(tmp_path).values()
+    run_experiment(
+        Experiment(nodes=1, rounds=1, seeds=1, arms=("8/0",), flags={"policy.learning_rate": 1e-3}),
+        tmp_path,
+    )
+    (after,) = reports(tmp_path).values()
+    assert before is not None
+    assert after is not None
+    assert after.settings["policy"]["learning_rate"] == 1e-3
+    assert after.hash != before.hash
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no arm 5/3"):
+        run_experiment(Experiment(arms=("5/3",)), tmp_path)
+    with pytest.raises(ConfigError, match="no regime easy"):
+        run_experiment(Experiment(regime="easy"), tmp_path)

@@ -1,0 +1,118 @@
+"""A whole swarm in one process: deterministic, and its report adds up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.paced import Pace
+from swarm_node.simulation.report import SimulationReport, load_report, save_report
+from swarm_node.simulation.run import simulation_settings
+from swarm_node.simulation.swarm import Plan, simulate
+
+SMALL = {"nodes": 3, "rounds": 4, "eval_rounds": 2, "eval_tasks": 1}
+
+
+def run(seed: int = 0, policy: dict[str, Any] | None = None, **plan: Any) -> SimulationReport:
+    flags = {f"policy.{key}": value for key, value in (policy or {}).items()}
+    return simulate(Plan(**{**SMALL, "seed": seed, **plan}), simulation_settings(seed, flags))
+
+
+@pytest.fixture(scope="module")
+def first() -> SimulationReport:
+    return run(delay=(0.1, 2.0), loss=0.05)
+
+
+def test_the_same_seed_gives_the_same_hash_and_another_does_not(first: SimulationReport) -> None:
+    assert run(delay=(0.1, 2.0), loss=0.05).hash == first.hash
+    other = run(seed=1, delay=(0.1, 2.0), loss=0.05)
+    assert other.hash != first.hash
+    assert {node.weights for node in other.nodes}.isdisjoint(node.weights for node in first.nodes)
+
+
+def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarm_node", "simulate", "--nodes", "2", "--rounds", "3"]
+    options = ["--delay", "0,1", "--loss", "0.1", "--speeds", "0.5,2"]
+    hashes = []
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [*command, *options, "--report", str(tmp_path / hash_seed)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "SWARM_NODE_POLICY__OWN": "2"},
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads((tmp_path / hash_seed / "report.json").read_text())
+        assert report["schema"] == 1
+        assert report["hash"] in done.stdout
+        hashes.append(report["hash"])
+    assert hashes[0] == hashes[1]
+
+
+def test_a_report_adds_up(first: SimulationReport) -> None:
+    assert [entry for entry, _ in first.held_out.curve] == [0, 2, 4]
+    assert first.held_out.curve[-1][1] == pytest.approx(
+        sum(node.held_out_end for node in first.nodes) / 3
+    )
+    assert first.cumulative_own == pytest.approx(sum(first.rounds.own))
+    assert len(first.rounds.batch) == 4
+    assert 0 < first.informative_per_update <= 8
+    for node in first.nodes:
+        assert node.updates + node.skipped_updates == 4
+        assert node.groups_made >= node.trained_own > 0
+        assert node.groups_received >= node.trained_external
+        assert len(node.families) == 9
+    # What one sends another receives, less what was lost or still under way.
+    sent = sum(node.bytes_sent for node in first.nodes)
+    assert sum(node.bytes_received for node in first.nodes) > 0
+    assert sum(node.bytes_received for node in first.nodes) < 1.1 * sent
+
+
+def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() -> None:
+    report = run(specialised=2, speeds=(0.5, 2.0))
+    assert [node.families for node in report.nodes] == [
+        ["basic_arithmetic", "base_conversion"],
+        ["fraction_simplification", "binary_matrix"],
+        ["calendar_arithmetic", "products"],
+    ]
+    assert all(node.trained_external > 0 for node in report.nodes)
+    assert len({node.speed for node in report.nodes}) == 3
+
+
+def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
+    report = run(policy={"own": 4, "external": 0, "filter_own": True}, nodes=1, rounds=2)
+    assert report.rounds.informative == [4.0, 4.0]
+    assert report.nodes[0].groups_made > 8
+    assert report.nodes[0].bytes_received == 0
+
+
+def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
+    first: SimulationReport, tmp_path: Path
+) -> None:
+    files = save_report(first, tmp_path)
+    assert load_report(files[0]) == first
+    altered = files[0].read_text().replace('"trained_own": ', '"trained_own": 1', 1)
+    files[0].write_text(altered)
+    assert load_report(files[0]) is None
+    files[0].write_text(altered[:100])
+    assert load_report(files[0]) is None
+    assert load_report(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [{"nodes": 0}, {"seed": -1}, {"delay": (2.0, 1.0)}, {"loss": 1.5}, {"speeds": (0.0, 1.0)}],
+)
+def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Plan(**impossible)
+    with pytest.raises(ConfigError):
+        Pace(token_seconds=0.0)
