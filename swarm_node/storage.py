@@ -169,8 +169,9 @@ class Storage:
         """The newest sequence number published, 0 if none."""
         return self._meta("head")
 
-    def publish(self, entries: Sequence[tuple[StoredGroup, bytes]]) -> None:
-        """Store own groups and append their sealed announcements to the log, all or none.
+    def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
+        """Store own groups and append their sealed announcements to the log, all or none. A group
+        without one takes its number and is not in the log.
 
         Raises:
             ValueError: the numbers do not continue this epoch's log without a gap.
@@ -180,7 +181,8 @@ class Storage:
                 if (row.epoch, row.seq) != (self.epoch, seq):
                     raise ValueError(f"group {row.epoch}/{row.seq} cannot follow in the log")
                 _insert(db, row)
-                db.execute("INSERT INTO log VALUES (?, ?, ?)", (seq, row.id, announcement))
+                if announcement is not None:
+                    db.execute("INSERT INTO log VALUES (?, ?, ?)", (seq, row.id, announcement))
                 _set_meta(db, "head", seq)
 
     def announcements(self, epoch: int, since: int, limit: int) -> tuple[int, int, list[bytes]]:

@@ -28,6 +28,7 @@ from swarm_node.storage import Storage, StoredGroup
 
 _MAX_SMALL_REPLY = 64 * 1024
 _LIST_LIMIT = 128
+_PEERS_LIMIT = 16
 _MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
 _REQUEST_SECONDS = 10.0
 _PULL_SECONDS = 60.0
@@ -67,7 +68,9 @@ class Exchange:
     async def publish(
         self, scored: Sequence[tuple[RolloutGroup, str]], version: int
     ) -> list[VerifiedGroup]:
-        """Seal, store and announce own groups, each with its prompt; they are safe on return.
+        """Seal and store own groups, each with its prompt; they are safe on return. Announced are
+        those that somebody can learn from: whose rewards differ and whose tokens peers accept (a
+        model may sample special tokens inside an answer).
 
         The own `claimed` rewards are the locally computed ones, so they become the verified ones.
 
@@ -77,7 +80,7 @@ class Exchange:
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch
         published: list[VerifiedGroup] = []
-        entries: list[tuple[StoredGroup, bytes]] = []
+        entries: list[tuple[StoredGroup, bytes | None]] = []
         first = await self._storage.run(self._storage.next_seq)
         for seq, (group, prompt) in enumerate(scored, start=first):
             body = wire.pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
@@ -92,9 +95,9 @@ class Exchange:
                 arrived=version,
             )
             published.append(verified)
-            entries.append(
-                (_stored(verified, epoch, seq, sealed), self._announce(verified, seq, sealed))
-            )
+            useful = verified.informative and self._verifier.accepts_tokens(group)
+            announcement = self._announce(verified, seq, sealed) if useful else None
+            entries.append((_stored(verified, epoch, seq, sealed), announcement))
         await self._storage.run(self._storage.publish, entries)
         return published
 
@@ -162,8 +165,7 @@ class Exchange:
                 tokenizer=group.policy.tokenizer,
                 policy_version=group.policy.version,
                 completions=len(group.completions),
-                # A model may sample special tokens, which peers must refuse: not on offer then.
-                mixed=verified.informative and self._verifier.accepts_tokens(group),
+                mixed=True,
             )
         )
         return seal(self._identity, self._swarm.swarm_id, Kind.RECORD, body)
@@ -190,7 +192,7 @@ class Exchange:
         return None
 
     async def _exchange_peers(self, peer: Peer) -> None:
-        request = wire.pack(wire.PeersRequest(limit=64))
+        request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
         reply = await self._ask(peer, PEERS, request, max_reply=_MAX_SMALL_REPLY)
         if reply is None:
             return

@@ -74,8 +74,8 @@ class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
 class Announcement(Body, frozen=True):
     """One entry of an author's log (Kind.RECORD): a group that can be pulled by `id`.
 
-    `completions` counts them; `mixed` is the author's hint that their rewards differ (and that no
-    special token inside one makes peers refuse it), which saves a pull and is never trusted."""
+    `completions` counts them; `mixed` is the author's hint that their rewards differ, which saves
+    a pull and is never trusted."""
 
     v: Version1
     epoch: Counter

@@ -39,6 +39,7 @@ ARMS = (
     Arm("4/4", 4, 4, paper=1093.31),
     Arm("2/6", 2, 6, paper=945.87),
     Arm("1/7", 1, 7),
+    Arm("adaptive", 4, 4, {"policy.external": "auto"}),
 )
 
 
@@ -106,8 +107,11 @@ def expected_informative(own: int, external: int, nodes: int, p: float) -> float
 
 def informative_counts(report: SimulationReport, arm: Arm) -> tuple[float, float]:
     """Informative groups per update as counted, and as `expected_informative` says round by round
-    from the share of informative ones among the groups made. A filter leaves nothing else."""
+    from the share of informative ones among the groups made. A filter leaves nothing else; NaN
+    where the arm chooses its own shares."""
     rounds = report.rounds
+    if arm.settings.get("policy.external") == "auto":
+        return report.informative_per_update, math.nan  # its own and external share change
     if arm.settings.get("policy.filter_own"):
         return report.informative_per_update, float(arm.own)
     predicted = [

@@ -85,7 +85,7 @@ class WatchedStorage(Storage):
         super().__init__(path, wall=wall, threads=False)
         self._record = record
 
-    def publish(self, entries: Sequence[tuple[StoredGroup, bytes]]) -> None:
+    def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
         super().publish(entries)
         self._record.publish([row for row, _ in entries])
 

@@ -97,7 +97,7 @@ def test_a_killed_node_resumes_and_trains_nothing_twice(
 
 def _stored(database: Path) -> tuple[int, dict[bytes, int]]:
     with sqlite3.connect(database) as connection:
-        (published,) = connection.execute("SELECT max(seq) FROM log").fetchone()
+        (published,) = connection.execute("SELECT value FROM meta WHERE key = 'head'").fetchone()
         uses = dict(connection.execute("SELECT id, uses FROM groups"))
     connection.close()
     return published, uses
