@@ -6,6 +6,7 @@ same settings is not made again, so an interrupted experiment goes on where it s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,12 +134,13 @@ def mechanism_table(results: Results) -> Table:
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, reports in results.items():
         counts = [informative_counts(report, arm) for report in reports]
+        expected = estimate([expected for _, expected in counts]).mean
         updates = sum(len(report.nodes) * len(report.rounds.own) for report in reports)
         received = sum(node.bytes_received for report in reports for node in report.nodes)
         table.add_row(
             arm.name,
             f"{estimate([counted for counted, _ in counts]).mean:.2f}",
-            f"{estimate([expected for _, expected in counts]).mean:.2f}",
+            "-" if math.isnan(expected) else f"{expected:.2f}",
             f"{sum(report.groups_made for report in reports) / updates:.2f}",
             f"{1000 * sum(report.cpu_seconds for report in reports) / updates:.0f}",
             f"{received / updates / 1024:.1f}",
