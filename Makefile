@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench experiments clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,16 @@ bench: setup
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/envelope.py
 	$(BIN)/python benchmarks/memory.py
+
+# Hours on two cores; resumes where it stopped. Results are in docs/experiments.md and docs/mixture.md.
+experiments: setup
+	$(BIN)/python benchmarks/correction.py
+	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/mixture.py
+	$(BIN)/swarm-node experiment sapo --regime dense
+	$(BIN)/swarm-node experiment sapo --regime sparse
+	$(BIN)/swarm-node experiment sapo --regime very-sparse
+	$(BIN)/swarm-node experiment sapo --regime specialised
 
 clean:
 	rm -rf $(VENV) demo-report build dist *.egg-info
