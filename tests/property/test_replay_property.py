@@ -138,8 +138,9 @@ class ReplayMachine(RuleBasedStateMachine):
         assert 0 <= room <= max(0, slots - running - self.buffer.own_backlog())
         assert self.buffer.wants_own(self.version, running) is (room > 0)
         for author in (None, *AUTHORS):
-            for number in range(self.buffer.external_room(self.version, author)):
-                name = author or f"stranger {number}"
+            for _ in range(self.buffer.external_room(self.version, author)):
+                # Nobody met before, who may have filled a quota of its own already.
+                name = author or f"stranger {self.number}"
                 self._admit(_group(self._name(), name, (0.0, 1.0), (0,), self.version))
                 assert self.last is not None
                 assert self.last.id in self.held, "there was room, and yet it was refused"
