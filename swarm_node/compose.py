@@ -7,20 +7,26 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
+
+import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
 from swarm_node.control import ControlServer
 from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.errors import ConfigError
 from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
-from swarm_node.policy.model_files import weight_files
+from swarm_node.policy.engine_plan import has_vllm, plan_engine
+from swarm_node.policy.model_files import Qwen2Config, weight_files
 from swarm_node.policy.models import Codec, policy_digests, resolve
-from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_process import ProcessTrainer
+from swarm_node.policy.vllm_sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.weights import shared_memory_dir
 from swarm_node.rollout import PolicyRef
 from swarm_node.status import take_snapshot
@@ -56,9 +62,10 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
     environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
+    sampler = make_sampler(settings, model_dir)
     return Parts(
         transport=transport,
-        sampler=TorchSampler.from_directory(model_dir, threads=settings.run.threads),
+        sampler=sampler,
         trainer=trainer,
         environment=environment,
         storage=Storage(home.database),
@@ -69,8 +76,37 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             trainer=lambda: trainer.pid,
             environment=lambda: environment.pid,
             network=lambda: transport.daemon_pid,
+            engine=lambda: sampler.pid if isinstance(sampler, VllmSampler) else None,
         ),
     )
+
+
+def make_sampler(settings: Settings, model_dir: Path) -> TorchSampler | VllmSampler:
+    """The sampler that `sampling.engine` names.
+
+    Raises:
+        ModelError: the model cannot be sampled by it, or vLLM is not installed.
+        ConfigError: it cannot do what the settings ask.
+    """
+    sampling = settings.sampling
+    cuda = torch.cuda.is_available()
+    if sampling.engine == "torch" or (sampling.engine == "auto" and not (cuda and has_vllm())):
+        if sampling.over_provision > 1:
+            raise ConfigError(
+                "sampling.over_provision: only vLLM can interrupt answers; set sampling.engine"
+            )
+        return TorchSampler.from_directory(model_dir, threads=settings.run.threads)
+    if sampling.temperature > MAX_TEMPERATURE:
+        raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
+    plan = plan_engine(
+        Qwen2Config.from_directory(model_dir),
+        device="cuda" if cuda else "cpu",
+        max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
+        max_new_tokens=sampling.max_new_tokens,
+        kv_gib=sampling.kv_gib,
+        threads=settings.run.threads,
+    )
+    return VllmSampler.from_directory(model_dir, plan)
 
 
 def trainer_settings(settings: Settings) -> TrainerSettings:

@@ -22,15 +22,18 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from swarm_node.config import load_settings
 from swarm_node.control import ControlClient
 from swarm_node.environments.reasoning_gym import PRESETS
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.home import Home
+from swarm_node.policy.engine_plan import require_vllm
 from swarm_node.report import NodeReport, write_report
 from swarm_node.snapshot import EvalPoint, Snapshot
 
 FAMILIES = sorted(PRESETS["short"])
-_START_SECONDS = 180.0
+#: An inference engine imports and starts for long, and each node of the demo has one.
+_START_SECONDS = {"torch": 180.0, "auto": 600.0, "vllm": 600.0}
 _STOP_SECONDS = 40.0
 _POLL_SECONDS = 1.0
 _HOUR = 3600
@@ -44,6 +47,7 @@ class DemoNode:
     name: str
     home: Home
     families: Sequence[str]
+    sampler: str | None = None
     process: asyncio.subprocess.Process | None = None
     snapshot: Snapshot | None = None
     log: list[str] = field(default_factory=list)
@@ -54,6 +58,8 @@ class DemoNode:
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
         arguments += ["--set", "network.poll_seconds=0.5", "--set", "network.heartbeat_seconds=5"]
         arguments += ["--set", "run.eval_seconds=5"]
+        if self.sampler is not None:
+            arguments += ["--sampler", self.sampler]
         if ticket_file is not None:
             arguments += ["--ticket-file", str(ticket_file)]
         with (self.home.path / "log").open("ab") as log:
@@ -99,19 +105,22 @@ class DemoNode:
             await process.wait()
 
 
-async def run_demo(nodes: int, minutes: float, report: Path) -> int:
-    """Run the demo; returns the exit code.
+async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None = None) -> int:
+    """Run the demo, sampling with `sampler` (the setting `sampling.engine`); returns the exit code.
 
     Raises:
         SwarmNodeError: a node could not start; the message holds the end of its log.
     """
+    load_settings({"sampling.engine": sampler})
+    if sampler == "vllm":
+        require_vllm()
     console = Console()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     with tempfile.TemporaryDirectory(prefix="swarm-node-demo-") as directory:
-        swarm = _plan(Path(directory), nodes)
+        swarm = _plan(Path(directory), nodes, sampler)
         started = time.monotonic()
         try:
             with Live(console=console, refresh_per_second=2, transient=False) as live:
@@ -132,12 +141,12 @@ async def run_demo(nodes: int, minutes: float, report: Path) -> int:
     return 0
 
 
-def _plan(directory: Path, nodes: int) -> list[DemoNode]:
+def _plan(directory: Path, nodes: int, sampler: str | None) -> list[DemoNode]:
     swarm = []
     for index in range(nodes):
         home = Home(directory / f"node-{index + 1}")
         home.create()
-        swarm.append(DemoNode(f"node {index + 1}", home, FAMILIES[index::nodes]))
+        swarm.append(DemoNode(f"node {index + 1}", home, FAMILIES[index::nodes], sampler))
     return swarm
 
 
@@ -163,7 +172,8 @@ async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None
 
 
 async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+    engines = {node.sampler or "torch" for node in nodes}
+    deadline = time.monotonic() + max(_START_SECONDS[name] for name in engines)
     while not stop.is_set():
         await asyncio.gather(*(node.poll() for node in nodes))
         if all(node.snapshot and node.snapshot.state == "running" for node in nodes):

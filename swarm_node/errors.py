@@ -7,6 +7,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
 ├── ChildError               a supervised child process died, hung or answered with an error
+├── EngineError              the inference engine cannot be kept running
 ├── CheckpointError          no stored state verifies, or it belongs to another model
 ├── ModelError               a model or tokenizer cannot be used as asked
 └── UnknownTaskError         a task reference that this environment cannot derive
@@ -45,6 +46,10 @@ class TransportError(SwarmNodeError):
 
 class ChildError(SwarmNodeError):
     """A supervised child process died, hung or reported an error."""
+
+
+class EngineError(SwarmNodeError):
+    """The inference engine died or failed its checks more often than it may."""
 
 
 class CheckpointError(SwarmNodeError):

@@ -46,7 +46,7 @@ from swarm_node.parts import Parts, Tally
 from swarm_node.policy.replay import ReplayBuffer
 from swarm_node.policy.tokens import check_tokens
 from swarm_node.rollout import VerifiedGroup
-from swarm_node.rollouts import RolloutMaker
+from swarm_node.rollouts import RolloutMaker, Scored
 from swarm_node.snapshot import EvalPoint
 
 _HEAL_SECONDS = 5.0
@@ -154,16 +154,18 @@ class Node:
         while True:
             await self._until(lambda: self._room() >= self.buffer.mixture.own)
             try:
-                scored = await self._maker.make(
-                    min(self._room(), self.settings.sampling.tasks_per_call)
+                await self._maker.make(
+                    min(self._room(), self.settings.sampling.tasks_per_call), self._share
                 )
             except ChildError as error:
                 await self._environment_failed(error)
-                continue
-            for group in await self._sharing.publish(scored, self.parts.trainer.version):
-                self._admit(group)
-            self.tally.groups.published += len(scored)
-            await self._notify()
+
+    async def _share(self, scored: Sequence[Scored]) -> None:
+        """Publish own groups and keep them for training."""
+        for group in await self._sharing.publish(scored, self.parts.trainer.version):
+            self._admit(group)
+        self.tally.groups.published += len(scored)
+        await self._notify()
 
     async def _train(self) -> None:
         """Update whenever there is a batch; never wait for a peer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 
 from swarm_node.node import Node
@@ -29,7 +30,7 @@ def take_snapshot(node: Node) -> Snapshot:
         trainer_restarts=node.tally.trainer_restarts,
         groups=node.tally.groups,
         rejected=dict(node.tally.rejected),
-        faults=dict(node.tally.faults),
+        faults=dict(node.tally.faults + Counter(node.parts.sampler.faults)),
         evals=node.tally.evals[-_SHOWN_EVALS:],
         families=list(node.info.families) if node.info else [],
         own_families=list(node.own_families),

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.policy.batch import TrainRow, micro_batches
+from swarm_node.policy.canary import Canary, canary_ids
 from swarm_node.policy.loss_types import Tokens
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.rollout import Provenance
@@ -59,6 +60,15 @@ def completion_logprobs(
             for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
         ]
     )
+
+
+@torch.no_grad()
+def measure_canary(model: Qwen2) -> Canary:
+    """The canary of `model` as it is now; one forward pass over a few tokens."""
+    ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings)
+    tokens = np.asarray(ids, np.uint32)
+    row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
+    return Canary(ids, tuple(completion_logprobs(model, [row], 1.0).tolist()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from swarm_node.errors import ModelError
+from swarm_node.policy.rows import Row
 from swarm_node.rollout import Completion
 
 
@@ -22,12 +25,39 @@ class SampleRequest:
     temperature: float = 1.0
 
 
+def check_request(request: SampleRequest, vocab_size: int, positions: int) -> None:
+    """
+    Raises:
+        ModelError: prompt and answer do not fit `positions`.
+        ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
+    """
+    if request.n < 1 or request.max_new_tokens < 1 or request.seed < 0:
+        raise ValueError("n and max_new_tokens must be positive, the seed not negative")
+    if not request.temperature > 0:
+        raise ValueError("the temperature must be positive")
+    if not request.prompt_ids:
+        raise ValueError("a prompt needs a token")
+    if not all(0 <= token < vocab_size for token in request.prompt_ids):
+        raise ValueError("a prompt token is outside the model's vocabulary")
+    needed = len(request.prompt_ids) + request.max_new_tokens
+    if needed > positions:
+        raise ModelError(
+            f"a prompt and its answer need {needed} positions, the model has "
+            f"{positions}: lower max_new_tokens"
+        )
+
+
 class Sampler(Protocol):
     """Generates completions with the newest weights it was given; never blocks the event loop."""
 
     @property
     def version(self) -> int:
         """The policy version that the next token is sampled from."""
+        ...
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        """What went wrong and was repaired, by kind."""
         ...
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
@@ -40,4 +70,20 @@ class Sampler(Protocol):
 
     async def close(self) -> None:
         """Release what it holds."""
+        ...
+
+
+@runtime_checkable
+class InterruptibleSampler(Sampler, Protocol):
+    """A `Sampler` that works on many requests at once and can give back unfinished rows."""
+
+    async def complete(
+        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+    ) -> list[Row]:
+        """The rows of one request, going on from `begun` where given. When `cut` is set, it returns
+        at once with what it has: rows whose `finish` is None can be given back as `begun`."""
+        ...
+
+    def completion(self, row: Row) -> Completion:
+        """A finished row with its text."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_node.errors import ModelError
 from swarm_node.policy.models import Codec
 from swarm_node.policy.qwen2 import Qwen2, load_safetensors
-from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.sampler import SampleRequest, check_request
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 MAX_ROWS = 256
@@ -108,6 +107,10 @@ class TorchSampler:
     def version(self) -> int:
         return self._version
 
+    @property
+    def faults(self) -> Mapping[str, int]:
+        return {}
+
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         """See `Sampler.sample`. Cancelling it stops the worker after the token it is at.
 
@@ -115,8 +118,9 @@ class TorchSampler:
             ModelError: a prompt and its answer do not fit the model's positions.
             ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
         """
+        config = self._model.config
         for request in requests:
-            self._check(request)
+            check_request(request, config.vocab_size, config.max_position_embeddings)
         abandoned = threading.Event()
         try:
             return await self._call(self._sample, tuple(requests), abandoned)
@@ -143,22 +147,6 @@ class TorchSampler:
             return function(*args, **kwargs)
         call = partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
-
-    def _check(self, request: SampleRequest) -> None:
-        if request.n < 1 or request.max_new_tokens < 1 or request.seed < 0:
-            raise ValueError("n and max_new_tokens must be positive, the seed not negative")
-        if not request.temperature > 0:
-            raise ValueError("the temperature must be positive")
-        if not request.prompt_ids:
-            raise ValueError("a prompt needs a token")
-        if not all(0 <= token < self._model.config.vocab_size for token in request.prompt_ids):
-            raise ValueError("a prompt token is outside the model's vocabulary")
-        needed = len(request.prompt_ids) + request.max_new_tokens
-        if needed > self._model.config.max_position_embeddings:
-            raise ModelError(
-                f"a prompt and its answer need {needed} positions, the model has "
-                f"{self._model.config.max_position_embeddings}: lower max_new_tokens"
-            )
 
     def _load(self, weights: Path, version: int) -> None:
         self._model.load_hf_state(load_safetensors(weights))

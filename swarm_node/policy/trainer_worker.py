@@ -14,6 +14,7 @@ from swarm_node.child import serve
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.batch import Batch, unpack_batch
 from swarm_node.policy.checkpoint import newest_valid, read, remove_leftovers, save
+from swarm_node.policy.logprobs import measure_canary
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings, UpdateStats
 from swarm_node.policy.weights import WeightStore
 
@@ -80,7 +81,8 @@ class TrainerHost:
         return save(self._checkpoints, self.core.state(rng, extra))
 
     def _publish(self) -> Path:
-        return self._store.publish(self.core.version, self.core.weights())
+        canary = measure_canary(self.core.model)
+        return self._store.publish(self.core.version, self.core.weights(), canary)
 
 
 class _Worker:

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from swarm_node.policy.canary import Canary
+
 KEEP_VERSIONS = 2
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private and random
 _PREFIX = "swarm-node"
@@ -87,11 +89,14 @@ class WeightStore:
     def path(self, version: int) -> Path:
         return self.directory / f"weights-{version}.safetensors"
 
-    def publish(self, version: int, weights: Mapping[str, torch.Tensor]) -> Path:
-        """Write a version; it appears whole or not at all, and replaces one of the same number."""
+    def publish(
+        self, version: int, weights: Mapping[str, torch.Tensor], canary: Canary | None = None
+    ) -> Path:
+        """Write a version, with the canary to check it by; it appears whole or not at all, and
+        replaces one of the same number."""
         target = self.path(version)
         temporary = target.with_suffix(".tmp")
-        save_file(dict(weights), temporary)
+        save_file(dict(weights), temporary, canary.to_metadata() if canary else None)
         temporary.replace(target)
         for older in self.versions()[:-KEEP_VERSIONS]:
             self.path(older).unlink(missing_ok=True)

@@ -48,6 +48,10 @@ class PacedSampler:
     def version(self) -> int:
         return self._sampler.version
 
+    @property
+    def faults(self) -> Mapping[str, int]:
+        return self._sampler.faults
+
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         async with self._busy:
             groups = await self._sampler.sample(requests)

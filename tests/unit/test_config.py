@@ -22,7 +22,7 @@ def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 40
+    assert len(variables) <= 48
     assert "SWARM_NODE_POLICY__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]
@@ -39,6 +39,7 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ("[policy]\noff_policy_mask = 0.0", "policy.off_policy_mask"),
         ("[policy]\nlearning_rate = nan", "policy.learning_rate"),
         ("[sampling]\ntemperature = -1.0", "sampling.temperature"),
+        ('[sampling]\nengine = "sglang"', "sampling.engine"),
         ('[environment]\nscoring = "fuzzy"', "environment.scoring"),
         ("[network]\nlisten = []", "network.listen"),
         ("policy = 3", "policy"),

@@ -1,0 +1,385 @@
+"""The real vLLM on a CPU: what it samples, how it takes weights, and how it dies.
+
+One engine serves the whole module, because starting one takes long; tests that kill it come last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.batch import TrainRow
+from swarm_node.policy.engine_plan import plan_engine
+from swarm_node.policy.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.sampler import Sampler, SampleRequest
+from swarm_node.policy.vllm_sampler import ADAPTER_FILE, VllmSampler
+from swarm_node.policy.weights import WeightStore
+from swarm_node.rollout import Completion, Finish, Provenance
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+]
+TINY = resolve("tiny")
+CODEC = Codec.from_directory(TINY)
+LONG = 900
+RANK = 4
+ENDLESS = 10
+_Result = TypeVar("_Result")
+
+
+@dataclass
+class Bench:
+    """One sampler with its engine, and the trainer's side of it."""
+
+    runner: asyncio.Runner
+    sampler: VllmSampler
+    store: WeightStore
+    models: dict[int, Qwen2] = field(default_factory=dict)
+
+    def run(self, body: Callable[[VllmSampler], Awaitable[_Result]]) -> _Result:
+        async def guarded() -> _Result:
+            return await body(self.sampler)
+
+        return self.runner.run(guarded())
+
+    def publish(self, seed: int) -> tuple[Path, int]:
+        """The model of `seed` under the next version."""
+        version = max(self.models, default=-1) + 1
+        model = noisy(seed)
+        self.models[version] = model
+        return self.store.publish(version, model.hf_state(), measure_canary(model)), version
+
+
+def noisy(seed: int) -> Qwen2:
+    """The tiny model with noise of `seed`, 0 for none; from ENDLESS on it never ends an answer."""
+    model = Qwen2.from_directory(TINY)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters() if seed else ():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
+        if seed >= ENDLESS:
+            model.embedding[sorted(CODEC.eos_ids)] *= -1.0
+    return model
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    torch.set_num_threads(1)
+    config = Qwen2.from_directory(TINY).config
+    plan = plan_engine(config, device="cpu", max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
+    with asyncio.Runner() as runner:
+        sampler = VllmSampler.from_directory(TINY, plan)
+        made = Bench(runner, sampler, WeightStore(tmp_path_factory.mktemp("weights")))
+        path, version = made.publish(0)
+        made.run(lambda sampler: sampler.load(path, version))
+        yield made
+        engine = sampler.pid
+        made.run(lambda sampler: sampler.close())
+        assert engine is None or not psutil.pid_exists(engine)
+
+
+def request(
+    question: str = "What is 3 + 4?", n: int = 4, seed: int = 7, room: int = 48, heat: float = 1.0
+) -> SampleRequest:
+    return SampleRequest(CODEC.encode_prompt(question), n, seed, room, heat)
+
+
+def tokens(group: Sequence[Completion]) -> list[list[int]]:
+    return [completion.token_ids.tolist() for completion in group]
+
+
+@torch.no_grad()
+def recomputed(
+    model: Qwen2, asked: SampleRequest, completion: Completion, temperature: float = 1.0
+) -> np.ndarray:
+    """What the trainer says of a completion, f32[T]."""
+    prompt = np.asarray(asked.prompt_ids, np.uint32)
+    row = TrainRow(prompt, completion.token_ids, None, 0.0, Provenance.OWN)
+    return completion_logprobs(model, [row], temperature).numpy()
+
+
+def largest_gap(
+    model: Qwen2, asked: SampleRequest, group: Sequence[Completion], temperature: float = 1.0
+) -> float:
+    return max(
+        float(np.abs(recomputed(model, asked, one, temperature) - one.logprobs).max())
+        for one in group
+    )
+
+
+def merged(model: Qwen2, adapter: Mapping[str, torch.Tensor], scale: float) -> Qwen2:
+    """`model` with a LoRA adapter multiplied in."""
+    state = model.hf_state()
+    for name, down in adapter.items():
+        if name.endswith("lora_A.weight"):
+            up = adapter[name.replace("lora_A", "lora_B")]
+            target = name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")
+            state[target] = state[target] + up @ down * scale
+    model.load_hf_state(state)
+    return model
+
+
+def test_log_probs_are_the_trainers_at_any_temperature(bench: Bench) -> None:
+    assert isinstance(bench.sampler, object)
+    protocol: Sampler = bench.sampler
+    assert protocol.version == 0
+    assert bench.sampler.last_sync is not None
+    assert bench.sampler.last_sync.difference < 1e-5
+    for heat in (1.0, 0.7):
+        asked = request(heat=heat, n=8)
+        (group,) = bench.run(lambda sampler, asked=asked: sampler.sample([asked]))
+        assert len(group) == 8
+        assert largest_gap(bench.models[0], asked, group, heat) < 1e-4
+        for one in group:
+            assert [(s.version, s.start, s.end) for s in one.spans] == [(0, 0, len(one.token_ids))]
+            ended = int(one.token_ids[-1]) in CODEC.eos_ids
+            assert one.finish is (Finish.STOP if ended else Finish.LENGTH)
+            ids = one.token_ids.tolist()
+            assert one.text == CODEC.decode(ids[:-1] if ended else ids)
+
+
+def test_a_request_gives_the_same_completions_whatever_is_beside_it(bench: Bench) -> None:
+    asked = request()
+    others = [request(f"Is {n} larger than {n * 3 % 7}?", seed=n) for n in range(12)]
+    (alone,) = bench.run(lambda sampler: sampler.sample([asked]))
+    crowd = bench.run(lambda sampler: sampler.sample([*others, asked]))
+    assert tokens(crowd[-1]) == tokens(alone)
+    (other,) = bench.run(lambda sampler: sampler.sample([request(seed=8)]))
+    assert tokens(other) != tokens(alone)
+    assert len({tuple(row) for row in tokens(alone)}) > 1
+
+
+def test_the_prompt_of_a_group_is_computed_once(bench: Bench) -> None:
+    asked = request("Which of these words comes first in a dictionary? " * 3, n=8)
+    before = bench.run(lambda sampler: sampler.stats())
+    bench.run(lambda sampler: sampler.sample([asked]))
+    after = bench.run(lambda sampler: sampler.stats())
+    cached = after["cached_tokens"] - before["cached_tokens"]
+    whole_blocks = len(asked.prompt_ids) // 32 * 32
+    assert cached >= 7 * (whole_blocks - 32)
+
+
+def test_impossible_requests_are_refused_and_the_engine_lives(bench: Bench) -> None:
+    engine = bench.sampler.pid
+    with pytest.raises(ValueError, match="outside"):
+        bench.run(lambda sampler: sampler.sample([SampleRequest((CODEC.vocab_size,), 1, 0, 1)]))
+    with pytest.raises(ModelError, match="lower max_new_tokens"):
+        bench.run(lambda sampler: sampler.sample([request(room=1024)]))
+    with pytest.raises(ModelError, match="temperature"):
+        bench.run(lambda sampler: sampler.sample([request(heat=4.0)]))
+    assert bench.sampler.pid == engine
+
+
+def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
+    async def body(sampler: VllmSampler) -> None:
+        call = asyncio.ensure_future(sampler.sample([request(n=64, room=LONG)]))
+        await asyncio.sleep(0.5)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        # All 64 places are free again, or this would wait for the rows above.
+        assert len((await sampler.sample([request(n=64, room=4)]))[0]) == 64
+
+    bench.run(body)
+
+
+def test_new_weights_are_used_at_once_and_nothing_of_the_old_remains(bench: Bench) -> None:
+    asked = request("How many legs do 3 dogs have? " * 4, n=4)
+    for seed in (1, 0):
+        # The same prompt again: keys and values of the old weights must not be found in the cache.
+        path, version = bench.publish(seed)
+        bench.run(lambda sampler, path=path, version=version: sampler.load(path, version))
+        (group,) = bench.run(lambda sampler: sampler.sample([asked]))
+        assert bench.sampler.version == version
+        assert {span.version for one in group for span in one.spans} == {version}
+        assert largest_gap(bench.models[version], asked, group) < 1e-4
+        assert largest_gap(bench.models[version - 1], asked, group) > 1e-2
+    assert not bench.sampler.faults
+
+
+def test_requests_under_way_go_on_with_the_new_weights_and_say_so(bench: Bench) -> None:
+    old_path, old_version = bench.publish(ENDLESS)
+    path, version = bench.publish(ENDLESS + 1)
+    asked = request(n=8, room=LONG)
+
+    async def body(sampler: VllmSampler) -> tuple[Completion, ...]:
+        await sampler.load(old_path, old_version)
+        call = asyncio.ensure_future(sampler.sample([asked]))
+        await until_sampling(sampler)
+        await sampler.load(path, version)
+        return (await call)[0]
+
+    group = bench.run(body)
+    crossed = [one for one in group if len(one.spans) == 2]
+    assert crossed
+    for one in crossed:
+        old, new = one.spans
+        assert (old.version, new.version) == (version - 1, version)
+        assert (old.start, old.end, new.end) == (0, new.start, len(one.token_ids))
+        for span in one.spans:
+            said = recomputed(bench.models[span.version], asked, one)
+            part = slice(span.start, span.end)
+            assert np.abs(said[part] - one.logprobs[part]).max() < 1e-4
+
+
+async def until_sampling(sampler: VllmSampler) -> None:
+    """Until the engine has had some steps for what was just asked of it."""
+    for _ in range(4):
+        await sampler.sample([request(n=1, room=8, seed=99)])
+
+
+def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
+    asked = request(n=8, room=LONG, seed=21)
+    cut = asyncio.Event()
+    path, version = bench.publish(ENDLESS + 2)
+
+    async def body(sampler: VllmSampler) -> tuple[list, list]:
+        call = asyncio.ensure_future(sampler.complete(asked, (), cut))
+        await until_sampling(sampler)
+        cut.set()
+        begun = await call
+        await sampler.load(path, version)
+        return begun, await sampler.complete(asked, begun)
+
+    begun, rows = bench.run(body)
+    assert any(row.finish is None and len(row.token_ids) for row in begun)
+    for before, after in zip(begun, rows, strict=True):
+        kept = len(before.token_ids)
+        assert after.finish is not None
+        assert after.token_ids[:kept].tolist() == before.token_ids.tolist()
+        assert after.logprobs[:kept].tolist() == before.logprobs.tolist()
+        one = bench.sampler.completion(after)
+        assert one.spans[0].start == 0
+        assert one.spans[-1].end == len(one.token_ids) <= LONG
+        for span in one.spans:
+            said = recomputed(bench.models[span.version], asked, one)
+            part = slice(span.start, span.end)
+            assert np.abs(said[part] - one.logprobs[part]).max() < 1e-4
+    assert any(len(row.spans) == 2 for row in rows)
+
+
+def test_an_adapter_is_swapped_in_place(bench: Bench, tmp_path: Path) -> None:
+    path, version = bench.publish(0)
+    base = bench.models[version]
+    bench.run(lambda sampler: sampler.load(path, version))
+    asked = request(n=4)
+    for seed in (1, 2):
+        adapter = tmp_path / "adapter"
+        tuned = write_adapter(adapter, base, seed)
+        bench.run(lambda sampler, adapter=adapter, seed=seed: sampler.load(adapter, version + seed))
+        (group,) = bench.run(lambda sampler: sampler.sample([asked]))
+        assert bench.sampler.version == version + seed
+        assert group[0].spans[0].version == version + seed
+        assert largest_gap(tuned, asked, group) < 1e-4
+        assert largest_gap(base, asked, group) > 1e-3
+    bench.models[version + 2] = base  # so that versions go on from there
+    path, version = bench.publish(0)
+    bench.run(lambda sampler: sampler.load(path, version))
+    (group,) = bench.run(lambda sampler: sampler.sample([asked]))
+    assert largest_gap(base, asked, group) < 1e-4
+
+
+def write_adapter(path: Path, base: Qwen2, seed: int) -> Qwen2:
+    """Write a random peft adapter for every matrix of `base`; returns the two merged."""
+    generator = torch.Generator().manual_seed(seed)
+    scale, modules = 2.0, set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in base.hf_state().items():
+        if "_proj.weight" not in name:
+            continue
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        modules.add(stem.rpartition(".")[2])
+        rows, columns = tensor.shape
+        tensors[f"{stem}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator) * 0.05
+        tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, RANK, generator=generator) * 0.05
+    model = Qwen2(base.config)
+    model.load_hf_state(base.hf_state())
+    model = merged(model, tensors, scale)
+    path.mkdir(exist_ok=True)
+    save_file(tensors, path / ADAPTER_FILE, measure_canary(model).to_metadata())
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": int(scale * RANK),
+        "target_modules": sorted(modules),
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "base_model_name_or_path": "tiny",
+    }
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    return model
+
+
+def test_weights_without_a_canary_are_refused_and_the_old_stay(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare.safetensors"
+    save_file(noisy(1).hf_state(), bare)
+    for path in (bare, tmp_path / "absent.safetensors"):
+        with pytest.raises(ModelError, match=r"canary|cannot read"):
+            bench.run(lambda sampler, path=path: sampler.load(path, 99))
+    assert bench.sampler.version == max(bench.models)
+    assert len(bench.run(lambda sampler: sampler.sample([request()]))[0]) == 4
+
+
+def test_a_wrong_canary_is_told_and_the_engine_replaced(bench: Bench) -> None:
+    """Planted: the file's tensors are not those that its canary was measured on."""
+    right = noisy(ENDLESS + 3)
+    version = max(bench.models) + 1
+    bench.models[version] = right
+    canary = measure_canary(right)
+    path = bench.store.publish(version, noisy(ENDLESS + 4).hf_state(), canary)
+    engine = bench.sampler.pid
+
+    async def body(sampler: VllmSampler) -> None:
+        load = asyncio.ensure_future(sampler.load(path, version))
+        while not sampler.faults.get("canary"):
+            assert not load.done()
+            await asyncio.sleep(0.01)
+        bench.store.publish(version, right.hf_state(), canary)
+        await load
+
+    bench.run(body)
+    assert bench.sampler.faults == {"canary": 1, "engine": 1}
+    assert bench.sampler.pid not in (None, engine)
+    (group,) = bench.run(lambda sampler: sampler.sample([request()]))
+    assert largest_gap(right, request(), group) < 1e-4
+
+
+def test_a_killed_engine_core_costs_a_restart_and_no_request(bench: Bench) -> None:
+    asked = request(n=8, room=LONG)
+    core = bench.run(lambda sampler: sampler.stats())["core"]
+    faults = bench.sampler.faults.get("engine", 0)
+
+    async def body(sampler: VllmSampler) -> tuple[Completion, ...]:
+        call = asyncio.ensure_future(sampler.sample([asked, request(seed=3)]))
+        await asyncio.sleep(0.05)
+        os.kill(core, signal.SIGKILL)
+        return (await call)[0]
+
+    group = bench.run(body)
+    assert bench.sampler.faults["engine"] == faults + 1
+    assert not psutil.pid_exists(core)
+    assert bench.sampler.version == max(bench.models)
+    assert largest_gap(bench.models[bench.sampler.version], asked, group) < 1e-4
+    (again,) = bench.run(lambda sampler: sampler.sample([asked]))
+    assert tokens(again) == tokens(group)
