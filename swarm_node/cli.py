@@ -42,6 +42,10 @@ ConfigOption = Annotated[
 SamplerOption = Annotated[
     str | None, typer.Option("--sampler", help="What samples: torch, vllm or auto.")
 ]
+AssignOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
 
 
@@ -183,10 +187,7 @@ def join(
     sampler: SamplerOption = None,
     learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
     updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
-    assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
-    ] = None,
+    assign: AssignOption = None,
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
     ] = None,

@@ -56,9 +56,9 @@ class Harvest:
         self._waiting: list[Job] = []
 
     @property
-    def waiting(self) -> int:
-        """Interrupted groups that go on with the next call."""
-        return len(self._waiting)
+    def interrupted(self) -> tuple[Job, ...]:
+        """Groups that go on with the next call."""
+        return tuple(self._waiting)
 
     async def gather(
         self,

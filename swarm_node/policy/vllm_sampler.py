@@ -210,7 +210,8 @@ class VllmSampler:
             await self._repair(life, error)
 
     async def stats(self) -> dict[str, Any]:
-        """Counters of the engine: prompt, cached and sampled tokens; `core`, its process id.
+        """Of the engine: prompt, cached and sampled tokens so far, rows that are `unfinished` now,
+        and `core`, the process id of what computes.
 
         Raises:
             ChildError: it is not running.

@@ -69,7 +69,8 @@ class _Worker:
             return await self._take(self._engine, request)
         if operation == "stats":
             (core,) = await self._engine.collective_rpc("swarm_pid")
-            return {"core": core, **self._counts}
+            unfinished = self._engine.get_num_unfinished_requests()
+            return {"core": core, "unfinished": unfinished, **self._counts}
         raise ValueError(f"unknown operation {operation!r}")
 
     async def _init(self, request: Plain) -> Plain:
@@ -98,7 +99,9 @@ class _Worker:
             if request["op"] == "adapter":
                 adapter = pad_adapter(path, self._padding, self._scratch / "adapter")
             started = time.monotonic()
-            await engine.pause_generation(mode="keep", clear_cache=True)
+            # A request names its adapter for good: with another or none, it must be asked again.
+            switched = (adapter is None) != (self._lora is None)
+            await engine.pause_generation(mode="abort" if switched else "keep", clear_cache=True)
             if adapter is None:
                 await engine.start_weight_update()
                 await engine.update_weights(

@@ -22,15 +22,16 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
+from swarm_node.harvest import Harvest, Job
 from swarm_node.policy.batch import TrainRow
 from swarm_node.policy.engine_plan import plan_engine
 from swarm_node.policy.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.sampler import Sampler, SampleRequest
+from swarm_node.policy.sampler import InterruptibleSampler, Sampler, SampleRequest
 from swarm_node.policy.vllm_sampler import ADAPTER_FILE, VllmSampler
 from swarm_node.policy.weights import WeightStore
-from swarm_node.rollout import Completion, Finish, Provenance
+from swarm_node.rollout import Completion, Finish, Provenance, TaskRef
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,8 +139,8 @@ def merged(model: Qwen2, adapter: Mapping[str, torch.Tensor], scale: float) -> Q
 
 
 def test_log_probs_are_the_trainers_at_any_temperature(bench: Bench) -> None:
-    assert isinstance(bench.sampler, object)
     protocol: Sampler = bench.sampler
+    assert isinstance(protocol, InterruptibleSampler)
     assert protocol.version == 0
     assert bench.sampler.last_sync is not None
     assert bench.sampler.last_sync.difference < 1e-5
@@ -186,19 +187,6 @@ def test_impossible_requests_are_refused_and_the_engine_lives(bench: Bench) -> N
     with pytest.raises(ModelError, match="temperature"):
         bench.run(lambda sampler: sampler.sample([request(heat=4.0)]))
     assert bench.sampler.pid == engine
-
-
-def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
-    async def body(sampler: VllmSampler) -> None:
-        call = asyncio.ensure_future(sampler.sample([request(n=64, room=LONG)]))
-        await asyncio.sleep(0.5)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        # All 64 places are free again, or this would wait for the rows above.
-        assert len((await sampler.sample([request(n=64, room=4)]))[0]) == 64
-
-    bench.run(body)
 
 
 def test_new_weights_are_used_at_once_and_nothing_of_the_old_remains(bench: Bench) -> None:
@@ -274,6 +262,57 @@ def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
             part = slice(span.start, span.end)
             assert np.abs(said[part] - one.logprobs[part]).max() < 1e-4
     assert any(len(row.spans) == 2 for row in rows)
+
+
+def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
+    async def body(sampler: VllmSampler) -> None:
+        call = asyncio.ensure_future(sampler.sample([request(n=64, room=LONG)]))
+        await until_sampling(sampler)
+        assert (await sampler.stats())["unfinished"] == 64
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await sampler.stats())["unfinished"] == 0
+
+    bench.run(body)
+
+
+def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Bench) -> None:
+    """Twice as many groups as awaited; the long ones are cut off and finished later."""
+    lengths = {"short": 6, "long": 300}
+    made: list[Job] = []
+    harvest = Harvest(bench.sampler, over_provision=2.0, max_lag=1000)
+
+    def job(family: str, seed: int) -> Job:
+        return Job(TaskRef("env", "1", family, seed), "", request(seed=seed, room=lengths[family]))
+
+    async def fresh(count: int) -> list[Job]:
+        return [job("short" if n % 2 else "long", 100 + n) for n in range(count)]
+
+    async def none(count: int) -> list[Job]:
+        return []
+
+    async def deliver(job: Job) -> None:
+        made.append(job)
+
+    async def body(_: VllmSampler) -> list[list[int]]:
+        await harvest.gather(2, fresh, deliver)
+        assert [job.ref.family for job in made] == ["short", "short"]
+        assert len(harvest.interrupted) == 2
+        kept = [job.rows[0].token_ids.tolist() for job in harvest.interrupted]
+        await harvest.gather(2, none, deliver)
+        return kept
+
+    kept = bench.run(body)
+    assert not harvest.interrupted
+    assert [job.ref.family for job in made] == ["short", "short", "long", "long"]
+    assert any(kept)
+    for before, after in zip(kept, sorted(made[2:], key=lambda job: job.ref.seed), strict=True):
+        (row, *_) = after.rows
+        assert row.token_ids[: len(before)].tolist() == before
+        assert len(row.token_ids) == 300
+        done = bench.sampler.completion(row)
+        assert largest_gap(bench.models[bench.sampler.version], after.request, [done]) < 1e-4
 
 
 def test_an_adapter_is_swapped_in_place(bench: Bench, tmp_path: Path) -> None:

@@ -1,0 +1,190 @@
+"""vLLM behind the node against bare vLLM, weight syncs, training and memory, on the device at hand.
+
+    python benchmarks/gpu_engine.py --model DIR [--rows 256] [--new 256] [--peak-tflops 165]
+
+Made for one CUDA device with `pip install "swarm-node[vllm]"`; without one it runs on the CPU,
+where its figures say little. Rival of the sampler: vLLM's own `LLM.generate` with the same engine
+arguments in a process of its own, same prompts, same lengths. Limit of training: the device's peak
+(`--peak-tflops`; 6 FLOPs per parameter and token), as a model FLOPs utilisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.engine_plan import (
+    EnginePlan,
+    engine_arguments,
+    engine_environment,
+    plan_engine,
+)
+from swarm_node.policy.engine_view import HeadPadding, write_view
+from swarm_node.policy.logprobs import measure_canary
+from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.vllm_sampler import VllmSampler
+from swarm_node.policy.weights import WeightStore
+from swarm_node.rollout import Provenance
+
+GROUP = 8
+PROMPT = 64
+#: Reads the engine's arguments, groups and tokens per answer from stdin, as the sampler sets them.
+BARE = """
+import json, sys, time
+from vllm import LLM, SamplingParams
+given = json.load(sys.stdin)
+llm = LLM(**given["arguments"])
+parameters = SamplingParams(n=given["group"], max_tokens=given["new"], temperature=1.0, logprobs=0,
+                            ignore_eos=True, detokenize=False)
+prompts = [{"prompt_token_ids": ids} for ids in given["prompts"]]
+rates = []
+for _ in range(given["repetitions"] + 1):
+    start = time.perf_counter()
+    done = llm.generate(prompts, parameters, use_tqdm=False)
+    tokens = sum(len(answer.token_ids) for one in done for answer in one.outputs)
+    rates.append(tokens / (time.perf_counter() - start))
+    llm.reset_prefix_cache()
+print("RATES", json.dumps(rates[1:]))
+"""
+
+
+def prompts_of(count: int, vocab_size: int) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    return [tuple(row) for row in rng.integers(3, vocab_size, (count, PROMPT)).tolist()]
+
+
+def bare_rates(
+    plan: EnginePlan, view: Path, prompts: list[tuple[int, ...]], new: int, repetitions: int
+) -> list[float]:
+    """Tokens per second of vLLM by itself; its weights are arbitrary, which costs the same."""
+    given = {
+        "arguments": engine_arguments(plan, view),
+        "group": GROUP,
+        "new": new,
+        "prompts": prompts,
+        "repetitions": repetitions,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BARE],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **engine_environment(plan, view)},
+        check=True,
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RATES"))
+    rates: list[float] = json.loads(line.removeprefix("RATES"))
+    return rates
+
+
+async def sampler_rates(
+    sampler: VllmSampler, prompts: list[tuple[int, ...]], new: int, repetitions: int
+) -> list[float]:
+    rates = []
+    for turn in range(repetitions + 1):
+        requests = [
+            SampleRequest(prompt, GROUP, turn * len(prompts) + n, new)
+            for n, prompt in enumerate(prompts)
+        ]
+        start = time.perf_counter()
+        groups = await sampler.sample(requests)
+        tokens = sum(len(one.token_ids) for group in groups for one in group)
+        rates.append(tokens / (time.perf_counter() - start))
+    return rates[1:]
+
+
+def train_rate(core: TrainerCore, rows: int, new: int) -> float:
+    """Trained tokens per second, prompts included, of one update after a first that warms up."""
+    rng = np.random.default_rng(1)
+    vocab_size = core.model.config.vocab_size
+    ids = rng.integers(3, vocab_size, (rows, PROMPT + new)).astype(np.uint32)
+    batch = Batch(
+        tuple(
+            TrainRow(row[:PROMPT], row[PROMPT:], None, (-1.0) ** n, Provenance.OWN)
+            for n, row in enumerate(ids)
+        )
+    )
+    core.update(batch)
+    return rows * (PROMPT + new) / core.update(batch).seconds
+
+
+def memory_mib(pid: int) -> float:
+    """Resident memory of a process and all it started, MiB."""
+    top = psutil.Process(pid)
+    return sum(p.memory_info().rss for p in [top, *top.children(recursive=True)]) / 2**20
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    path = resolve(arguments.model)
+    codec, model = Codec.from_directory(path), Qwen2.from_directory(path)
+    with torch.no_grad():  # answers of equal length: no end token is ever drawn
+        model.embedding[sorted(codec.eos_ids)] *= -1.0
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    plan = plan_engine(
+        model.config, device=device, max_rows=arguments.rows, max_new_tokens=arguments.new
+    )
+    prompts = prompts_of(arguments.rows // GROUP, model.config.vocab_size)
+    sampler = VllmSampler(model.config, codec, plan)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        store = WeightStore(Path(directory))
+        try:
+            syncs = []
+            for version in range(4):
+                file = store.publish(version, model.hf_state(), measure_canary(model))
+                await sampler.load(file, version)
+                assert sampler.last_sync is not None
+                syncs.append(sampler.last_sync)
+            ours = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
+            assert sampler.pid is not None
+            resident = memory_mib(sampler.pid)
+            view = Path(directory) / "view"
+            view.mkdir()
+            padding = HeadPadding(model.config.head_dim, plan.head_size)
+            write_view(model.config, padding, view)
+        finally:
+            await sampler.close()
+        bare = bare_rates(plan, view, prompts, arguments.new, arguments.repetitions)
+    fast, slow = statistics.median(bare), statistics.median(ours)
+    print(f"device {device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens")
+    print(f"sampling   node {slow:.0f} tok/s, bare vLLM {fast:.0f} tok/s, ratio {slow / fast:.2f}")
+    taken = statistics.median(sync.seconds for sync in syncs[1:])
+    paused = statistics.median(sync.paused for sync in syncs[1:])
+    print(f"sync       {taken * 1e3:.0f} ms in all, {paused * 1e3:.0f} ms without generation")
+    print(f"canary     mean difference {max(s.difference for s in syncs):.2g}")
+    print(f"memory     engine {resident:.0f} MiB resident")
+    if device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        print(f"           device {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB in use")
+    core = TrainerCore(path, TrainerSettings(longest_answer=arguments.new))
+    rate = train_rate(core, min(arguments.rows, 32), arguments.new)
+    parameters = sum(parameter.numel() for parameter in core.model.parameters())
+    line = f"training   {rate:.0f} tok/s"
+    if arguments.peak_tflops:
+        line += f", MFU {6 * parameters * rate / (arguments.peak_tflops * 1e12):.1%}"
+    print(line)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--new", type=int, default=256)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--peak-tflops", type=float, default=0.0)
+    asyncio.run(measure(parser.parse_args()))

@@ -1,0 +1,126 @@
+"""What over-provisioning with resumption (APRIL) and longest-first dispatch (StreamRL) give.
+
+    python benchmarks/vllm_dispatch.py [--calls 6] [--repetitions 3] [--places 16]
+
+A long-tailed workload on vLLM on this machine's CPU: eight families whose answers have median
+lengths of 8 to 384 tokens, log-normal within a family. Each arm makes the same number of calls of
+16 groups from the same stream of tasks; the arms take turns, so that a busy machine slows all.
+Counted are tokens of whole groups and of interrupted ones, which are kept: all are used in the end.
+Ratios are to the arm with neither, within one turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from swarm_node.harvest import Harvest, Job
+from swarm_node.policy.engine_plan import plan_engine
+from swarm_node.policy.logprobs import measure_canary
+from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.vllm_sampler import VllmSampler
+from swarm_node.policy.weights import WeightStore
+from swarm_node.rollout import TaskRef
+
+TARGET, GROUP, LONGEST = 16, 4, 896
+MEDIANS = (8, 12, 16, 24, 48, 96, 192, 384)
+ARMS = {
+    "neither": (1.0, False),
+    "longest first": (1.0, True),
+    "over-provision 1.5": (1.5, False),
+    "both": (1.5, True),
+}
+
+
+class Tasks:
+    """An endless stream of tasks, the same for every arm."""
+
+    def __init__(self, prompt: tuple[int, ...], seed: int) -> None:
+        self._prompt = prompt
+        self._rng = random.Random(seed)
+        self._count = 0
+
+    async def draw(self, count: int) -> list[Job]:
+        jobs = []
+        for _ in range(count):
+            family = self._rng.randrange(len(MEDIANS))
+            length = int(MEDIANS[family] * self._rng.lognormvariate(0.0, 0.4))
+            self._count += 1
+            request = SampleRequest(self._prompt, GROUP, self._count, max(1, min(length, LONGEST)))
+            jobs.append(Job(TaskRef("bench", "1", str(family), self._count), "", request))
+        return jobs
+
+
+def tokens_of(jobs: Sequence[Job]) -> int:
+    return sum(len(row.token_ids) for job in jobs for row in job.rows)
+
+
+async def run_arm(
+    sampler: VllmSampler, prompt: tuple[int, ...], arm: str, calls: int, seed: int
+) -> tuple[float, float]:
+    """Tokens per second, and groups per second."""
+    over, ranked = ARMS[arm]
+    harvest = Harvest(sampler, over_provision=over, max_lag=1 << 30, ranked=ranked)
+    tasks, made = Tasks(prompt, seed), list[Job]()
+
+    async def deliver(job: Job) -> None:
+        made.append(job)
+
+    await harvest.gather(TARGET, tasks.draw, deliver)  # the ranker's first sight; not counted
+    before = tokens_of(made) + tokens_of(harvest.interrupted)
+    groups = len(made)
+    start = time.perf_counter()
+    for _ in range(calls):
+        await harvest.gather(TARGET, tasks.draw, deliver)
+    seconds = time.perf_counter() - start
+    tokens = tokens_of(made) + tokens_of(harvest.interrupted) - before
+    return tokens / seconds, (len(made) - groups) / seconds
+
+
+async def main(calls: int, repetitions: int, places: int) -> None:
+    torch.set_num_threads(1)
+    path = resolve("tiny")
+    codec, model = Codec.from_directory(path), Qwen2.from_directory(path)
+    with torch.no_grad():  # lengths are those of the workload: no end token is ever drawn
+        model.embedding[sorted(codec.eos_ids)] *= -1.0
+    plan = plan_engine(model.config, device="cpu", max_rows=places, max_new_tokens=LONGEST)
+    sampler = VllmSampler(model.config, codec, plan)
+    with tempfile.TemporaryDirectory() as directory:
+        weights = WeightStore(Path(directory)).publish(0, model.hf_state(), measure_canary(model))
+        try:
+            await sampler.load(weights, 0)
+            prompt = codec.encode_prompt("How long does it take?")
+            rates: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
+            for turn in range(repetitions):
+                for arm in ARMS:
+                    rates[arm].append(await run_arm(sampler, prompt, arm, calls, turn))
+        finally:
+            await sampler.close()
+    print(f"{calls} calls of {TARGET} groups of {GROUP}, {places} places, {repetitions} turns")
+    print(f"{'arm':20} {'tokens/s':>9} {'groups/s':>9} {'ratio of tokens/s, by turn':>28}")
+    for arm, measured in rates.items():
+        ratios = [ours[0] / base[0] for ours, base in zip(measured, rates["neither"], strict=True)]
+        print(
+            f"{arm:20} {statistics.median(m[0] for m in measured):9.0f} "
+            f"{statistics.median(m[1] for m in measured):9.2f}   "
+            + ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=6)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--places", type=int, default=16)
+    given = parser.parse_args()
+    asyncio.run(main(given.calls, given.repetitions, given.places))

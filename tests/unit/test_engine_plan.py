@@ -1,0 +1,83 @@
+"""What an engine is given, and refusals that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm_node.config import load_settings
+from swarm_node.errors import ConfigError, ModelError
+from swarm_node.policy import engine_plan
+from swarm_node.policy.engine_plan import (
+    engine_arguments,
+    engine_environment,
+    plan_engine,
+    require_vllm,
+)
+from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.models import resolve
+
+TINY = Qwen2Config.from_directory(resolve("tiny"))
+HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
+MIB = 1 << 20
+
+
+def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
+    plan = plan_engine(TINY, device="cpu", max_rows=64, max_new_tokens=24)
+    assert (plan.head_size, plan.dtype, plan.max_model_len) == (32, "float32", 1024)
+    assert plan.kv_bytes is not None
+    assert 32 * MIB <= plan.kv_bytes <= 1024 * MIB
+    arguments = engine_arguments(plan, Path("view"))
+    assert arguments["kv_cache_memory_bytes"] == plan.kv_bytes
+    assert arguments["block_size"] == 32
+    assert "gpu_memory_utilization" not in arguments
+    environment = engine_environment(plan, Path("cache"))
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
+    plan = plan_engine(HALF_BILLION, device="cuda", max_rows=256, max_new_tokens=1024)
+    assert (plan.head_size, plan.dtype, plan.kv_bytes) == (64, "bfloat16", None)
+    arguments = engine_arguments(plan, Path("view"))
+    assert 0 < arguments["gpu_memory_utilization"] < 0.5
+    assert "TORCHDYNAMO_DISABLE" not in engine_environment(plan, Path("cache"))
+    explicit = plan_engine(
+        HALF_BILLION, device="cuda", max_rows=256, max_new_tokens=1024, kv_gib=2.0
+    )
+    assert engine_arguments(explicit, Path("view"))["kv_cache_memory_bytes"] == 2048 * MIB
+
+
+def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
+    plan = plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=12)
+    assert engine_arguments(plan, Path("view"))["max_lora_rank"] == 16
+    plan = plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=1024)
+    with pytest.raises(ModelError, match="rank"):
+        engine_arguments(plan, Path("view"))
+
+
+def test_what_cannot_work_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ModelError, match=r"kv_gib.*GiB"):
+        plan_engine(HALF_BILLION, device="cuda", max_rows=1, max_new_tokens=8, kv_gib=0.001)
+    odd = Qwen2Config(64, 34 * 4, 64, 1, 4, 4)
+    with pytest.raises(ModelError, match="--sampler torch"):
+        plan_engine(odd, device="cpu", max_rows=1, max_new_tokens=8)
+
+
+def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_plan.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r'pip install "swarm-node\[vllm\]"'):
+        require_vllm()
+
+
+def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
+    from swarm_node.compose import make_sampler
+
+    over = load_settings({"sampling.over_provision": 2.0}, environ={})
+    with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
+        make_sampler(over, resolve("tiny"))
+    hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
+    with pytest.raises(ConfigError, match=r"sampling\.temperature"):
+        make_sampler(hot, resolve("tiny"))

@@ -1,0 +1,79 @@
+"""The engine's view of a model computes the same function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from swarm_node.policy.engine_view import (
+    HeadPadding,
+    engine_config,
+    pad_adapter,
+    read_padded,
+    write_view,
+)
+from swarm_node.policy.model_files import Qwen2Config, read_json
+from swarm_node.policy.models import resolve
+from swarm_node.policy.qwen2 import Qwen2
+
+IDS = torch.tensor([[5, 1, 9, 33, 2, 60, 7, 7, 12, 40]])
+
+
+@pytest.mark.parametrize("padded", [8, 16, 32])
+def test_padded_heads_give_the_same_logits(random_qwen2: Path, padded: int) -> None:
+    ours = Qwen2.from_directory(random_qwen2)
+    with torch.no_grad():
+        for parameter in ours.parameters():  # biases too, larger than at the start
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    save_file(ours.hf_state(), random_qwen2.parent / "changed.safetensors")
+    padding = HeadPadding(ours.config.head_dim, padded)
+    config = engine_config(ours.config, HeadPadding(ours.config.head_dim, 2 * padded))
+    # transformers' Llama knows biases on all four projections or none.
+    fields = {k: v for k, v in config.items() if k not in ("architectures", "qkv_bias")}
+    theirs = LlamaForCausalLM(
+        LlamaConfig(**{**fields, "head_dim": padded, "attention_bias": True})
+    ).eval()
+    state = dict(read_padded(random_qwen2.parent / "changed.safetensors", padding, "cpu"))
+    for layer in range(ours.config.num_hidden_layers):
+        state[f"model.layers.{layer}.self_attn.o_proj.bias"] = torch.zeros(ours.config.hidden_size)
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits, ours(IDS), atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_whose_heads_fit_is_shown_as_it_is(tmp_path: Path) -> None:
+    config = Qwen2Config.from_directory(resolve("tiny"))
+    write_view(config, HeadPadding(16, 16), tmp_path)
+    assert Qwen2Config.from_directory(tmp_path) == config
+    write_view(config, HeadPadding(16, 32), tmp_path)
+    assert read_json(tmp_path / "config.json")["head_dim"] == 32
+    tensor = torch.randn(64, 64)
+    assert HeadPadding(16, 16).pad("model.layers.0.self_attn.q_proj.weight", tensor) is tensor
+
+
+def test_an_adapter_is_padded_like_the_matrices_it_changes(tmp_path: Path) -> None:
+    """(pad B)(A) = pad(BA) for q, k, v and (B)(pad A) = pad(BA) for o."""
+    source = tmp_path / "adapter"
+    source.mkdir()
+    (source / "adapter_config.json").write_text("{}")
+    stem = "base_model.model.model.layers.0.self_attn"
+    given = {}
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        given[f"{stem}.{name}.lora_A.weight"] = torch.randn(4, 64)
+        given[f"{stem}.{name}.lora_B.weight"] = torch.randn(64, 4)
+    save_file(given, source / "adapter_model.safetensors")
+    padding = HeadPadding(16, 32)
+    assert pad_adapter(source, HeadPadding(16, 16), tmp_path / "none") == source
+    target = pad_adapter(source, padding, tmp_path / "padded")
+    done = dict(read_padded(target / "adapter_model.safetensors", HeadPadding(1, 1), "cpu"))
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        before = given[f"{stem}.{name}.lora_B.weight"] @ given[f"{stem}.{name}.lora_A.weight"]
+        after = done[f"{stem}.{name}.lora_B.weight"] @ done[f"{stem}.{name}.lora_A.weight"]
+        wanted = padding.pad(f"model.layers.0.self_attn.{name}.weight", before)
+        torch.testing.assert_close(after, wanted)
+    assert (target / "adapter_config.json").read_text() == "{}"
