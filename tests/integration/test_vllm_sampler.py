@@ -206,7 +206,7 @@ def test_new_weights_are_used_at_once_and_nothing_of_the_old_remains(bench: Benc
 def test_requests_under_way_go_on_with_the_new_weights_and_say_so(bench: Bench) -> None:
     old_path, old_version = bench.publish(ENDLESS)
     path, version = bench.publish(ENDLESS + 1)
-    asked = request(n=8, room=LONG)
+    asked = request(n=32, room=LONG)
 
     async def body(sampler: VllmSampler) -> tuple[Completion, ...]:
         await sampler.load(old_path, old_version)
@@ -229,13 +229,13 @@ def test_requests_under_way_go_on_with_the_new_weights_and_say_so(bench: Bench) 
 
 
 async def until_sampling(sampler: VllmSampler) -> None:
-    """Until the engine has had some steps for what was just asked of it."""
-    for _ in range(4):
-        await sampler.sample([request(n=1, room=8, seed=99)])
+    """Until everything asked of the engine before has some tokens: it starts rows in order. One
+    round trip, because on a busy machine the engine is far ahead of whoever waits for it."""
+    await sampler.sample([request(n=1, room=4, seed=99)])
 
 
 def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
-    asked = request(n=8, room=LONG, seed=21)
+    asked = request(n=32, room=LONG, seed=21)
     cut = asyncio.Event()
     path, version = bench.publish(ENDLESS + 2)
 
@@ -266,9 +266,9 @@ def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
 
 def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
     async def body(sampler: VllmSampler) -> None:
-        call = asyncio.ensure_future(sampler.sample([request(n=64, room=LONG)]))
+        call = asyncio.ensure_future(sampler.sample([request(n=60, room=LONG)]))
         await until_sampling(sampler)
-        assert (await sampler.stats())["unfinished"] == 64
+        assert (await sampler.stats())["unfinished"] == 60
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
