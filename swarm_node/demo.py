@@ -33,7 +33,7 @@ from swarm_node.snapshot import EvalPoint, Snapshot
 
 FAMILIES = sorted(PRESETS["short"])
 #: An inference engine imports and starts for long, and each node of the demo has one.
-_START_SECONDS = {"torch": 180.0, "auto": 600.0, "vllm": 600.0}
+_START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
 _STOP_SECONDS = 40.0
 _POLL_SECONDS = 1.0
 _HOUR = 3600

@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 class Deadlines:
     """Seconds the engine has: to start, to take weights and prove it, and for one group."""
 
-    start: float = 300.0
+    start: float = 600.0
     sync: float = 60.0
     group: float = 1800.0
 

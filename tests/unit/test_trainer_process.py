@@ -16,6 +16,9 @@ from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ChildError
 from swarm_node.policy.batch import Batch, build_batch
+from swarm_node.policy.canary import read_canary
+from swarm_node.policy.logprobs import measure_canary
+from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_process import InlineTrainer, ProcessTrainer, Trainer
 from swarm_node.rollout import (
@@ -115,6 +118,10 @@ def test_an_update_publishes_new_weights_under_a_new_version(
         # Four of our own, and of the two others' only the two that were good.
         assert result.stats.informative == 8
         assert not same(loaded(result.weights), base)
+        changed = Qwen2.from_directory(random_qwen2)
+        changed.load_hf_state(loaded(result.weights))
+        assert read_canary(result.weights) == measure_canary(changed)
+        assert read_canary(result.weights) != read_canary(path)
         idle = await trainer.update(Batch(()))
         assert idle.stats.skipped == "no informative row"
         assert (idle.weights, trainer.version) == (result.weights, 1)
