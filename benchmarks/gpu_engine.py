@@ -34,7 +34,7 @@ from swarm_node.policy.engine_plan import (
 )
 from swarm_node.policy.engine_view import HeadPadding, write_view
 from swarm_node.policy.logprobs import measure_canary
-from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.models import Codec, load_tokenizer, resolve
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
@@ -132,9 +132,10 @@ def memory_mib(pid: int) -> float:
 
 async def measure(arguments: argparse.Namespace) -> None:
     path = resolve(arguments.model)
-    codec, model = Codec.from_directory(path), Qwen2.from_directory(path)
-    with torch.no_grad():  # answers of equal length: no end token is ever drawn
-        model.embedding[sorted(codec.eos_ids)] *= -1.0
+    model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
+    # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
+    never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    codec = Codec(tokenizer, model.config.vocab_size, [never])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     plan = plan_engine(
         model.config, device=device, max_rows=arguments.rows, max_new_tokens=arguments.new

@@ -25,7 +25,7 @@ import torch
 from swarm_node.harvest import Harvest, Job
 from swarm_node.policy.engine_plan import plan_engine
 from swarm_node.policy.logprobs import measure_canary
-from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.models import Codec, load_tokenizer, resolve
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.vllm_sampler import VllmSampler
@@ -90,9 +90,10 @@ async def run_arm(
 async def main(calls: int, repetitions: int, places: int) -> None:
     torch.set_num_threads(1)
     path = resolve("tiny")
-    codec, model = Codec.from_directory(path), Qwen2.from_directory(path)
-    with torch.no_grad():  # lengths are those of the workload: no end token is ever drawn
-        model.embedding[sorted(codec.eos_ids)] *= -1.0
+    model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
+    # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
+    never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    codec = Codec(tokenizer, model.config.vocab_size, [never])
     plan = plan_engine(model.config, device="cpu", max_rows=places, max_new_tokens=LONGEST)
     sampler = VllmSampler(model.config, codec, plan)
     with tempfile.TemporaryDirectory() as directory:

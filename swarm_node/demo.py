@@ -187,7 +187,7 @@ async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event)
 async def _watch(
     swarm: list[DemoNode], live: Live, stop: asyncio.Event, seconds: float, started: float
 ) -> None:
-    deadline = started + seconds
+    deadline = time.monotonic() + seconds  # of learning: an engine takes long to start
     while not stop.is_set() and time.monotonic() < deadline:
         await asyncio.gather(*(node.poll() for node in swarm))
         left = max(0.0, deadline - time.monotonic())
