@@ -178,10 +178,12 @@ class Node:
                 self._stop.set()
 
     async def _list(self) -> None:
-        """Read the newest announcements of a few random peers."""
+        """Read the newest announcements of a few random peers, no more than can be pulled."""
         storage = self.parts.storage
         while True:
-            self.tally.offered += await self._sharing.list_some(_LIST_PEERS)
+            room = partial(self.buffer.external_room, self.parts.trainer.version)
+            wanted = room() - self.directory.offered(room)
+            self.tally.offered += await self._sharing.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self.buffer.collect_departed())
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)

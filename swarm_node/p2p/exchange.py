@@ -7,6 +7,7 @@ what it got. `serving.py` answers the same protocols; `verify.py` decides what i
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +29,8 @@ from swarm_node.storage import Storage, StoredGroup
 
 _MAX_SMALL_REPLY = 64 * 1024
 _LIST_LIMIT = 128
-_PEERS_LIMIT = 16
+_PEERS_LIMIT = 8
+_HEARTBEATS_PER_BEAT = 8
 _MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
 _REQUEST_SECONDS = 10.0
 _PULL_SECONDS = 60.0
@@ -64,6 +66,7 @@ class Exchange:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
+        self._unread = 0  # beats to come without reading the others'
 
     async def publish(
         self, scored: Sequence[tuple[RolloutGroup, str]], version: int
@@ -102,7 +105,11 @@ class Exchange:
         return published
 
     async def beat(self, version: int, seconds: float) -> None:
-        """Show this node's heartbeat, read everybody's, and pass heartbeats on with one peer."""
+        """Show this node's heartbeat, read everybody's, and pass heartbeats on with one peer.
+
+        A large swarm's are read the more rarely, so that reading costs the same per beat whatever
+        its size; newcomers are met in between, because they greet and are passed on.
+        """
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
@@ -116,15 +123,28 @@ class Exchange:
         )
         sealed = seal(self._identity, self._swarm.swarm_id, Kind.HEAD, heartbeat)
         await self._transport.publish_heartbeat(sealed, seconds * _HEARTBEAT_LIVES)
-        for peer_id, raw in (await self._transport.heartbeats()).items():
-            self._hear(raw, expected=peer_id)
+        if self._unread:
+            self._unread -= 1
+        else:
+            found = await self._transport.heartbeats()
+            self._unread = len(found) // _HEARTBEATS_PER_BEAT
+            for peer_id, raw in found.items():
+                self._hear(raw, expected=peer_id)
         for peer in self._directory.draw(self._rng, 1, self._clock.now()):
             await self._exchange_peers(peer)
 
-    async def list_some(self, count: int) -> int:
-        """List the logs of up to `count` random peers; returns how many new offers were noted."""
+    async def list_some(self, count: int, wanted: int) -> int:
+        """List the newest of the logs of up to `count` random peers, as far as offers are `wanted`;
+        returns how many new ones the peers say there are, listed or not.
+
+        Reading only what there is room for keeps the cost independent of the swarm's size: in a
+        large one a peer has announced much since it was last listed. Where none is wanted, one peer
+        is still asked for its newest, so that the offers held do not grow old together.
+        """
+        count = count if wanted > 0 else 1
         peers = self._directory.draw(self._rng, count, self._clock.now())
-        return sum(await asyncio.gather(*(self._list(peer) for peer in peers)))
+        limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
+        return sum(await asyncio.gather(*(self._list(peer, limit) for peer in peers)))
 
     async def pull_some(
         self, count: int, room: Callable[[str], int], version: int
@@ -202,11 +222,11 @@ class Exchange:
         for raw in peers.heartbeats:
             self._hear(raw, expected=None)
 
-    async def _list(self, peer: Peer) -> int:
+    async def _list(self, peer: Peer, limit: int) -> int:
         epoch, since = peer.cursor
         # What lies further back is too old to be worth a pull, so a newcomer starts near the head.
         since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
-        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=_LIST_LIMIT))
+        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
         reply = await self._ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
         if reply is None:
             return 0
@@ -220,7 +240,8 @@ class Exchange:
         for raw in listed.items:
             since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
-        return peer.offered - before
+        # What was left out is the peer's word alone, as an announcement is until it is pulled.
+        return peer.offered - before + min(listed.left_out, _LIST_LIMIT)
 
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Note one announcement, as an offer if it is worth a pull; its sequence number, 0 when it

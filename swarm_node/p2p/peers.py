@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 CANDIDATES_PER_PEER = 64
+#: Peers to keep to in a large swarm, and how often one is drawn from all of it nevertheless.
+PARTNERS = 32
+_NEW_PARTNER = 0.02
 #: Reasons of rejection that say nothing about the peer: no room, too late, or come twice.
 BLAMELESS = frozenset(
     {"capacity", "duplicate", "old_epoch", "quota", "stale", "too_old", "unreachable", "used"}
@@ -112,10 +115,14 @@ class Directory:
         ]
 
     def draw(self, rng: random.Random, count: int, now: float) -> list[Peer]:
-        """Up to `count` random peers that may be asked now."""
+        """Up to `count` random peers that may be asked now: mostly of those that are greeted, once
+        they are PARTNERS, because each greeting costs and in a large swarm they would not end."""
         ready = [
             self._peers[key] for key in sorted(self._peers) if self._peers[key].retry_at <= now
         ]
+        greeted = [peer for peer in ready if peer.greeted]
+        if len(greeted) >= PARTNERS and rng.random() >= _NEW_PARTNER:
+            ready = greeted
         return rng.sample(ready, min(count, len(ready)))
 
     def offered(self, room: Callable[[str], int]) -> int:

@@ -75,6 +75,7 @@ class Server:
             raise TransportError(f"no member of this swarm: {member.reason}")
         peer = self._directory.meet(caller, now)
         peer.member_until, peer.last_seen, peer.retry_at = member.not_after, now, now
+        peer.greeted = True  # the reply greets back; a peer that lost it says so when asked
         if hello.addresses:
             peer.addresses = hello.addresses
         return wire.pack(hello_body(wire.HelloReply, self._chain, self._transport))
@@ -82,10 +83,10 @@ class Server:
     async def _list(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
         request = _parse(wire.ListRequest, payload)
-        epoch, head, items = await self._storage.run(
+        listed = await self._storage.run(
             self._storage.announcements, request.epoch, request.since, request.limit
         )
-        return wire.pack(wire.ListReply(epoch=epoch, head=head, items=tuple(items)))
+        return wire.pack(wire.ListReply(*listed))
 
     async def _pull(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
@@ -109,6 +110,7 @@ class Server:
         peer = self._directory.get(caller)
         if peer is None or peer.member_until < self._clock.wall():
             raise TransportError(UNKNOWN_MEMBER)
+        peer.last_seen = self._clock.now()
         self._allow(caller)
 
     def _allow(self, caller: str) -> None:

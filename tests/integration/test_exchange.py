@@ -108,7 +108,7 @@ class Side:
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
         await self.exchange.beat(0, 20.0)
-        await self.exchange.list_some(8)
+        await self.exchange.list_some(8, 64)
         return await self.exchange.pull_some(64, lambda _: 64, 0)
 
 
@@ -268,7 +268,7 @@ async def _announce_raw(
     )
 
     async def listed(_: str, __: bytes) -> bytes:
-        return wire.pack(wire.ListReply(epoch=epoch, head=seq, items=(record,)))
+        return wire.pack(wire.ListReply(epoch=epoch, head=seq, left_out=0, items=(record,)))
 
     async def pulled(_: str, __: bytes) -> bytes:
         return sealed
@@ -370,7 +370,7 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
         await alice.exchange.publish([made], 0)
         assert len(await bob.fetch()) == 1
         await carol.exchange.beat(0, 20.0)
-        await carol.exchange.list_some(8)
+        await carol.exchange.list_some(8, 64)
         await alice.transport.stop()
         (got,) = await carol.exchange.pull_some(8, lambda _: 8, 0)
         assert got.author == alice.peer_id
