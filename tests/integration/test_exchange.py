@@ -378,6 +378,40 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
     in_swarm(body, 3)
 
 
+def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        right = await _right_answer(alice, alice.task())
+        made = [await alice.group([right, "wrong"]) for _ in range(6)]
+        published = await alice.exchange.publish(made, 0)
+        await bob.exchange.beat(0, 20.0)
+        assert await bob.exchange.list_some(3, 6) == 6
+        pulled = await bob.exchange.pull_some(8, lambda _: 8, 0)
+        assert {group.id for group in pulled} == {group.id for group in published[-2:]}
+        assert await bob.exchange.list_some(3, 6) == 0
+
+    in_swarm(body)
+
+
+def test_heartbeats_are_read_the_more_rarely_the_more_there_are(in_swarm) -> None:
+    async def body(network: MemoryNetwork, *sides: Side) -> None:
+        reads: list[int] = []
+        read = network.heartbeats
+
+        def counted(reader: str) -> dict[str, bytes]:
+            reads.append(sides[0].peer_id == reader)
+            return read(reader)
+
+        network.heartbeats = counted  # type: ignore[method-assign]
+        for side in sides[1:]:
+            await side.exchange.beat(0, 20.0)
+        for _ in range(6):
+            await sides[0].exchange.beat(0, 20.0)
+        # Nine heartbeats at eight a beat: every second beat reads them.
+        assert sum(reads) == 3
+
+    in_swarm(body, 10)
+
+
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
         stranger = MemoryTransport(network, Identity.generate())
