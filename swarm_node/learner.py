@@ -15,6 +15,7 @@ from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNode
 from swarm_node.mixing import Mixer
 from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
+from swarm_node.policy.mixture import MixtureState
 from swarm_node.policy.replay import Drawn, ReplayBuffer
 from swarm_node.policy.trainer import UpdateStats
 from swarm_node.snapshot import EvalPoint, GroupCounts, UpdateRow
@@ -30,6 +31,7 @@ class _Saved(msgspec.Struct):
     updates: int
     groups: GroupCounts
     evals: list[EvalPoint]
+    mixture: MixtureState | None = None
 
 
 class Learner:
@@ -68,6 +70,7 @@ class Learner:
                 ) from None
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            self._mixer.resume(saved.mixture)
 
     async def step(self, stopping: Callable[[], bool]) -> bool:
         """One update, if there is a batch; False when there was none.
@@ -105,7 +108,7 @@ class Learner:
     async def checkpoint(self) -> None:
         """Store training state and tally; a failure is counted and told, the node goes on."""
         tally = self._tally
-        saved = _Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:])
+        saved = _Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self._mixer.state)
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
             await self._parts.trainer.checkpoint(extra)

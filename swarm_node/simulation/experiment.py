@@ -28,6 +28,7 @@ from swarm_node.simulation.arms import (
     estimate,
     informative_counts,
 )
+from swarm_node.simulation.budgets import budget_table
 from swarm_node.simulation.plots import draw_experiment
 from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
 from swarm_node.simulation.run import progress_bar, simulation_settings
@@ -84,7 +85,7 @@ def run_experiment(experiment: Experiment, directory: Path) -> None:
                 run = place / arm.directory / f"seed-{index}"
                 results[arm].append(_report(experiment, arm, seed, model, run, advance))
     console = Console(highlight=False)
-    for table in (held_out_table, reward_table, mechanism_table):
+    for table in (held_out_table, budget_table, reward_table, mechanism_table):
         console.print(table(results))
     for path in draw_experiment(results, place):
         print(f"wrote {path}")

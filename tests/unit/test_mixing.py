@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -10,7 +11,7 @@ from swarm_node.errors import ConfigError
 from swarm_node.mixing import Mixer, replay_settings
 from swarm_node.p2p.peers import Directory
 from swarm_node.parts import Tally
-from swarm_node.policy.mixture import Mixture
+from swarm_node.policy.mixture import Mixture, MixtureSettings, MixtureState, start
 from swarm_node.policy.replay import ReplayBuffer
 from swarm_node.rollout import (
     Completion,
@@ -151,3 +152,27 @@ def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
             buffer.aim(wrong)
     buffer.aim(Mixture(8, 0))
     assert not buffer.ready(0)
+
+
+def test_a_resumed_controller_goes_on_where_it_was() -> None:
+    before = Life("auto")
+    for _ in range(60):
+        before.update(offered=20)
+    assert before.buffer.mixture == Mixture(2, 6)
+    saved = msgspec.convert(msgspec.to_builtins(before.mixer.state), MixtureState)
+    after = Life("auto")
+    after.mixer.resume(saved)
+    assert after.buffer.mixture == Mixture(2, 6)
+    assert after.mixer.state == before.mixer.state
+    assert after.tally.mixture is not None
+    assert after.tally.mixture.own == 2
+
+
+def test_a_state_of_other_settings_is_not_resumed() -> None:
+    saved = start(MixtureSettings(batch=16), 8)
+    adaptive, fixed = Life("auto"), Life(4)
+    for life in (adaptive, fixed):
+        life.mixer.resume(saved)
+        assert life.buffer.mixture == Mixture(4, 4)
+    adaptive.mixer.resume(None)
+    assert adaptive.buffer.mixture == Mixture(4, 4)
