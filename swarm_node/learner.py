@@ -139,6 +139,8 @@ class Learner:
             tally.updates += 1
         else:
             tally.skipped_updates += 1
+        if stats.halvings:
+            tally.faults["memory"] += stats.halvings
         rewards = [reward for group in drawn.groups for reward in group.rewards]
         tally.last_update = UpdateRow(
             loss=stats.loss,
