@@ -1,4 +1,4 @@
-"""Adapters by peft on the lean model: the same numbers, names and files as peft on transformers'."""
+"""Adapters by peft on the lean model: the numbers, names and files of peft on transformers."""
 
 from __future__ import annotations
 
