@@ -17,19 +17,11 @@ from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
 from swarm_node.policy.replay import Drawn, ReplayBuffer
 from swarm_node.policy.trainer import UpdateStats
-from swarm_node.snapshot import EvalPoint, GroupCounts, UpdateRow
+from swarm_node.snapshot import Saved, UpdateRow
 
 _KEEP_EVALS = 2000
 _BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
-
-
-class _Saved(msgspec.Struct):
-    """What a checkpoint keeps besides the training state."""
-
-    updates: int
-    groups: GroupCounts
-    evals: list[EvalPoint]
 
 
 class Learner:
@@ -61,7 +53,7 @@ class Learner:
         await self._parts.sampler.load(weights, version)
         if trainer.extra:
             try:
-                saved = msgspec.convert(dict(trainer.extra), _Saved)
+                saved = msgspec.convert(dict(trainer.extra), Saved)
             except msgspec.ValidationError as error:
                 raise CheckpointError(
                     f"the newest checkpoint is not of this program: {error}"
@@ -105,7 +97,7 @@ class Learner:
     async def checkpoint(self) -> None:
         """Store training state and tally; a failure is counted and told, the node goes on."""
         tally = self._tally
-        saved = _Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:])
+        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:])
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
             await self._parts.trainer.checkpoint(extra)

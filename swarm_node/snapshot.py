@@ -28,6 +28,14 @@ class GroupCounts(msgspec.Struct):
     received: int = 0
 
 
+class Saved(msgspec.Struct):
+    """What a node keeps in a checkpoint besides the training state."""
+
+    updates: int
+    groups: GroupCounts
+    evals: list[EvalPoint]
+
+
 class PeerRow(msgspec.Struct, frozen=True):
     """What is known of one peer."""
 
