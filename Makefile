@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/envelope.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/trainer.py
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md and docs/mixture.md.
 experiments: setup

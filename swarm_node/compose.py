@@ -81,6 +81,8 @@ def trainer_settings(settings: Settings) -> TrainerSettings:
         temperature=settings.sampling.temperature,
         longest_answer=settings.sampling.max_new_tokens,
         off_policy_mask=settings.policy.off_policy_mask,
+        activation_checkpointing=settings.policy.activation_checkpointing,
+        lora_rank=settings.policy.lora_rank,
         seed=settings.run.seed,
     )
 

@@ -97,6 +97,10 @@ class Policy(_Table):
         None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
     )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
+    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
+    activation_checkpointing: bool = Field(
+        False, description="Keep fewer activations: less memory, more time, the same gradient."
+    )
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")
     reuse: int = Field(1, ge=1, le=64, description="How often one group may be trained on.")

@@ -27,6 +27,10 @@ Encode = Callable[[str], Sequence[int]]
 
 _OWN = Provenance.OWN
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+#: Padding of a micro-batch, in tokens: as much as this share of it, or what one micro-batch more
+#: costs by itself (benchmarks/trainer.py measures both).
+_PADDING_SHARE = 0.1
+_PADDING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,18 +154,24 @@ def _versions(completion: Completion, default: int) -> NDArray[np.int64]:
 def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
     """Indices of `rows`, grouped so that rows × longest row ≤ `token_budget` in every group.
 
-    Similar lengths share a group, which keeps padding low. The longest come first, so that memory
-    that does not suffice shows at once. A row over the budget gets a group of its own.
+    Similar lengths share a group, and a group ends where one row more would make over a tenth of it
+    padding, unless that padding costs less than a further group would. The longest come first, so
+    that memory that does not suffice shows at once. A row over the budget gets a group of its own.
     """
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     groups: list[list[int]] = []
-    longest = 0
+    longest = tokens = 0
     for index in order:
-        if groups and longest * (len(groups[-1]) + 1) <= token_budget:
+        length = len(rows[index])
+        padded = longest * (len(groups[-1]) + 1) if groups else 0
+        padding = padded - tokens - length
+        allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
+        if groups and padded <= token_budget and padding <= allowed:
             groups[-1].append(index)
+            tokens += length
         else:
             groups.append([index])
-            longest = len(rows[index])
+            longest = tokens = length
     return groups
 
 

@@ -121,7 +121,7 @@ def test_versions_become_how_far_behind_a_token_is(random_qwen2: Path) -> None:
 def test_the_reference_is_the_base_model_and_its_drift_the_groups_mean(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, SETTINGS)
     rows = [row(1.0, 1, group=0), row(-1.0, 2, group=0), row(1.0, 3, group=1)]
-    reference = ReferencePolicy(random_qwen2)
+    reference = ReferencePolicy.from_directory(random_qwen2)
     at_start = reference.judge(core.model, rows, 1.0, 20)
     assert [judged.drift for judged in at_start] == pytest.approx([0.0] * 3, abs=1e-6)
     base = [logprob(core, one) for one in rows]
@@ -198,6 +198,8 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
 
 def test_settings_by_name_reach_the_trainer() -> None:
     flags = {"policy.loss": "cispo", "policy.off_policy_mask": 0.3, "sampling.max_new_tokens": 9}
+    flags |= {"policy.lora_rank": 8, "policy.activation_checkpointing": True}
     made = trainer_settings(load_settings(flags, environ={}))
+    assert (made.lora_rank, made.activation_checkpointing) == (8, True)
     assert (made.loss, made.off_policy_mask, made.longest_answer) == ("cispo", 0.3, 9)
     assert trainer_settings(load_settings({}, environ={})) == TrainerSettings()
