@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.hub import ALIASES, fetch, hub_model
 from swarm_node.policy.model_files import Qwen2Config, read_json, weight_files
 
 TINY = "tiny"
 _CHUNK_BYTES = 1 << 20
 
 
-def resolve(name: str) -> Path:
-    """The directory of a model: "tiny" is the one that ships, anything else is a local path.
+def resolve(name: str, admit: Callable[[Qwen2Config], None] = lambda config: None) -> Path:
+    """The directory of a model: "tiny" is the one that ships; else an existing directory; else an
+    alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
+
+    `admit` sees the architecture before any weights are downloaded, and raises to refuse it.
 
     Raises:
-        ModelError: there is no such directory, or it holds no model.
+        ModelError: there is no such model, or it cannot be fetched or used.
     """
     if name == TINY:
         path = Path(str(resources.files("swarm_node.policy"))) / "tiny"
     else:
         path = Path(name).expanduser()
+        wanted = hub_model(name)
+        if wanted is not None and not path.is_dir():
+            return fetch(wanted, admit)
     if not (path / "config.json").is_file():
         raise ModelError(
-            f'no model at {path}: give "{TINY}" or a directory with config.json, model.safetensors '
-            "and tokenizer.json (download it first; nothing is fetched here)"
+            f'no model at {path}: give "{TINY}", a short name ({", ".join(ALIASES)}), '
+            "organisation/name of the model hub, or a directory with config.json, "
+            "model.safetensors and tokenizer.json"
         )
+    admit(Qwen2Config.from_directory(path))
     return path.resolve()
 
 
@@ -131,7 +139,7 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
     Raises:
         ModelError: a file is missing or malformed.
     """
-    model = hashlib.sha256(_canonical(asdict(Qwen2Config.from_directory(path))))
+    model = hashlib.sha256(_canonical(Qwen2Config.from_directory(path).described()))
     for file in weight_files(path):
         model.update(_file_digest(file))
     rules = read_json(path / "tokenizer.json")
