@@ -143,7 +143,7 @@ def _download(model: HubModel, patterns: Sequence[str]) -> Path:
     return path
 
 
-def _snapshot(model: HubModel, patterns: Sequence[str], **options: bool) -> Any:
+def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
     from huggingface_hub import snapshot_download
 
     found = snapshot_download(
@@ -155,7 +155,6 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: bool) -> Any:
 def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
     """`call` with what the hub may answer put in words."""
     from huggingface_hub import constants, errors
-    from huggingface_hub.utils import HFValidationError
 
     elsewhere = (
         "download it where there is a network and give its directory (`--model DIRECTORY`), or "
@@ -179,7 +178,7 @@ def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ModelError(f"{model.repo} has no revision {model.revision!r}") from error
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ModelError(f"{model} cannot be a model of the hub: {error}") from error
     except OSError as error:
         cause = error.__cause__ or error

@@ -1,8 +1,8 @@
 """A lean Qwen2 and Qwen3 decoder: the one model that the trainer and the torch sampler run.
 
-Same function as transformers' `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, with q/k/v and gate/up fused into one matrix each
-(fewer, larger matrix products) and a cached decode path for sampling. Weights are exchanged under
-transformers' names, so a checkpoint of this model loads anywhere.
+Same function as transformers' `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, with q/k/v and gate/up
+fused into one matrix each (fewer, larger matrix products) and a cached decode path for sampling.
+Weights are exchanged under transformers' names, so a checkpoint of this model loads anywhere.
 
 References: Qwen2 Technical Report, arXiv 2407.10671; Qwen3 Technical Report, arXiv 2505.09388.
 """
