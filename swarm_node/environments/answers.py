@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 #: Of a longer text only this end is looked at: a final answer stands at the end.
@@ -48,17 +47,19 @@ def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 where math-verify finds the answer equal to the right one, as numbers, expressions, sets
     or equations, in plain text or LaTeX. Nothing in the answer is run: of plain text only digits
     and operators are taken, LaTeX goes through a grammar."""
+    return _within_time(lambda: _equal_as_math(answer, right))
+
+
+def _equal_as_math(answer: str, right: str) -> float:
     from math_verify import parse, verify
 
-    with _bounded_time():
-        # Their own limit is an alarm signal, which would switch off the one that ends this process
-        # when a computation cannot be interrupted (see worker.py).
-        wanted = parse(f"${right}$", parsing_timeout=None)
-        if not wanted:
-            return score_exact(answer, right, choices)
-        given = parse(answer, parsing_timeout=None)
-        return float(verify(wanted, given, timeout_seconds=None))
-    return 0.0
+    # Their own limit is an alarm signal, which would switch off the one that ends this process
+    # when a computation cannot be interrupted (see worker.py).
+    wanted = parse(f"${right}$", parsing_timeout=None)
+    if not wanted:
+        return score_exact(answer, right, ())
+    given = parse(answer, parsing_timeout=None)
+    return float(verify(wanted, given, timeout_seconds=None))
 
 
 SCORERS: Mapping[str, Callable[[str, str, Sequence[str]], float]] = {
@@ -72,16 +73,14 @@ class _TooSlowError(BaseException):
     """Not an `Exception`, because those are caught in many places of sympy and math-verify."""
 
 
-@contextlib.contextmanager
-def _bounded_time() -> Iterator[None]:
-    """Leave the block after `MATH_SECONDS` of processor time, silently.
+def _within_time(call: Callable[[], float]) -> float:
+    """What `call` returns, or 0 after `MATH_SECONDS` of processor time.
 
     Only in a main thread: elsewhere nothing can be interrupted, and there is no limit."""
     for name in ("math_verify", "latex2sympy2_extended", "sympy"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # they log what a text did to them
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        return call()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise _TooSlowError
@@ -90,9 +89,9 @@ def _bounded_time() -> Iterator[None]:
     try:
         # Again and again, should one be swallowed.
         signal.setitimer(signal.ITIMER_VIRTUAL, MATH_SECONDS, MATH_SECONDS)
-        yield
+        return call()
     except _TooSlowError:
-        pass
+        return 0.0
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
