@@ -12,7 +12,7 @@ from types import FrameType
 #: Of a longer text only this end is looked at: a final answer stands at the end.
 MAX_JUDGED_CHARS = 4096
 #: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
-MATH_SECONDS = 1.0
+MATH_SECONDS = 0.5
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LETTER = re.compile(

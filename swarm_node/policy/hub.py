@@ -154,6 +154,7 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
 
 def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
     """`call` with what the hub may answer put in words."""
+    from httpx2 import HTTPError
     from huggingface_hub import constants, errors
 
     elsewhere = (
@@ -167,25 +168,23 @@ def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
         )
     try:
         return call()
-    except errors.GatedRepoError as error:
-        raise ModelError(
-            f"{model} is gated: accept its terms on the hub and put an access token in HF_TOKEN"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ModelError(
-            f"the hub has no model {model.repo} (or a private one: set HF_TOKEN); known short "
-            f"names: tiny, {', '.join(ALIASES)}"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ModelError(f"{model.repo} has no revision {model.revision!r}") from error
-    except errors.HFValidationError as error:
-        raise ModelError(f"{model} cannot be a model of the hub: {error}") from error
-    except OSError as error:
+    except (OSError, HTTPError, errors.HFValidationError) as error:
         cause = error.__cause__ or error
-        raise ModelError(
-            f"{model} cannot be fetched from {constants.ENDPOINT} ({_first_line(cause)}): try "
-            f"again, which goes on where it stopped; or {elsewhere}"
-        ) from error
+        if isinstance(cause, errors.GatedRepoError):
+            what = f"{model} is gated: accept its terms on the hub and put a token in HF_TOKEN"
+        elif isinstance(cause, errors.RepositoryNotFoundError):
+            what = (
+                f"the hub has no model {model.repo} (or a private one: set HF_TOKEN); known short "
+                f"names: tiny, {', '.join(ALIASES)}"
+            )
+        elif isinstance(cause, errors.RevisionNotFoundError):
+            what = f"{model.repo} has no revision {model.revision!r}: choose another after the @"
+        else:
+            what = (
+                f"{model} cannot be fetched from {constants.ENDPOINT} ({_first_line(cause)}): try "
+                f"again, which goes on where it stopped; or {elsewhere}"
+            )
+        raise ModelError(what) from error
 
 
 def _first_line(error: BaseException) -> str:
