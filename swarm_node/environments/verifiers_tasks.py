@@ -80,7 +80,6 @@ class _Verifiers:
             )
         self.families: tuple[str, ...] = (taskset.rsplit("/", 1)[-1],)
         self.version = _version(taskset, tasks, held_out)
-        self._runner = asyncio.Runner()
 
     def derive(self, ref: TaskRef) -> Task:
         if (ref.environment, ref.version) != (self.name, self.version):
@@ -101,7 +100,7 @@ class _Verifiers:
 
     def score(self, task: Task, text: str) -> float:
         """The weighted sum of the task's rewards. Not from within a running event loop."""
-        return self._runner.run(_reward(task.payload, text))
+        return asyncio.run(_reward(task.payload, text))
 
 
 async def _reward(task: Any, text: str) -> float:

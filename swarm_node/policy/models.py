@@ -85,11 +85,13 @@ class Codec:
         self.vocab_size = vocab_size
         self.positions = positions
         self.eos_id = eos_ids[0]
+        unnamed = set(range(vocab_size)).difference(tokenizer.get_vocab().values())
+        # Those that tokenizer.json flags too, named or not: decoding leaves them all out.
+        flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged
         # What ends a turn in the chat template ends a completion, even where a base model's
         # settings name only the end of a text.
         self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
-        unnamed = set(range(vocab_size)).difference(tokenizer.get_vocab().values())
-        self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_id if pad is None else pad
 
@@ -148,7 +150,7 @@ class Codec:
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
         after = self._templated(messages, False).rpartition(mark)[2]
         ids = self._tokenizer.encode(after, add_special_tokens=False)
-        return [token for token in ids[:1] if token in self._tokenizer.all_special_ids]
+        return [token for token in ids[:1] if token in self.special_ids]
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
         """Token ids of an answer, without an end token. The text may come from a peer, so a

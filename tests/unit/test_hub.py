@@ -204,20 +204,12 @@ def edit(file: Path, **changes: Any) -> None:
 def test_nothing_large_is_fetched_of_a_model_that_will_not_run(hub: Hub, tmp_path: Path) -> None:
     config = hub.directory / "config.json"
     whole = config.read_text()
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"model_type": "llama"}, "unsupported model_type llama"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling"),
-        ({"num_hidden_layers": 10**9}, "choose a smaller one, such as qwen2.5-0.5b"),
-    ]
-    for number, (changes, message) in enumerate(cases):
-        config.write_text(whole)
-        edit(config, **changes)
-        refused = resolve(REPO, tmp_path / f"cache-{number}", hub.address)
-        assert refused.returncode == 1
-        assert message in refused.stderr
+    edit(config, num_hidden_layers=10**9)
+    refused = resolve(REPO, tmp_path / "cache-huge", hub.address)
+    assert "choose a smaller one, such as qwen2.5-0.5b" in refused.stderr
     config.write_text(whole)
     with (hub.directory / "model-00001-of-00001.safetensors").open("wb") as file:
-        file.truncate(1 << 30)
+        file.truncate(20 << 20)
     refused = resolve(REPO, tmp_path / "cache-large", hub.address)
     assert "do not belong together" in refused.stderr
     for file in hub.directory.glob("*.safetensors"):
