@@ -47,6 +47,8 @@ def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 where math-verify finds the answer equal to the right one, as numbers, expressions, sets
     or equations, in plain text or LaTeX. Nothing in the answer is run: of plain text only digits
     and operators are taken, LaTeX goes through a grammar."""
+    import math_verify  # noqa: F401 - takes seconds, which are not the answer's
+
     return _within_time(lambda: _equal_as_math(answer, right))
 
 

@@ -83,6 +83,9 @@ def create(
         families[file.stem] = _split(file, rows, held_out)
     if not families:
         raise _refusal("path", "name at least one file")
+    if scoring == "math":
+        # Importing and compiling takes seconds: at the start, not within the first answer's time.
+        SCORERS[scoring]("1", "1", ())
     options = [digests, scoring, template, held_out, question, answer]
     return _Jsonl(families, _version(options, scoring), scoring, template)
 
