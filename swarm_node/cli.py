@@ -159,7 +159,8 @@ async def _addresses_of(control_file: Path) -> list[str]:
 @app.command(rich_help_panel=_BASIC)
 def join(
     model: Annotated[
-        str | None, typer.Option(help="tiny, or a directory. [SWARM_NODE_MODEL]")
+        str | None,
+        typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
     ] = None,
     ticket: Annotated[
         str | None, typer.Option(help="What invite printed; prefer --ticket-file on shared hosts.")

@@ -12,11 +12,13 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
 from swarm_node.control import ControlServer
 from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.errors import ModelError
 from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
 from swarm_node.policy.model_files import weight_files
+from swarm_node.policy.model_memory import check_memory
 from swarm_node.policy.models import Codec, policy_digests, resolve
 from swarm_node.policy.torch_sampler import TorchSampler
 from swarm_node.policy.trainer import TrainerSettings
@@ -33,9 +35,14 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
     """
-    model_dir = resolve(settings.model)
+    model_dir = resolve(settings.model, check_memory)
     model, tokenizer = policy_digests(model_dir)
     codec = Codec.from_directory(model_dir)
+    if not codec.fits((), settings.sampling.max_new_tokens + 1):
+        raise ModelError(
+            f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
+            f"{codec.positions} positions, for prompt and answer together: lower it"
+        )
     trainer = ProcessTrainer(
         model_dir,
         home.checkpoints,

@@ -132,7 +132,7 @@ class Settings(_Table):
     """All settings of one node."""
 
     home: Path = Field(default_factory=default_home, description="The node's directory.")
-    model: Text = Field("tiny", description="tiny, or the directory of a Qwen2 model.")
+    model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
     ticket: SecretStr | None = Field(None, description="What `swarm-node invite` printed.")
     ticket_file: Path | None = Field(None, description="File with the ticket; - reads stdin.")
     verbose: bool = Field(False, description="Log every rejection and failed request.")
@@ -230,12 +230,22 @@ def _parse_value(text: str) -> Any:
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        table, _, inner = key.partition(".")
-        if inner:
-            nested.setdefault(table, {})[inner] = value
-        else:
-            nested[table] = value
+        *tables, last = _key_parts(key)
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[last] = value
     return nested
+
+
+def _key_parts(key: str) -> list[str]:
+    """`policy.own` in two parts, `environment.options.path` in three: below a table of the user's
+    own keys, what follows is one of them."""
+    table, dot, inner = key.partition(".")
+    inner, inner_dot, own = inner.partition(".")
+    if inner_dot and inner in _FREE_TABLES:
+        return [table, inner, own]
+    return [table, inner + inner_dot + own] if dot else [table]
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:

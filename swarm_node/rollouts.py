@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+
+import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo, Judgement
@@ -10,6 +13,9 @@ from swarm_node.environments.seeds import task_seed
 from swarm_node.parts import Parts, Tally
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.rollout import PolicyRef, RolloutGroup, TaskRef
+
+_PAUSE_SECONDS = 1.0
+_log = structlog.get_logger(__name__)
 
 
 class RolloutMaker:
@@ -33,33 +39,36 @@ class RolloutMaker:
 
     async def make(self, count: int) -> list[tuple[RolloutGroup, str]]:
         """Groups of `count` new tasks, each with its prompt; `claimed` are the local rewards.
+        Fewer where a prompt leaves the model no room for an answer: such tasks are left out.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
         sampling, parts = self._settings.sampling, self._parts
         started = parts.clock.now()
-        refs = await self._next_tasks(count)
-        prompts = await parts.environment.render(refs)
+        tasks = await self._next_tasks(count)
+        if not tasks:
+            await asyncio.sleep(_PAUSE_SECONDS)  # the next ones are no shorter: do not spin
+            return []
         version = parts.sampler.version
         sampled = await parts.sampler.sample(
             [
                 SampleRequest(
-                    parts.codec.encode_prompt(prompt),
+                    prompt_ids,
                     n=sampling.group_size,
                     seed=task_seed("sample", self._settings.run.seed, ref.seed),
                     max_new_tokens=sampling.max_new_tokens,
                     temperature=sampling.temperature,
                 )
-                for ref, prompt in zip(refs, prompts, strict=True)
+                for ref, _, prompt_ids in tasks
             ]
         )
         policy = PolicyRef(parts.policy.model, parts.policy.tokenizer, version)
         scored = []
-        for ref, prompt, completions in zip(refs, prompts, sampled, strict=True):
+        for (ref, prompt, _), completions in zip(tasks, sampled, strict=True):
             judged = await self._judge(ref, [completion.text for completion in completions])
             scored.append((RolloutGroup(ref, policy, completions, judged.rewards), prompt))
-        self._tally.sampling.add(parts.clock.now() - started, count)
+        self._tally.sampling.add(parts.clock.now() - started, len(tasks))
         return scored
 
     async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
@@ -75,7 +84,30 @@ class RolloutMaker:
             self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
         return judged
 
-    async def _next_tasks(self, count: int) -> list[TaskRef]:
+    async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
+        """Reference, prompt and its token ids of the next tasks that leave room for an answer."""
+        parts = self._parts
+        refs = await self._next_refs(count)
+        prompts = await parts.environment.render(refs)
+        tasks = [
+            (ref, prompt, parts.codec.encode_prompt(prompt))
+            for ref, prompt in zip(refs, prompts, strict=True)
+        ]
+        longest = self._settings.sampling.max_new_tokens
+        fitting = [task for task in tasks if parts.codec.fits(task[2], longest)]
+        if len(fitting) < len(tasks):
+            if not self._tally.faults["prompt_too_long"]:
+                _log.warning(
+                    "left out: a prompt and its answer exceed the model's positions; lower "
+                    "sampling.max_new_tokens or leave that family out (told once, counted)",
+                    family=next(ref.family for ref, *_ in tasks if (ref, *_) not in fitting),
+                    positions=parts.codec.positions,
+                    max_new_tokens=longest,
+                )
+            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
+        return fitting
+
+    async def _next_refs(self, count: int) -> list[TaskRef]:
         """The next tasks of this node's own stream, which no restart repeats."""
         storage = self._parts.storage
         first = await storage.run(storage.advance, "tasks", count)

@@ -1,10 +1,10 @@
-"""A lean Qwen2 decoder: the one model that the trainer and the torch sampler run.
+"""A lean Qwen2 and Qwen3 decoder: the one model that the trainer and the torch sampler run.
 
-Same function as transformers' `Qwen2ForCausalLM`, with q/k/v and gate/up fused into one matrix each
-(fewer, larger matrix products) and a cached decode path for sampling. Weights are exchanged under
-transformers' names, so a checkpoint of this model loads anywhere.
+Same function as transformers' `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, with q/k/v and gate/up
+fused into one matrix each (fewer, larger matrix products) and a cached decode path for sampling.
+Weights are exchanged under transformers' names, so a checkpoint of this model loads anywhere.
 
-Reference: Qwen2 Technical Report, arXiv 2407.10671.
+References: Qwen2 Technical Report, arXiv 2407.10671; Qwen3 Technical Report, arXiv 2505.09388.
 """
 
 from __future__ import annotations
@@ -85,13 +85,21 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
-        hidden, kv = config.hidden_size, config.key_value_size
+        hidden, query = config.hidden_size, config.query_size
+        fused = query + 2 * config.key_value_size
         self.config = config
         self.added: Added | None = None
         self.input_norm = nn.Parameter(torch.ones(hidden))
-        self.qkv = nn.Parameter(torch.empty(hidden + 2 * kv, hidden))
-        self.qkv_bias = nn.Parameter(torch.zeros(hidden + 2 * kv))
-        self.out = nn.Parameter(torch.empty(hidden, hidden))
+        self.qkv = nn.Parameter(torch.empty(fused, hidden))
+        self.qkv_bias: nn.Parameter | None = None
+        self.query_norm: nn.Parameter | None = None
+        self.key_norm: nn.Parameter | None = None
+        if config.normalises_heads:
+            self.query_norm = nn.Parameter(torch.ones(config.head_dim))
+            self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+        else:
+            self.qkv_bias = nn.Parameter(torch.zeros(fused))
+        self.out = nn.Parameter(torch.empty(hidden, query))
         self.post_norm = nn.Parameter(torch.ones(hidden))
         self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, hidden))
         self.down = nn.Parameter(torch.empty(hidden, config.intermediate_size))
@@ -105,6 +113,9 @@ class DecoderLayer(nn.Module):
         fused = fused.view(*x.shape[:-1], heads + 2 * kv, config.head_dim)
         # Query and key turn by the same angles: rotate both in one pass.
         turning = fused[..., : heads + kv, :]
+        if self.query_norm is not None and self.key_norm is not None:
+            weight = torch.cat([self.query_norm.expand(heads, -1), self.key_norm.expand(kv, -1)])
+            turning = rms_norm(turning, weight, config.rms_norm_eps)
         turned = torch.addcmul(turning * cos, turning.roll(config.head_dim // 2, -1), sin)
         return turned[..., :heads, :], turned[..., heads:, :], fused[..., heads + kv :, :]
 
@@ -318,12 +329,16 @@ class Qwen2(nn.Module):
         yield "model.norm.weight", self.norm
         if self.head is not None:
             yield "lm_head.weight", self.head
-        sizes = [config.hidden_size, config.key_value_size, config.key_value_size]
+        sizes = [config.query_size, config.key_value_size, config.key_value_size]
         for index, layer in enumerate(self.blocks()):
             prefix = f"model.layers.{index}."
             for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-                for letter, part in zip("qkv", torch.split(fused, sizes), strict=True):
-                    yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+                if fused is not None:
+                    for letter, part in zip("qkv", torch.split(fused, sizes), strict=True):
+                        yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+            for letter, norm in (("q", layer.query_norm), ("k", layer.key_norm)):
+                if norm is not None:
+                    yield f"{prefix}self_attn.{letter}_norm.weight", norm
             gate, up = layer.gate_up.chunk(2)
             yield f"{prefix}self_attn.o_proj.weight", layer.out
             yield f"{prefix}mlp.gate_proj.weight", gate
