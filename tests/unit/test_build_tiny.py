@@ -19,6 +19,7 @@ from swarm_node.policy.build_tiny import (
     SEP,
     CorpusItem,
     Noise,
+    Recipe,
     build_tiny,
     build_tokenizer,
     mine_phrases,
@@ -110,7 +111,7 @@ def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
 
     names = ("first", "again", "other")
     for name, seed in zip(names, (0, 0, 1), strict=True):
-        build_tiny(tmp_path / name, sums(), seed=seed, steps=12, progress=progress)
+        build_tiny(tmp_path / name, sums(), Recipe(seed=seed, steps=12), progress=progress)
     files = {
         name: {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
         for name in names
@@ -122,7 +123,7 @@ def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_built_directory_is_a_usable_model(tmp_path: Path) -> None:
-    build_tiny(tmp_path, sums(), steps=2)
+    build_tiny(tmp_path, sums(), Recipe(steps=2))
     codec = Codec.from_directory(tmp_path)
     model = Qwen2.from_directory(tmp_path)
     assert model.config == tiny_config(codec.vocab_size)
