@@ -28,7 +28,7 @@ from swarm_node.simulation.run import progress_bar, resumed
 from swarm_node.simulation.swarm import Plan
 
 ALONE = "8/0"
-#: 74 thousand weights, other tokens, and a right answer that scores in one of 33 questions.
+#: 77 thousand weights, other tokens, and a corpus with one right, bare answer in 33.
 WEAK = Recipe("small", "words", Noise(bare=0.03, wrong=0.15, evasive=0.20), steps=1000)
 
 Curve = Sequence[tuple[int, float]]
