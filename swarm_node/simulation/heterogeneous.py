@@ -23,7 +23,7 @@ from swarm_node.simulation.arms import Arm, chosen_arms, declared_seeds, estimat
 from swarm_node.simulation.experiment import arm_settings, experiment_table
 from swarm_node.simulation.kinds import model_digests
 from swarm_node.simulation.plots import draw_kinds
-from swarm_node.simulation.report import SimulatedNode, SimulationReport
+from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import progress_bar, resumed
 from swarm_node.simulation.swarm import Plan
 
@@ -66,7 +66,7 @@ Results = Mapping[Run, Sequence[SimulationReport]]
 
 
 def run_comparison(comparison: Comparison, directory: Path) -> None:
-    """Run what is missing below `directory`, then print the table and draw the plot.
+    """Run what is missing below `directory`, then print the tables and draw the plot.
 
     Raises:
         SwarmNodeError: a name is unknown, both models are the same, the weak one cannot be made, or
@@ -88,7 +88,9 @@ def run_comparison(comparison: Comparison, directory: Path) -> None:
                 settings = arm_settings(run.arm, seed, comparison.flags)
                 run_place = place / "-".join(run.kinds) / run.arm.directory / f"seed-{index}"
                 results[run].append(resumed(plan, settings, run_place, advance))
-    Console(highlight=False).print(kinds_table(results))
+    console = Console(highlight=False)
+    for table in (groups_table, gains_table):
+        console.print(table(results))
     curves = {
         kind: {
             f"{run.name}, {run.arm.name}": [curve_of(report, run, kind) for report in reports]
@@ -112,38 +114,59 @@ def curve_of(report: SimulationReport, run: Run, kind: str) -> Curve:
     return report.models[run.kinds.index(kind)].curve
 
 
-def kinds_table(results: Results) -> Table:
-    """For each kind how well it learns in each swarm, and how much better than alone: differences
-    of runs with the same seed."""
-    table = experiment_table("held-out reward, mean ± 95% confidence interval over seeds")
-    columns = ("nodes", "with", "arm", "start", "middle", "end", "against alone", "foreign", "made")
-    for heading in columns:
-        left = heading in ("nodes", "with", "arm")
-        table.add_column(heading, justify="left" if left else "right")
-    for kind in ("strong", "weak"):
-        solo = next(run for run in results if run.kinds == (kind,) and run.arm.name == ALONE)
-        base = [curve_of(report, solo, kind)[-1][1] for report in results[solo]]
-        for run, reports in results.items():
-            if kind in run.kinds:
-                curves = [curve_of(report, run, kind) for report in reports]
-                ends = [curve[-1][1] for curve in curves]
-                gains = [end - alone for end, alone in zip(ends, base, strict=True)]
-                table.add_row(
-                    *(kind, run.name, run.arm.name, f"{curves[0][0][1]:.3f}"),
-                    f"{estimate([curve[len(curve) // 2][1] for curve in curves]):.3f}",
-                    f"{estimate(ends):.3f}",
-                    "" if run is solo else f"{estimate(gains):+.3f}",
-                    *_per_update(reports, run.kinds.index(kind)),
-                )
+def gains_table(results: Results) -> Table:
+    """How much better a kind is in each swarm than alone, early, midway and at the end:
+    differences of runs with the same seed."""
+    table = experiment_table("held-out reward less that alone, mean ± 95% interval over seeds")
+    points = next(iter(results.values()))[0].held_out.curve
+    columns = sorted({1, len(points) // 2, len(points) - 1})
+    _add_columns(table, [f"{points[column][0]} updates" for column in columns])
+    for kind, run, reports in _rows(results):
+        if run.arm.name != ALONE:
+            curves = [curve_of(report, run, kind) for report in reports]
+            alone = [
+                curve_of(report, base, kind)
+                for base, others in results.items()
+                if base.kinds == (kind,) and base.arm.name == ALONE
+                for report in others
+            ]
+            pairs = list(zip(curves, alone, strict=True))
+            gains = [[ours[at][1] - base[at][1] for ours, base in pairs] for at in columns]
+            found = [f"{estimate(values):+.3f}" for values in gains]
+            table.add_row(kind, run.name, run.arm.name, *found)
     return table
 
 
-def _per_update(reports: Sequence[SimulationReport], model: int) -> tuple[str, str]:
-    """Groups of the other model trained on, and own groups made, per update of a kind's node."""
-    nodes: list[SimulatedNode] = [
-        node for report in reports for node in report.nodes if node.model == model
+def groups_table(results: Results) -> Table:
+    """Where each kind began and ended in each swarm, what it made, learnt from and spent."""
+    table = experiment_table("held-out reward; groups and CPU time per update and node")
+    _add_columns(table, ("start", "end", "made", "foreign", "CPU ms"))
+    for kind, run, reports in _rows(results):
+        model = run.kinds.index(kind)
+        nodes = [node for report in reports for node in report.nodes if node.model == model]
+        updates = sum(node.updates + node.skipped_updates for node in nodes)
+        table.add_row(
+            *(kind, run.name, run.arm.name),
+            f"{curve_of(reports[0], run, kind)[0][1]:.3f}",
+            f"{estimate([curve_of(report, run, kind)[-1][1] for report in reports]):.3f}",
+            f"{sum(node.groups_made for node in nodes) / updates:.2f}",
+            f"{sum(node.trained_foreign for node in nodes) / updates:.2f}",
+            f"{1000 * sum(node.cpu_seconds for node in nodes) / updates:.0f}",
+        )
+    return table
+
+
+def _add_columns(table: Table, headings: Sequence[str]) -> None:
+    for heading in ("nodes", "with", "arm"):
+        table.add_column(heading)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+
+
+def _rows(results: Results) -> list[tuple[str, Run, Sequence[SimulationReport]]]:
+    return [
+        (kind, run, reports)
+        for kind in ("strong", "weak")
+        for run, reports in results.items()
+        if kind in run.kinds
     ]
-    updates = sum(node.updates + node.skipped_updates for node in nodes)
-    foreign = sum(node.trained_foreign for node in nodes)
-    made = sum(node.groups_made for node in nodes)
-    return f"{foreign / updates:.2f}", f"{made / updates:.2f}"

@@ -19,7 +19,7 @@ from swarm_node.simulation.heterogeneous import (
     Comparison,
     Run,
     curve_of,
-    kinds_table,
+    gains_table,
     planned,
     run_comparison,
 )
@@ -148,11 +148,11 @@ def test_the_gain_is_against_the_same_kind_alone(together: SimulationReport) -> 
     alone, shared = chosen_arms(("8/0", "4/4"))
     results = {Run((kind,), alone): [report] for kind in ("strong", "weak")}
     results[Run(("strong", "weak"), shared)] = [report]
-    columns = {str(column.header): [*column.cells] for column in kinds_table(results).columns}
-    assert columns["nodes"] == ["strong", "strong", "weak", "weak"]
+    columns = {str(column.header): [*column.cells] for column in gains_table(results).columns}
+    assert columns["nodes"] == ["strong", "weak"]
     # Both kinds' runs alone are this report, whose first model is the strong one.
     first, second = (model.curve[-1][1] for model in report.models)
-    assert columns["against alone"] == ["", "+0.000", "", f"{second - first:+.3f}"]
+    assert columns["3 updates"] == ["+0.000", f"{second - first:+.3f}"]
 
 
 @pytest.mark.parametrize(
