@@ -43,6 +43,7 @@ experiments: setup
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
+	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
 
 clean:
 	rm -rf $(VENV) demo-report build dist *.egg-info

@@ -329,13 +329,20 @@ def build_tiny(
     bare: Annotated[float, typer.Option(help="Share of right answers that score.")] = 0.12,
     wrong: Annotated[float, typer.Option(help="Share of wrong answers.")] = 0.15,
     evasive: Annotated[float, typer.Option(help="Share of answers that say nothing.")] = 0.10,
+    size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
+    tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
 ) -> None:
-    """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes."""
+    """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes.
+
+    Other sizes and tokenizers make swarms of unlike nodes.
+    """
     with _refusals():
         from swarm_node.building import build_with_progress
-        from swarm_node.policy.build_tiny import Noise
+        from swarm_node.policy.build_tiny import STEPS, Noise, Recipe
 
-        build_with_progress(out, seed, steps, Noise(bare, wrong, evasive))
+        noise = Noise(bare, wrong, evasive)
+        taken = STEPS if steps is None else steps
+        build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
 
 
 def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:

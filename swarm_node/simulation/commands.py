@@ -30,7 +30,10 @@ def simulate(
     specialised: Annotated[
         int, typer.Option(min=0, help="Task families each node samples; 0: all.")
     ] = 0,
-    model: Annotated[str, typer.Option(help="tiny, or a directory.")] = "tiny",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="tiny, or a directory; several are dealt to the nodes in turn."),
+    ] = None,
     delay: Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")] = "0,0",
     loss: Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")] = 0.0,
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
@@ -58,9 +61,9 @@ def simulate(
             loss=loss,
             speeds=_range("--speeds", speeds),
             eval_rounds=eval_rounds,
+            models=tuple(model or ("tiny",)),
         )
         flags: dict[str, Any] = {
-            "model": model,
             "policy.own": local,
             **parse_assignments([f"policy.external={external}"]),
             "policy.correction": correction,
@@ -115,3 +118,33 @@ def sapo(
             flags["policy.correction"] = correction
         names = tuple(arms.split(",")) if arms else ()
         run_experiment(Experiment(regime, nodes, rounds, seeds, names, model, flags), report)
+
+
+@experiment_app.command()
+def heterogeneous(
+    nodes: Annotated[int, typer.Option(min=2, max=1024, help="Nodes in each swarm.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 4,
+    arms: Annotated[
+        str, typer.Option(help="Own/external arms beside 8/0, comma-separated.")
+    ] = "4/4",
+    strong: Annotated[str, typer.Option(help="tiny, or a directory.")] = "tiny",
+    weak: Annotated[
+        str | None, typer.Option(help="A directory; default: a smaller, sparser model is built.")
+    ] = None,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("heterogeneous-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Compare nodes of two sizes and two tokenizers alone, among their own kind, and in one swarm.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.heterogeneous import Comparison, run_comparison
+
+        flags = parse_assignments(assign or [])
+        names = tuple(arms.split(","))
+        run_comparison(Comparison(nodes, rounds, seeds, names, strong, weak, flags), report)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 #: Rewards closer than this are equal, as in `VerifiedGroup.informative`.
@@ -16,7 +17,7 @@ _EQUAL_WITHIN = 1e-6
 class _Outcome(NamedTuple):
     reward: float
     mixed: bool
-    own: bool
+    provenance: Provenance
 
 
 @dataclass
@@ -26,8 +27,9 @@ class Record:
     `own` is the mean reward over the groups the node made since its last round, whatever became of
     them (the value of the round before if there was none); `batch` the mean reward over the groups
     trained on, SAPO's own metric; `drawn` counts these groups, `informative` those whose rewards
-    differ and `external` those of peers; `made` and `mixed` count own groups, all and those whose
-    rewards differ. `curve` is (round, held-out reward), `received` how many groups of peers came.
+    differ, `external` those of peers and `foreign` those of peers with another model; `made` and
+    `mixed` count own groups, all and those whose rewards differ. `curve` is (round, held-out
+    reward), `received` how many groups of peers came.
     """
 
     own: list[float] = field(default_factory=list)
@@ -35,6 +37,7 @@ class Record:
     drawn: list[int] = field(default_factory=list)
     informative: list[int] = field(default_factory=list)
     external: list[int] = field(default_factory=list)
+    foreign: list[int] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
@@ -51,12 +54,12 @@ class Record:
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         """Own groups were made."""
         for group in groups:
-            self._known[group.id] = outcome = _outcome(group, own=True)
+            self._known[group.id] = outcome = _outcome(group)
             self._fresh.append(outcome)
 
     def receive(self, group: StoredGroup) -> None:
         """A peer's group was let in."""
-        self._known[group.id] = _outcome(group, own=False)
+        self._known[group.id] = _outcome(group)
         self.received += 1
 
     def draw(self, identifiers: Sequence[bytes]) -> None:
@@ -71,7 +74,9 @@ class Record:
         self.batch.append(_mean(drawn))
         self.drawn.append(len(drawn))
         self.informative.append(sum(outcome.mixed for outcome in drawn))
-        self.external.append(sum(not outcome.own for outcome in drawn))
+        origins = [outcome.provenance for outcome in drawn]
+        self.external.append(len(origins) - origins.count(Provenance.OWN))
+        self.foreign.append(origins.count(Provenance.FOREIGN))
         self.made.append(len(fresh))
         self.mixed.append(sum(outcome.mixed for outcome in fresh))
         self._fresh, self._batch = [], []
@@ -100,10 +105,10 @@ class WatchedStorage(Storage):
         self._record.draw(identifiers)
 
 
-def _outcome(group: StoredGroup, own: bool) -> _Outcome:
+def _outcome(group: StoredGroup) -> _Outcome:
     rewards = group.rewards
     spread = max(rewards) - min(rewards)
-    return _Outcome(sum(rewards) / len(rewards), spread > _EQUAL_WITHIN, own)
+    return _Outcome(sum(rewards) / len(rewards), spread > _EQUAL_WITHIN, group.provenance)
 
 
 def _mean(outcomes: Sequence[_Outcome]) -> float:

@@ -21,8 +21,8 @@ from rich.progress import (
 )
 
 from swarm_node.config import Settings, load_settings, parse_assignments
-from swarm_node.simulation.report import SimulationReport, save_report
-from swarm_node.simulation.swarm import Plan, simulate
+from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
+from swarm_node.simulation.swarm import Plan, describe, simulate
 
 #: What a simulated node does otherwise than a real one. It polls about once per update, as a swarm
 #: of larger models would; held-out reward is measured by the simulation, at no cost to the node, so
@@ -57,10 +57,29 @@ def run_simulation(plan: Plan, settings: Settings, directory: Path | None) -> No
     """
     with progress_bar("simulating", plan.nodes * plan.rounds) as advance:
         report = simulate(plan, settings, advance)
-    Console().print(summary(report), highlight=False, soft_wrap=True)
+    Console().print(summary(report, plan.models), highlight=False, soft_wrap=True)
     if directory is not None:
         for path in save_report(report, directory):
             print(f"wrote {path}")
+
+
+def resumed(
+    plan: Plan, settings: Settings, directory: Path, advance: Callable[[], None]
+) -> SimulationReport:
+    """The report in `directory` if it is whole and of the same plan and settings, else a new one,
+    which is saved there. `advance` is called once for each round of each node either way.
+
+    Raises:
+        SwarmNodeError: it cannot run, or the report cannot be written.
+    """
+    report = load_report(directory / REPORT_FILE)
+    if report is not None and report.settings == describe(plan, settings):
+        for _ in range(plan.nodes * plan.rounds):
+            advance()
+        return report
+    report = simulate(plan, settings, advance)
+    save_report(report, directory)
+    return report
 
 
 @contextmanager
@@ -83,14 +102,20 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.update(task, advance=1)
 
 
-def summary(report: SimulationReport) -> str:
-    """The result in a few lines."""
+def summary(report: SimulationReport, models: Sequence[str]) -> str:
+    """The result in a few lines; `models` are those of its plan."""
     nodes, held_out = report.nodes, report.held_out
     count, updates = len(nodes), sum(node.updates for node in nodes)
     received = sum(node.bytes_received for node in nodes) / count
+    names = dict.fromkeys(models)
+    by_model = [
+        f"  {name}, {of.nodes} nodes: {of.curve[0][1]:.3f} -> {of.curve[-1][1]:.3f}"
+        for name, of in zip(names, report.models, strict=True)
+    ]
     return "\n".join(
         (
             f"held-out reward      {held_out.start:.3f} -> {held_out.end:.3f} (pass@1)",
+            *(by_model if len(by_model) > 1 else ()),
             f"cumulative reward    {report.cumulative_own:.2f} of own groups, "
             f"{report.cumulative_batch:.2f} of training batches",
             f"informative groups   {report.informative_per_update:.2f} per update",
