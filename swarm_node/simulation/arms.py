@@ -73,10 +73,11 @@ class Estimate(NamedTuple):
         return mean if math.isnan(self.half) else f"{mean} ± {self.half:{spec}}"
 
 
-def declared_seeds(count: int) -> list[int]:
+def declared_seeds(count: int, experiment: str = "sapo") -> list[int]:
     """The first `count` seeds of the experiment: fixed before any run, and hashed, so that nobody
     picked them."""
-    digests = (hashlib.sha256(f"swarm-node/experiment/sapo/{i}".encode()) for i in range(count))
+    names = (f"swarm-node/experiment/{experiment}/{index}" for index in range(count))
+    digests = (hashlib.sha256(name.encode()) for name in names)
     return [int.from_bytes(digest.digest()[:4], "big") for digest in digests]
 
 

@@ -1,13 +1,9 @@
-"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables.
-
-Every run leaves a report.json in a directory of its own. One that is there, whole and made with the
-same settings is not made again, so an interrupted experiment goes on where it stopped.
-"""
+"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm_node.building import build_with_progress
-from swarm_node.config import Settings
 from swarm_node.errors import ConfigError
-from swarm_node.policy.models import policy_digests, resolve
 from swarm_node.simulation.arms import (
     ARMS,
     REGIMES,
@@ -29,9 +23,9 @@ from swarm_node.simulation.arms import (
     informative_counts,
 )
 from swarm_node.simulation.plots import draw_experiment
-from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
-from swarm_node.simulation.run import progress_bar, simulation_settings
-from swarm_node.simulation.swarm import Plan, describe, simulate
+from swarm_node.simulation.report import SimulationReport
+from swarm_node.simulation.resume import Case, run_cases
+from swarm_node.simulation.swarm import Plan
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
 
@@ -73,16 +67,11 @@ def run_experiment(experiment: Experiment, directory: Path) -> None:
     if experiment.regime not in REGIMES:
         raise ConfigError(f"there is no regime {experiment.regime}: use {', '.join(REGIMES)}")
     arms = experiment.chosen()
-    model = experiment.model or _base(experiment.regime, directory)
+    model = experiment.model or regime_model(experiment.regime, directory)
     place = directory / f"{experiment.regime}-n{experiment.nodes}-r{experiment.rounds}"
-    total = len(arms) * experiment.seeds * experiment.nodes * experiment.rounds
-    results: dict[Arm, list[SimulationReport]] = {arm: [] for arm in arms}
-    with progress_bar(experiment.regime, total) as advance:
-        for index, seed in enumerate(declared_seeds(experiment.seeds)):
-            # Seed by seed, so that an experiment cut short compares arms over the same seeds.
-            for arm in arms:
-                run = place / arm.directory / f"seed-{index}"
-                results[arm].append(_report(experiment, arm, seed, model, run, advance))
+    cases = [_case(experiment, arm, model) for arm in arms]
+    reports = run_cases(experiment.regime, cases, declared_seeds(experiment.seeds), place)
+    results = dict(zip(arms, reports, strict=True))
     console = Console(highlight=False)
     for table in (held_out_table, reward_table, mechanism_table):
         console.print(table(results))
@@ -148,36 +137,22 @@ def mechanism_table(results: Results) -> Table:
     return table
 
 
-def _report(
-    experiment: Experiment,
-    arm: Arm,
-    seed: int,
-    model: str,
-    directory: Path,
-    advance: Callable[[], None],
-) -> SimulationReport:
-    """The report of one arm and seed, from its directory or from a new run."""
+def _case(experiment: Experiment, arm: Arm, model: str) -> Case:
     specialised = REGIMES[experiment.regime].specialised
-    plan = Plan(experiment.nodes, experiment.rounds, seed, specialised=specialised)
-    settings = _settings(experiment, arm, seed, model)
-    digest, _ = policy_digests(resolve(settings.model))
-    report = load_report(directory / REPORT_FILE)
-    if report is not None and report.settings == describe(plan, settings, digest):
-        for _ in range(plan.nodes * plan.rounds):
-            advance()
-        return report
-    report = simulate(plan, settings, advance)
-    save_report(report, directory)
-    return report
-
-
-def _settings(experiment: Experiment, arm: Arm, seed: int, model: str) -> Settings:
     flags = {"model": model, "policy.own": arm.own, "policy.external": arm.external}
-    return simulation_settings(seed, {**flags, **(experiment.flags or {}), **arm.settings})
+    return Case(
+        arm.directory,
+        Plan(experiment.nodes, experiment.rounds, specialised=specialised),
+        {**flags, **(experiment.flags or {}), **arm.settings},
+    )
 
 
-def _base(name: str, directory: Path) -> str:
-    """The model that a regime starts from; built once."""
+def regime_model(name: str, directory: Path) -> str:
+    """The model that a regime starts from, built once below `directory`.
+
+    Raises:
+        SwarmNodeError: it cannot be built.
+    """
     regime = REGIMES[name]
     if regime.steps is None:
         return "tiny"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.p2p.verify import restored_group
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 #: Rewards closer than this are equal, as in `VerifiedGroup.informative`.
@@ -17,6 +18,7 @@ class _Outcome(NamedTuple):
     reward: float
     mixed: bool
     own: bool
+    version: int
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Record:
     trained on, SAPO's own metric; `drawn` counts these groups, `informative` those whose rewards
     differ and `external` those of peers; `made` and `mixed` count own groups, all and those whose
     rewards differ. `curve` is (round, held-out reward), `received` how many groups of peers came.
+    `own_lags` and `peers_lags` are, for every group trained on, by how many updates the policy that
+    sampled it was older than the one it trained: in a simulation all nodes count from one start.
     """
 
     own: list[float] = field(default_factory=list)
@@ -39,6 +43,9 @@ class Record:
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
     received: int = 0
+    own_lags: list[int] = field(default_factory=list)
+    peers_lags: list[int] = field(default_factory=list)
+    _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
     _batch: list[_Outcome] = field(default_factory=list)
@@ -63,8 +70,8 @@ class Record:
         """A batch was drawn; what was drawn before and not trained on is forgotten."""
         self._batch = [self._known[identifier] for identifier in identifiers]
 
-    def end_round(self) -> None:
-        """The batch drawn last was trained on."""
+    def end_round(self, version: int) -> None:
+        """The batch drawn last was trained on; now the policy is of `version`."""
         fresh, drawn = self._fresh, self._batch
         last = self.own[-1] if self.own else 0.0
         self.own.append(_mean(fresh) if fresh else last)
@@ -74,6 +81,10 @@ class Record:
         self.external.append(sum(not outcome.own for outcome in drawn))
         self.made.append(len(fresh))
         self.mixed.append(sum(outcome.mixed for outcome in fresh))
+        for outcome in drawn:
+            lags = self.own_lags if outcome.own else self.peers_lags
+            lags.append(self._version - outcome.version)
+        self._version = version
         self._fresh, self._batch = [], []
 
 
@@ -103,7 +114,8 @@ class WatchedStorage(Storage):
 def _outcome(group: StoredGroup, own: bool) -> _Outcome:
     rewards = group.rewards
     spread = max(rewards) - min(rewards)
-    return _Outcome(sum(rewards) / len(rewards), spread > _EQUAL_WITHIN, own)
+    version = restored_group(group).group.oldest_version
+    return _Outcome(sum(rewards) / len(rewards), spread > _EQUAL_WITHIN, own, version)
 
 
 def _mean(outcomes: Sequence[_Outcome]) -> float:

@@ -40,7 +40,9 @@ class Rounds(msgspec.Struct, frozen=True):
 class SimulatedNode(msgspec.Struct, frozen=True):
     """One node; `weights` is the sha256 of its last ones, `rejected` counts by reason. Bytes are
     payloads, CPU seconds exclude measuring held-out reward; these and the groups are counted up to
-    the end of its last round."""
+    the end of its last round. A lag is how many updates older the policy that sampled a group was
+    than the one that was trained on it: means of own and of peers' groups (0 if there were none),
+    and the largest of own ones."""
 
     peer_id: str
     speed: float
@@ -57,6 +59,9 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     bytes_sent: int
     bytes_received: int
     cpu_seconds: float
+    own_lag: float
+    own_lag_most: int
+    peers_lag: float
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
