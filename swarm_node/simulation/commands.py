@@ -155,6 +155,31 @@ def staleness(
         run_staleness(experiment, report)
 
 
+@experiment_app.command()
+def broad(
+    regime: Annotated[
+        str, typer.Option(help="dense, sparse, very-sparse or specialised.")
+    ] = "dense",
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 4,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("broad-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Compare swarms whose nodes sample none, half or all of their tasks in common.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.broad import Broad, run_broad
+
+        flags = parse_assignments(assign or [])
+        run_broad(Broad(regime, nodes, rounds, seeds, flags=flags), report)
+
+
 def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))

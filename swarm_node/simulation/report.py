@@ -42,7 +42,8 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     payloads, CPU seconds exclude measuring held-out reward; these and the groups are counted up to
     the end of its last round. A lag is how many updates older the policy that sampled a group was
     than the one that was trained on it: means of own and of peers' groups (0 if there were none),
-    and the largest of own ones."""
+    and the largest of own ones. `merged` of the groups trained on were judged together with others
+    of their task."""
 
     peer_id: str
     speed: float
@@ -62,6 +63,7 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     own_lag: float
     own_lag_most: int
     peers_lag: float
+    merged: int
 
 
 class SimulationReport(msgspec.Struct, frozen=True):

@@ -332,6 +332,7 @@ def _row(member: _Member) -> SimulatedNode:
         own_lag=_mean(record.own_lags or [0]),
         own_lag_most=max(record.own_lags, default=0),
         peers_lag=_mean(record.peers_lags or [0]),
+        merged=node.buffer.stats().merged,
     )
 
 
