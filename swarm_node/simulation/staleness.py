@@ -43,7 +43,7 @@ class Staleness:
     `delay` and `loss` are those of a `Plan`; `flags` are settings that all share.
 
     Raises:
-        ConfigError: no such correction, or a negative lag.
+        ConfigError: no such correction, a negative lag, or fewer than 3 rounds.
     """
 
     nodes: int = 4
@@ -57,6 +57,8 @@ class Staleness:
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.corrections if name not in CORRECTIONS]
+        if self.rounds < 3:
+            raise ConfigError("held-out reward is shown at thirds: make at least 3 rounds")
         if unknown or min(self.lags) < 0:
             known = ", ".join(CORRECTIONS)
             raise ConfigError(f"corrections are {known}, lags 0 or more updates: {unknown or ''}")
@@ -93,28 +95,30 @@ def run_staleness(experiment: Staleness, directory: Path) -> None:
 
 
 def staleness_table(results: Results) -> Table:
-    """Lags as set and as counted, and held-out reward at a third, two thirds and the end."""
+    """Lags as set and as counted, groups per update (of peers among them), and held-out reward at a
+    third, two thirds and the end."""
     table = Table(
         title="held-out reward, mean ± 95% confidence interval over seeds",
         title_justify="left",
         box=SIMPLE,
     )
-    headings = ("correction", "lag", "own (most)", "peers'", "peers' groups", "1/3", "2/3", "end")
+    headings = ("correction", "lag", "own (most)", "peers'", "groups (peers')", "1/3", "2/3", "end")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "correction" else "right")
     for (correction, lag), reports in results.items():
         nodes = [node for report in reports for node in report.nodes]
         trained = sum(node.trained_own + node.trained_external for node in nodes)
         external = sum(node.trained_external for node in nodes)
-        points = zip(*(report.held_out.curve[1:] for report in reports), strict=True)
+        updates = sum(len(report.nodes) * len(report.rounds.own) for report in reports)
+        curves = [report.held_out.curve for report in reports]
         table.add_row(
             correction,
             str(lag),
             f"{_mean([node.own_lag for node in nodes]):.1f} "
             f"({max(node.own_lag_most for node in nodes)})",
             f"{_mean([node.peers_lag for node in nodes]):.1f}",
-            f"{external / trained:.0%}",
-            *(f"{estimate([reward for _, reward in point]):.3f}" for point in points),
+            f"{trained / updates:.1f} ({external / updates:.1f})",
+            *(f"{estimate([curve[at][1] for curve in curves]):.3f}" for at in (1, 2, -1)),
         )
     return table
 

@@ -46,3 +46,5 @@ def test_what_is_impossible_is_refused() -> None:
         Staleness(corrections=("magic",))
     with pytest.raises(ConfigError, match="0 or more"):
         Staleness(lags=(-1,))
+    with pytest.raises(ConfigError, match="at least 3"):
+        Staleness(rounds=2)
