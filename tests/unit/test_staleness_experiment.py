@@ -22,7 +22,10 @@ def test_a_lag_is_the_oldest_age_and_the_weights_come_one_update_sooner() -> Non
     assert len(names) == 9
 
 
-def test_it_runs_shows_lags_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_shows_lags_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # so that no cell is folded
     run_staleness(SMALL, tmp_path)
     shown = capsys.readouterr().out
     assert (tmp_path / "n1-r3" / "staleness.png").stat().st_size > 10_000
@@ -33,7 +36,8 @@ def test_it_runs_shows_lags_and_resumes(tmp_path: Path, capsys: pytest.CaptureFi
         report = load_report(path)
         assert report is not None
         oldest = max(node.own_lag_most for node in report.nodes)
-        assert oldest == report.settings["policy"]["max_lag"]
+        allowed = report.settings["policy"]["max_lag"]
+        assert min(1, allowed) <= oldest <= allowed
         assert f"{report.nodes[0].own_lag:.1f} ({oldest})" in shown
         assert report.settings["plan"]["loss"] == 0.1
     run_staleness(SMALL, tmp_path)
