@@ -75,7 +75,7 @@ class Node:
         self.own_families: tuple[str, ...] = ()
         self.started = parts.clock.now()
         self.directory = Directory(membership.identity.peer_id)
-        self.buffer = ReplayBuffer(replay_settings(settings.policy), self.directory.quality)
+        self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
         # Streams of their own, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"
         train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
@@ -261,6 +261,7 @@ class Node:
             info,
             self.own_families,
             self.membership.identity.peer_id,
+            self.membership.swarm.swarm_id,
         )
         self._evaluator = Evaluator(
             settings=self.settings,
