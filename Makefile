@@ -37,6 +37,7 @@ bench: setup
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/envelope.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/trainer.py
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md and docs/mixture.md.
 experiments: setup
@@ -47,6 +48,9 @@ experiments: setup
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
+	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
+	$(BIN)/swarm-node experiment staleness
+	$(BIN)/swarm-node experiment broad
 
 clean:
 	rm -rf $(VENV) demo-report build dist *.egg-info

@@ -14,6 +14,7 @@ import typer
 
 from swarm_node import __version__
 from swarm_node.errors import SwarmNodeError
+from swarm_node.exporting import export
 from swarm_node.refusals import refusals as _refusals
 from swarm_node.simulation import commands as simulation
 
@@ -28,6 +29,7 @@ model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the pr
 app.add_typer(model_app, name="model", rich_help_panel="Model")
 
 _BASIC, _NETWORK = "Basic", "Network"
+app.command(rich_help_panel="Model")(export)
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
 
@@ -165,7 +167,8 @@ async def _addresses_of(control_file: Path) -> list[str]:
 @app.command(rich_help_panel=_BASIC)
 def join(
     model: Annotated[
-        str | None, typer.Option(help="tiny, or a directory. [SWARM_NODE_MODEL]")
+        str | None,
+        typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
     ] = None,
     ticket: Annotated[
         str | None, typer.Option(help="What invite printed; prefer --ticket-file on shared hosts.")
@@ -333,13 +336,20 @@ def build_tiny(
     bare: Annotated[float, typer.Option(help="Share of right answers that score.")] = 0.12,
     wrong: Annotated[float, typer.Option(help="Share of wrong answers.")] = 0.15,
     evasive: Annotated[float, typer.Option(help="Share of answers that say nothing.")] = 0.10,
+    size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
+    tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
 ) -> None:
-    """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes."""
+    """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes.
+
+    Other sizes and tokenizers make swarms of unlike nodes.
+    """
     with _refusals():
         from swarm_node.building import build_with_progress
-        from swarm_node.policy.build_tiny import Noise
+        from swarm_node.policy.build_tiny import STEPS, Noise, Recipe
 
-        build_with_progress(out, seed, steps, Noise(bare, wrong, evasive))
+        noise = Noise(bare, wrong, evasive)
+        taken = STEPS if steps is None else steps
+        build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
 
 
 def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:

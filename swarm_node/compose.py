@@ -15,13 +15,14 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
 from swarm_node.control import ControlServer
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, ModelError
 from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
 from swarm_node.policy.engine_plan import has_vllm, plan_engine
 from swarm_node.policy.model_files import Qwen2Config, weight_files
+from swarm_node.policy.model_memory import check_memory
 from swarm_node.policy.models import Codec, policy_digests, resolve
 from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.trainer import TrainerSettings
@@ -39,9 +40,14 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
     """
-    model_dir = resolve(settings.model)
+    model_dir = resolve(settings.model, check_memory)
     model, tokenizer = policy_digests(model_dir)
     codec = Codec.from_directory(model_dir)
+    if not codec.fits((), settings.sampling.max_new_tokens + 1):
+        raise ModelError(
+            f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
+            f"{codec.positions} positions, for prompt and answer together: lower it"
+        )
     trainer = ProcessTrainer(
         model_dir,
         home.checkpoints,
@@ -117,6 +123,8 @@ def trainer_settings(settings: Settings) -> TrainerSettings:
         temperature=settings.sampling.temperature,
         longest_answer=settings.sampling.max_new_tokens,
         off_policy_mask=settings.policy.off_policy_mask,
+        activation_checkpointing=settings.policy.activation_checkpointing,
+        lora_rank=settings.policy.lora_rank,
         seed=settings.run.seed,
     )
 

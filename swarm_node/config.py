@@ -84,6 +84,8 @@ class Sampling(_Table):
     )
     kv_gib: float = Field(
         0.0, ge=0, le=1024, description="GiB of vLLM's key/value cache; 0: chosen from the model."
+    common_share: float = Field(
+        0.0, ge=0, le=1, description="Share of tasks that the whole swarm samples and compares."
     )
 
 
@@ -106,6 +108,10 @@ class Policy(_Table):
         None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
     )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
+    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
+    activation_checkpointing: bool = Field(
+        False, description="Keep fewer activations: less memory, more time, the same gradient."
+    )
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")
     reuse: int = Field(1, ge=1, le=64, description="How often one group may be trained on.")
@@ -137,7 +143,7 @@ class Settings(_Table):
     """All settings of one node."""
 
     home: Path = Field(default_factory=default_home, description="The node's directory.")
-    model: Text = Field("tiny", description="tiny, or the directory of a Qwen2 model.")
+    model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
     ticket: SecretStr | None = Field(None, description="What `swarm-node invite` printed.")
     ticket_file: Path | None = Field(None, description="File with the ticket; - reads stdin.")
     verbose: bool = Field(False, description="Log every rejection and failed request.")
@@ -235,12 +241,22 @@ def _parse_value(text: str) -> Any:
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        table, _, inner = key.partition(".")
-        if inner:
-            nested.setdefault(table, {})[inner] = value
-        else:
-            nested[table] = value
+        *tables, last = _key_parts(key)
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[last] = value
     return nested
+
+
+def _key_parts(key: str) -> list[str]:
+    """`policy.own` in two parts, `environment.options.path` in three: below a table of the user's
+    own keys, what follows is one of them."""
+    table, dot, inner = key.partition(".")
+    inner, inner_dot, own = inner.partition(".")
+    if inner_dot and inner in _FREE_TABLES:
+        return [table, inner, own]
+    return [table, inner + inner_dot + own] if dot else [table]
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:

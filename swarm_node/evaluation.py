@@ -37,7 +37,8 @@ class Evaluator:
         self._one_at_a_time = asyncio.Lock()
 
     async def measure(self) -> EvalPoint:
-        """One point of the curve; takes a sampling call over all families."""
+        """One point of the curve; takes a sampling call over all families. A task whose prompt
+        leaves the model no room for an answer counts as answered wrongly."""
         async with self._one_at_a_time:
             refs = [
                 TaskRef(self._info.name, self._info.version, family, held_out_seed(family, index))
@@ -46,25 +47,26 @@ class Evaluator:
             ]
             prompts = await self._parts.environment.render(refs)
             version = self._parts.sampler.version
-            groups = await self._parts.sampler.sample(
-                [
-                    SampleRequest(
-                        self._parts.codec.encode_prompt(prompt),
-                        n=1,
-                        seed=ref.seed,
-                        max_new_tokens=self._sampling.max_new_tokens,
-                        temperature=self._sampling.temperature,
-                    )
-                    for ref, prompt in zip(refs, prompts, strict=True)
-                ]
-            )
-            judged = [
-                await self._parts.environment.judge(ref, [completion.text for completion in group])
-                for ref, group in zip(refs, groups, strict=True)
-            ]
+            codec, longest = self._parts.codec, self._sampling.max_new_tokens
+            requests = {
+                ref: SampleRequest(
+                    codec.encode_prompt(prompt),
+                    n=1,
+                    seed=ref.seed,
+                    max_new_tokens=longest,
+                    temperature=self._sampling.temperature,
+                )
+                for ref, prompt in zip(refs, prompts, strict=True)
+            }
+            fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, longest)]
+            groups = await self._parts.sampler.sample([requests[ref] for ref in fitting])
+            rewards = dict.fromkeys(refs, 0.0)
+            for ref, (completion,) in zip(fitting, groups, strict=True):
+                judged = await self._parts.environment.judge(ref, [completion.text])
+                (rewards[ref],) = judged.rewards
         scores: dict[str, list[float]] = {family: [] for family in self._info.families}
-        for ref, result in zip(refs, judged, strict=True):
-            scores[ref.family].extend(result.rewards)
+        for ref in refs:
+            scores[ref.family].append(rewards[ref])
         return self._point(version, {family: _mean(values) for family, values in scores.items()})
 
     def _point(self, version: int, families: dict[str, float]) -> EvalPoint:

@@ -15,6 +15,8 @@ from swarm_node.config import Settings
 from swarm_node.errors import TicketError
 from swarm_node.home import Home, Membership
 from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.policy.model_memory import check_memory
+from swarm_node.policy.models import resolve
 
 _MAX_TICKET_FILE = 16 * 1024
 TICKET_SECONDS = 7 * 86_400
@@ -28,6 +30,9 @@ def join_swarm(settings: Settings) -> None:
         SwarmNodeError: it cannot start; the message says what to do.
     """
     set_up_logging(settings.verbose)
+    # Before anything is founded or started: a download may take long, and may be interrupted.
+    model = resolve(settings.model, check_memory)
+    settings = settings.model_copy(update={"model": str(model)})
     home = Home(settings.home)
     with home.lock():
         membership, founded = _belong(settings, home)

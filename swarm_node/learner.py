@@ -17,19 +17,11 @@ from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
 from swarm_node.policy.replay import Drawn, ReplayBuffer
 from swarm_node.policy.trainer import UpdateStats
-from swarm_node.snapshot import EvalPoint, GroupCounts, UpdateRow
+from swarm_node.snapshot import Saved, UpdateRow
 
 _KEEP_EVALS = 2000
 _BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
-
-
-class _Saved(msgspec.Struct):
-    """What a checkpoint keeps besides the training state."""
-
-    updates: int
-    groups: GroupCounts
-    evals: list[EvalPoint]
 
 
 class Learner:
@@ -61,13 +53,14 @@ class Learner:
         await self._parts.sampler.load(weights, version)
         if trainer.extra:
             try:
-                saved = msgspec.convert(dict(trainer.extra), _Saved)
+                saved = msgspec.convert(dict(trainer.extra), Saved)
             except msgspec.ValidationError as error:
                 raise CheckpointError(
                     f"the newest checkpoint is not of this program: {error}"
                 ) from None
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            self._mixer.resume(saved.mixture)
 
     async def step(self, stopping: Callable[[], bool]) -> bool:
         """One update, if there is a batch; False when there was none.
@@ -87,6 +80,7 @@ class Learner:
             parts.codec.eos_id,
             self._settings.policy.correction,
             self._settings.policy.advantage,
+            drawn.beside,
         )
         try:
             result = await parts.trainer.update(batch)
@@ -105,7 +99,7 @@ class Learner:
     async def checkpoint(self) -> None:
         """Store training state and tally; a failure is counted and told, the node goes on."""
         tally = self._tally
-        saved = _Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:])
+        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self._mixer.state)
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
             await self._parts.trainer.checkpoint(extra)
@@ -139,6 +133,8 @@ class Learner:
             tally.updates += 1
         else:
             tally.skipped_updates += 1
+        if stats.halvings:
+            tally.faults["memory"] += stats.halvings
         rewards = [reward for group in drawn.groups for reward in group.rewards]
         tally.last_update = UpdateRow(
             loss=stats.loss,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from swarm_node.config import Policy
+from swarm_node.config import Policy, Settings
 from swarm_node.p2p.peers import BLAMELESS
 from swarm_node.parts import Tally
 from swarm_node.policy.mixture import (
@@ -22,8 +22,9 @@ from swarm_node.policy.replay import ReplayBuffer, ReplaySettings, ReplayStats
 from swarm_node.snapshot import EvalPoint, MixtureRow
 
 
-def replay_settings(policy: Policy) -> ReplaySettings:
-    """The buffer for `policy`; where `external` is "auto", large enough for any mixture."""
+def replay_settings(settings: Settings) -> ReplaySettings:
+    """The node's buffer; where `external` is "auto", large enough for any mixture."""
+    policy = settings.policy
     own, external = policy.own, policy.external
     if external == "auto":
         adaptive = adaptive_settings(policy)
@@ -38,6 +39,7 @@ def replay_settings(policy: Policy) -> ReplaySettings:
         draw=policy.draw,
         half_life=policy.half_life or math.inf,
         filter_own=policy.filter_own,
+        merge=settings.sampling.common_share > 0,
     )
 
 
@@ -53,14 +55,26 @@ class Mixer:
         self._settings = adaptive_settings(policy)
         self._tally = tally
         self._buffer = buffer
-        self._state: MixtureState | None = None
+        #: What the controller knows; None where the mixture is fixed.
+        self.state: MixtureState | None = None
         if policy.external == "auto":
-            self._state = start(self._settings, policy.own)
-            buffer.aim(self._state.current)
+            self.state = start(self._settings, policy.own)
+            buffer.aim(self.state.current)
         self._stats: ReplayStats | None = None
         self._offered = 0
         self._probe: EvalPoint | None = None
         self._show()
+
+    def resume(self, state: MixtureState | None) -> None:
+        """Go on from a checkpoint's state, unless the settings have changed since: a state of other
+        limits is of no use."""
+        if self.state is None or state is None:
+            return
+        mixture, settings = state.current, self._settings
+        if mixture.size == settings.batch and 0 <= mixture.external <= settings.most_external:
+            self.state = state
+            self._buffer.aim(mixture)
+            self._show()
 
     def update(self) -> None:
         """After an update: take in what happened since the last one."""
@@ -70,7 +84,7 @@ class Mixer:
         probe, self._probe = self._probe, tally.evals[-1] if tally.evals else None
         # Before the first update there is nothing to compare with: a resumed node has its buffer
         # and its curve from an earlier life.
-        if self._state is not None and before is not None:
+        if self.state is not None and before is not None:
             seen = Observation(
                 made=stats.own_admitted - before.own_admitted,
                 mixed=stats.own_informative - before.own_informative,
@@ -82,8 +96,8 @@ class Mixer:
                 ),
                 probe=self._probe.own if self._probe and self._probe is not probe else None,
             )
-            self._state = observe(self._state, seen, self._settings)
-            self._buffer.aim(self._state.current)
+            self.state = observe(self.state, seen, self._settings)
+            self._buffer.aim(self.state.current)
         self._show()
 
     def _trust(self, stats: ReplayStats) -> float:
@@ -92,7 +106,7 @@ class Mixer:
         return (stats.external_admitted + 1) / (stats.external_admitted + bad + 1)
 
     def _show(self) -> None:
-        mixture, stats, state = self._buffer.mixture, self._buffer.stats(), self._state
+        mixture, stats, state = self._buffer.mixture, self._buffer.stats(), self.state
         share = stats.own_informative / stats.own_admitted if stats.own_admitted else None
         self._tally.mixture = MixtureRow(
             own=mixture.own,

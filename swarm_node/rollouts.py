@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import structlog
+
 from swarm_node.config import Settings
+from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo, Judgement
 from swarm_node.environments.seeds import task_seed
 from swarm_node.harvest import Harvest, Job
@@ -14,6 +18,10 @@ from swarm_node.policy.sampler import InterruptibleSampler, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 Scored = tuple[RolloutGroup, str]
+Deliver = Callable[[Sequence[Scored]], Awaitable[None]]
+
+_PAUSE_SECONDS = 1.0
+_log = structlog.get_logger(__name__)
 
 
 class RolloutMaker:
@@ -27,6 +35,7 @@ class RolloutMaker:
         info: EnvironmentInfo,
         families: Sequence[str],
         peer_id: str,
+        swarm_id: bytes,
     ) -> None:
         self._settings = settings
         self._parts = parts
@@ -34,6 +43,7 @@ class RolloutMaker:
         self._info = info
         self._families = tuple(families)
         self._peer_id = peer_id
+        self._swarm_id = swarm_id
         self._harvest: Harvest | None = None
         if isinstance(parts.sampler, InterruptibleSampler):
             self._harvest = Harvest(
@@ -42,54 +52,71 @@ class RolloutMaker:
                 max_lag=settings.policy.max_lag,
             )
 
-    async def make(
-        self, count: int, deliver: Callable[[Sequence[Scored]], Awaitable[None]]
-    ) -> None:
+    async def make(self, count: int, deliver: Deliver) -> None:
         """Have groups of `count` tasks made and given to `deliver`, each with its prompt, as soon
-        as they are there; `claimed` are the local rewards.
+        as they are there; `claimed` are the local rewards. Fewer where a prompt leaves the model no
+        room for an answer: such tasks are left out.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
             SwarmNodeError: from the sampler or `deliver`.
         """
-        clock = self._parts.clock
+        clock, made = self._parts.clock, 0
         started = clock.now()
+
+        async def hand_on(scored: Sequence[Scored]) -> None:
+            nonlocal made
+            made += len(scored)
+            await deliver(scored)
+
         if self._harvest is not None:
+            await self._gather(self._harvest, count, hand_on)
+        else:
+            await self._sample(count, hand_on)
+        if made:
+            self._tally.sampling.add(clock.now() - started, made)
+        else:
+            await asyncio.sleep(_PAUSE_SECONDS)  # the next tasks are no shorter: do not spin
 
-            async def hand_on(job: Job) -> None:
-                completions = tuple(map(self._completion, job.rows))
-                await deliver([await self._score(job, completions, job.version)])
+    async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> None:
+        """By a sampler that works on many groups at once: each as soon as it is whole."""
 
-            await self._harvest.gather(count, self._jobs, hand_on)
-            self._tally.sampling.add(clock.now() - started, count)
+        async def hand_on(job: Job) -> None:
+            completions = tuple(map(self._completion, job.rows))
+            await deliver([await self._score(job, completions, job.version)])
+
+        await harvest.gather(count, self._jobs, hand_on)
+
+    async def _sample(self, count: int, deliver: Deliver) -> None:
+        """All in one batch."""
+        sampler, jobs = self._parts.sampler, await self._jobs(count)
+        if not jobs:
             return
-        jobs = await self._jobs(count)
-        version = self._parts.sampler.version
-        sampled = await self._parts.sampler.sample([job.request for job in jobs])
-        scored = [
-            await self._score(job, completions, version)
-            for job, completions in zip(jobs, sampled, strict=True)
-        ]
-        self._tally.sampling.add(clock.now() - started, count)
-        await deliver(scored)
+        version = sampler.version
+        sampled = await sampler.sample([job.request for job in jobs])
+        await deliver(
+            [
+                await self._score(job, completions, version)
+                for job, completions in zip(jobs, sampled, strict=True)
+            ]
+        )
 
     async def _jobs(self, count: int) -> list[Job]:
-        sampling, codec = self._settings.sampling, self._parts.codec
-        refs = await self._next_tasks(count)
-        prompts = await self._parts.environment.render(refs)
+        sampling = self._settings.sampling
         return [
             Job(
                 ref,
                 prompt,
                 SampleRequest(
-                    codec.encode_prompt(prompt),
+                    prompt_ids,
                     n=sampling.group_size,
-                    seed=task_seed("sample", self._settings.run.seed, ref.seed),
+                    # Peers may sample the same task, from nearly the same weights.
+                    seed=task_seed("sample", self._settings.run.seed, self._peer_id, ref.seed),
                     max_new_tokens=sampling.max_new_tokens,
                     temperature=sampling.temperature,
                 ),
             )
-            for ref, prompt in zip(refs, prompts, strict=True)
+            for ref, prompt, prompt_ids in await self._next_tasks(count)
         ]
 
     def _completion(self, row: Row) -> Completion:
@@ -115,13 +142,47 @@ class RolloutMaker:
             self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
         return judged
 
-    async def _next_tasks(self, count: int) -> list[TaskRef]:
-        """The next tasks of this node's own stream, which no restart repeats."""
-        storage = self._parts.storage
+    async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
+        """Reference, prompt and its token ids of the next tasks that leave room for an answer."""
+        parts = self._parts
+        refs = await self._next_refs(count)
+        prompts = await parts.environment.render(refs)
+        tasks = [
+            (ref, prompt, parts.codec.encode_prompt(prompt))
+            for ref, prompt in zip(refs, prompts, strict=True)
+        ]
+        longest = self._settings.sampling.max_new_tokens
+        fitting = [task for task in tasks if parts.codec.fits(task[2], longest)]
+        if len(fitting) < len(tasks):
+            if not self._tally.faults["prompt_too_long"]:
+                _log.warning(
+                    "left out: a prompt and its answer exceed the model's positions; lower "
+                    "sampling.max_new_tokens or leave that family out (told once, counted)",
+                    family=next(ref.family for ref, *_ in tasks if (ref, *_) not in fitting),
+                    positions=parts.codec.positions,
+                    max_new_tokens=longest,
+                )
+            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
+        return fitting
+
+    async def _next_refs(self, count: int) -> list[TaskRef]:
+        """The next tasks of this node's own stream and of the swarm's, which no restart repeats."""
+        storage, share = self._parts.storage, self._settings.sampling.common_share
         first = await storage.run(storage.advance, "tasks", count)
-        refs = []
-        for index in range(first, first + count):
+        own = [index for index in range(first, first + count) if not is_common(index, share)]
+        tasks = await self._common_tasks(count - len(own)) if len(own) < count else []
+        for index in own:
             seed = task_seed("train", self._settings.run.seed, self._peer_id, index)
-            family = self._families[seed % len(self._families)]
-            refs.append(TaskRef(self._info.name, self._info.version, family, seed))
-        return refs
+            tasks.append((self._families[seed % len(self._families)], seed))
+        info = self._info
+        return [TaskRef(info.name, info.version, family, seed) for family, seed in tasks]
+
+    async def _common_tasks(self, count: int) -> list[tuple[str, int]]:
+        storage = self._parts.storage
+        used = await storage.run(storage.counter, "common")
+        first = first_number(used, self._parts.clock.wall())
+        tasks, after = common_tasks(
+            self._swarm_id, self._info.families, self._families, first, count
+        )
+        await storage.run(storage.advance, "common", after - used)
+        return tasks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from swarm_node.policy.mixture import MixtureState
+
 SCHEMA = 1
 
 
@@ -26,6 +28,15 @@ class GroupCounts(msgspec.Struct):
     trained_own: int = 0
     trained_external: int = 0
     received: int = 0
+
+
+class Saved(msgspec.Struct):
+    """What a node keeps in a checkpoint besides the training state."""
+
+    updates: int
+    groups: GroupCounts
+    evals: list[EvalPoint]
+    mixture: MixtureState | None = None
 
 
 class PeerRow(msgspec.Struct, frozen=True):

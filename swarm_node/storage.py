@@ -185,17 +185,22 @@ class Storage:
                     db.execute("INSERT INTO log VALUES (?, ?, ?)", (seq, row.id, announcement))
                 _set_meta(db, "head", seq)
 
-    def announcements(self, epoch: int, since: int, limit: int) -> tuple[int, int, list[bytes]]:
-        """(this log's epoch, its newest number, sealed announcements with numbers above `since`,
-        oldest first). `since` counts only if `epoch` is this log's; it starts anew otherwise."""
+    def announcements(
+        self, epoch: int, since: int, limit: int
+    ) -> tuple[int, int, int, tuple[bytes, ...]]:
+        """(this log's epoch, its newest number, how many the limit left out, the newest `limit`
+        sealed announcements with numbers above `since`, oldest first). `since` counts only if
+        `epoch` is this log's; it starts anew otherwise."""
         after = since if epoch == self.epoch else 0
         with self._lock:
+            total = self._rows("SELECT count(*) FROM log WHERE seq > ?", after)[0][0]
             rows = self._rows(
-                "SELECT announcement FROM log WHERE seq > ? ORDER BY seq LIMIT ?",
+                "SELECT announcement FROM log WHERE seq > ? ORDER BY seq DESC LIMIT ?",
                 after,
                 max(0, min(limit, MAX_LISTED)),
             )
-            return self.epoch, self.head(), [row[0] for row in rows]
+            items = tuple(row[0] for row in reversed(rows))
+            return self.epoch, self.head(), total - len(items), items
 
     def blob(self, identifier: bytes) -> bytes | None:
         """The sealed bytes of a group, own or received, if they are still here."""

@@ -7,6 +7,7 @@ what it got. `serving.py` answers the same protocols; `verify.py` decides what i
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,13 +15,21 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed, seal
 from swarm_node.p2p.identity import Identity, public_key_of
 from swarm_node.p2p.membership import SwarmInfo, verify_chain
 from swarm_node.p2p.peers import Candidate, Directory, Peer
-from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.serving import (
+    HELLO,
+    LIST,
+    NOT_HERE,
+    PEERS,
+    PULL,
+    UNKNOWN_MEMBER,
+    hello_body,
+)
 from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
 from swarm_node.p2p.verify import GroupVerifier
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
@@ -28,11 +37,11 @@ from swarm_node.storage import Storage, StoredGroup
 
 _MAX_SMALL_REPLY = 64 * 1024
 _LIST_LIMIT = 128
-_PEERS_LIMIT = 16
+_PEERS_LIMIT = 8
+_HEARTBEATS_PER_BEAT = 8
 _MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
 _REQUEST_SECONDS = 10.0
 _PULL_SECONDS = 60.0
-_PARALLEL_PULLS = 4
 _HEARTBEAT_LIVES = 3
 _log = structlog.get_logger(__name__)
 
@@ -64,6 +73,8 @@ class Exchange:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
+        self._pulling: Counter[str] = Counter()
+        self._unread = 0  # beats to come without reading the others'
 
     async def publish(
         self, scored: Sequence[tuple[RolloutGroup, str]], version: int
@@ -102,7 +113,11 @@ class Exchange:
         return published
 
     async def beat(self, version: int, seconds: float) -> None:
-        """Show this node's heartbeat, read everybody's, and pass heartbeats on with one peer."""
+        """Show this node's heartbeat, read everybody's, and pass heartbeats on with one peer.
+
+        A large swarm's are read the more rarely, so that reading costs the same per beat whatever
+        its size; newcomers are met in between, because they greet and are passed on.
+        """
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
@@ -116,30 +131,48 @@ class Exchange:
         )
         sealed = seal(self._identity, self._swarm.swarm_id, Kind.HEAD, heartbeat)
         await self._transport.publish_heartbeat(sealed, seconds * _HEARTBEAT_LIVES)
-        for peer_id, raw in (await self._transport.heartbeats()).items():
-            self._hear(raw, expected=peer_id)
+        if self._unread:
+            self._unread -= 1
+        else:
+            found = await self._transport.heartbeats()
+            self._unread = len(found) // _HEARTBEATS_PER_BEAT
+            for peer_id, raw in found.items():
+                self._hear(raw, expected=peer_id)
         for peer in self._directory.draw(self._rng, 1, self._clock.now()):
             await self._exchange_peers(peer)
 
-    async def list_some(self, count: int) -> int:
-        """List the logs of up to `count` random peers; returns how many new offers were noted."""
+    async def list_some(self, count: int, wanted: int) -> int:
+        """List the newest of the logs of up to `count` random peers, as far as offers are `wanted`;
+        returns how many new ones the peers say there are, listed or not.
+
+        Reading only what there is room for keeps the cost independent of the swarm's size: in a
+        large one a peer has announced much since it was last listed. Where none is wanted, one peer
+        is still asked for its newest, so that the offers held do not grow old together.
+        """
+        count = count if wanted > 0 else 1
         peers = self._directory.draw(self._rng, count, self._clock.now())
-        return sum(await asyncio.gather(*(self._list(peer) for peer in peers)))
+        limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
+        return sum(await asyncio.gather(*(self._list(peer, limit) for peer in peers)))
 
-    async def pull_some(
-        self, count: int, room: Callable[[str], int], version: int
-    ) -> list[VerifiedGroup]:
-        """Draw up to `count` offered groups at random, of each author at most `room(author)`;
-        pull and verify them."""
-        offers = self._directory.draw_candidates(self._rng, count, room)
-        slots = asyncio.Semaphore(_PARALLEL_PULLS)
+    def on_offer(self, room: Callable[[str | None], int]) -> int:
+        """How many offered groups could be pulled now, beside those that are being pulled: of each
+        author at most `room(author)`, of all at most `room(None)`."""
+        free = room(None) - self._pulling.total()
+        if free <= 0:
+            return 0
+        return min(free, self._directory.offered(self._left(room), self._clock.now()))
 
-        async def pull(offer: Candidate) -> VerifiedGroup | None:
-            async with slots:
+    async def pull(self, room: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
+        """Draw one offered group at random, pull and verify it. None when nothing is on offer, when
+        nobody answered, or when it was refused, which is counted."""
+        drawn = self._directory.draw_candidates(self._rng, 1, self._left(room), self._clock.now())
+        for offer in drawn:
+            self._pulling[offer.author] += 1
+            try:
                 return await self._pull(offer, version)
-
-        results = await asyncio.gather(*(pull(offer) for offer in offers))
-        return [group for group in results if group is not None]
+            finally:
+                self._pulling[offer.author] -= 1
+        return None
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer it came from."""
@@ -148,6 +181,9 @@ class Exchange:
         if peer is not None:
             peer.rejected[rejected.reason] += 1
         _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
+
+    def _left(self, room: Callable[[str | None], int]) -> Callable[[str], int]:
+        return lambda author: room(author) - self._pulling[author]
 
     def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
         group = verified.group
@@ -202,11 +238,11 @@ class Exchange:
         for raw in peers.heartbeats:
             self._hear(raw, expected=None)
 
-    async def _list(self, peer: Peer) -> int:
+    async def _list(self, peer: Peer, limit: int) -> int:
         epoch, since = peer.cursor
         # What lies further back is too old to be worth a pull, so a newcomer starts near the head.
         since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
-        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=_LIST_LIMIT))
+        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
         reply = await self._ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
         if reply is None:
             return 0
@@ -220,7 +256,8 @@ class Exchange:
         for raw in listed.items:
             since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
-        return peer.offered - before
+        # What was left out is the peer's word alone, as an announcement is until it is pulled.
+        return peer.offered - before + min(listed.left_out, _LIST_LIMIT)
 
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Note one announcement, as an offer if it is worth a pull; its sequence number, 0 when it
@@ -266,6 +303,7 @@ class Exchange:
             if author is not None:
                 author.received += 1
             return result
+        self._directory.give_back(offer)
         return None
 
     def _holders(self, offer: Candidate) -> list[Peer]:
@@ -287,14 +325,14 @@ class Exchange:
     ) -> bytes | None:
         """One request to a member, greeting it first; None, counted, when it did not work."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
                     await self._greet(peer)
                 try:
                     reply = await self._transport.request(
                         peer.peer_id, protocol, payload, max_reply=max_reply
                     )
-                except TransportError as error:
+                except RefusedError as error:
                     if UNKNOWN_MEMBER not in str(error):
                         raise
                     await self._greet(peer)  # it restarted and forgot us
@@ -302,6 +340,10 @@ class Exchange:
                         peer.peer_id, protocol, payload, max_reply=max_reply
                     )
         except (TransportError, TimeoutError) as error:
+            if isinstance(error, RefusedError) and NOT_HERE in str(error):
+                peer.answered(self._clock.now())  # what it does not hold says nothing about it
+                self._rejected["not_here"] += 1
+                return None
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))

@@ -30,7 +30,8 @@ class MemoryNetwork:
 
     Each message (a request or a reply) is lost with probability `loss` and otherwise takes a
     uniform draw from `delay` seconds. A caller whose message is lost learns so after `patience`
-    seconds. `sent` and `received` count payload bytes by peer id, lost ones as sent only.
+    seconds. `sent` and `received` count payload bytes by peer id, lost ones as sent only, and
+    heartbeats as often as they are published and read.
     """
 
     def __init__(
@@ -89,16 +90,19 @@ class MemoryNetwork:
             del self._running[transport.peer_id]
 
     def publish(self, peer: str, heartbeat: bytes, ttl: float) -> None:
+        self.sent[peer] += len(heartbeat)
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
         """Unexpired heartbeats of the others on the reader's side of the partition."""
         now = asyncio.get_running_loop().time()
-        return {
+        found = {
             peer: heartbeat
             for peer, (heartbeat, expires) in self._heartbeats.items()
             if peer != reader and expires > now and self.linked(reader, peer)
         }
+        self.received[reader] += sum(map(len, found.values()))
+        return found
 
     async def exchange(
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int

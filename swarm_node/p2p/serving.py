@@ -25,6 +25,7 @@ LIST = "/swarm-node/list/1"
 PULL = "/swarm-node/pull/1"
 PEERS = "/swarm-node/peers/1"
 UNKNOWN_MEMBER = "say hello first"
+NOT_HERE = "not here (any more)"
 
 Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 
@@ -75,6 +76,7 @@ class Server:
             raise TransportError(f"no member of this swarm: {member.reason}")
         peer = self._directory.meet(caller, now)
         peer.member_until, peer.last_seen, peer.retry_at = member.not_after, now, now
+        peer.greeted = True  # the reply greets back; a peer that lost it says so when asked
         if hello.addresses:
             peer.addresses = hello.addresses
         return wire.pack(hello_body(wire.HelloReply, self._chain, self._transport))
@@ -82,17 +84,17 @@ class Server:
     async def _list(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
         request = _parse(wire.ListRequest, payload)
-        epoch, head, items = await self._storage.run(
+        listed = await self._storage.run(
             self._storage.announcements, request.epoch, request.since, request.limit
         )
-        return wire.pack(wire.ListReply(epoch=epoch, head=head, items=tuple(items)))
+        return wire.pack(wire.ListReply(*listed))
 
     async def _pull(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
         request = _parse(wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
-            raise TransportError("not here (any more)")
+            raise TransportError(NOT_HERE)
         return sealed
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:
@@ -109,6 +111,7 @@ class Server:
         peer = self._directory.get(caller)
         if peer is None or peer.member_until < self._clock.wall():
             raise TransportError(UNKNOWN_MEMBER)
+        peer.last_seen = self._clock.now()
         self._allow(caller)
 
     def _allow(self, caller: str) -> None:

@@ -126,7 +126,8 @@ class HelloReply(Body, frozen=True):
 
 
 class ListRequest(Body, frozen=True):
-    """`/swarm-node/list/1`: announcements of `epoch` with a sequence number above `since`."""
+    """`/swarm-node/list/1`: the newest `limit` announcements of `epoch` with a sequence number
+    above `since`."""
 
     epoch: Counter
     since: Counter
@@ -134,10 +135,12 @@ class ListRequest(Body, frozen=True):
 
 
 class ListReply(Body, frozen=True):
-    """The log's own epoch and head, and sealed announcements in ascending order."""
+    """The log's own epoch and head, how many older announcements above `since` the limit left out,
+    and sealed announcements in ascending order."""
 
     epoch: Counter
     head: Counter
+    left_out: Counter
     items: Annotated[
         tuple[Annotated[bytes, Meta(max_length=MAX_ANNOUNCEMENT_BYTES)], ...],
         Meta(max_length=MAX_LIST_ITEMS),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_node.policy.advantage import ADVANTAGES, EQUAL_WITHIN
+from swarm_node.policy.advantage import ADVANTAGES, EQUAL_WITHIN, broad
 from swarm_node.policy.loss_names import AdvantageName
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
@@ -27,6 +27,10 @@ Encode = Callable[[str], Sequence[int]]
 
 _OWN = Provenance.OWN
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
+#: Padding of a micro-batch, in tokens: as much as this share of it, or what one micro-batch more
+#: costs by itself (benchmarks/trainer.py measures both).
+_PADDING_SHARE = 0.1
+_PADDING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +94,11 @@ def build_batch(
     eos_id: int,
     correction: Correction = "positive",
     advantage: AdvantageName = "grpo",
+    beside: Sequence[Sequence[float]] = (),
 ) -> Batch:
     """The training rows of `groups`; advantages, of the kind named, come from our own rewards,
-    never from claims.
+    never from claims. `beside` are, for each group, rewards of other groups of its task that it is
+    judged together with; none at all: each by itself.
 
     Foreign text is tokenised by `encode_answer`, with `eos_id` after an answer that was finished.
     A completion without any token is left out (its reward still counts in its group).
@@ -104,7 +110,8 @@ def build_batch(
     rows: list[TrainRow] = []
     for number, verified in enumerate(groups):
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        advantages = ADVANTAGES[advantage](verified.rewards).tolist()
+        others = beside[number] if beside else ()
+        advantages = broad(ADVANTAGES[advantage], verified.rewards, others).tolist()
         for completion, value in zip(verified.group.completions, advantages, strict=True):
             if value < 0 and correction == "positive" and verified.provenance is not _OWN:
                 continue
@@ -150,18 +157,24 @@ def _versions(completion: Completion, default: int) -> NDArray[np.int64]:
 def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
     """Indices of `rows`, grouped so that rows × longest row ≤ `token_budget` in every group.
 
-    Similar lengths share a group, which keeps padding low. The longest come first, so that memory
-    that does not suffice shows at once. A row over the budget gets a group of its own.
+    Similar lengths share a group, and a group ends where one row more would make over a tenth of it
+    padding, unless that padding costs less than a further group would. The longest come first, so
+    that memory that does not suffice shows at once. A row over the budget gets a group of its own.
     """
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     groups: list[list[int]] = []
-    longest = 0
+    longest = tokens = 0
     for index in order:
-        if groups and longest * (len(groups[-1]) + 1) <= token_budget:
+        length = len(rows[index])
+        padded = longest * (len(groups[-1]) + 1) if groups else 0
+        padding = padded - tokens - length
+        allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
+        if groups and padded <= token_budget and padding <= allowed:
             groups[-1].append(index)
+            tokens += length
         else:
             groups.append([index])
-            longest = len(rows[index])
+            longest = tokens = length
     return groups
 
 

@@ -30,7 +30,7 @@ MAX_STATE_BYTES = 1 << 20
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
 _FILES = (_MODEL, _OPTIMIZER, _STATE)
 _MANIFEST = "manifest.msgpack"
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"v\d{10,19}")
 _WRITING, _REPLACED = ".writing-", ".replaced-"
 
@@ -42,9 +42,10 @@ class TrainingState:
     """All that resuming needs.
 
     `version` labels the policy, `updates` counts the optimizer steps in it. `weights` have the
-    names of transformers, `optimizer` are the moments by parameter. `rng` is torch's generator
-    state. `settings` and `model` are sha256 digests of the trainer's settings and the base weights.
-    `extra` is the caller's own small map of plain values.
+    names of transformers, or those of peft where only an adapter is trained; `optimizer` are the
+    moments by parameter. `rng` is torch's generator state. `settings` are the trainer's, plain
+    values by name; `model` is the sha256 digest of the base model. `extra` is the caller's own
+    small map of plain values.
     """
 
     version: int
@@ -52,7 +53,7 @@ class TrainingState:
     weights: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     rng: bytes
-    settings: bytes
+    settings: Mapping[str, Any]
     model: bytes
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -137,7 +138,7 @@ def _write_files(directory: Path, state: TrainingState) -> None:
         "version": state.version,
         "updates": state.updates,
         "rng": state.rng,
-        "settings": state.settings,
+        "settings": dict(state.settings),
         "model": state.model,
         "extra": dict(state.extra),
     }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -81,13 +83,23 @@ class RowReference:
 
 
 class ReferencePolicy:
-    """The base model, frozen; it costs its memory and two forward passes per row."""
+    """The base model, frozen: two forward passes per row, and its memory where it is a copy."""
 
-    def __init__(self, model_dir: Path) -> None:
-        """Raises:
-        ModelError: `model_dir` holds no model that can be used here.
+    def __init__(
+        self, model: Qwen2, switched: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """`model` computes the base policy while `switched()` is entered."""
+        self._model = model
+        self._switched = switched
+
+    @classmethod
+    def from_directory(cls, model_dir: Path) -> Self:
+        """A copy of the model beside the one being trained.
+
+        Raises:
+            ModelError: `model_dir` holds no model that can be used here.
         """
-        self._model = Qwen2.from_directory(model_dir).requires_grad_(False)
+        return cls(Qwen2.from_directory(model_dir).requires_grad_(False))
 
     @torch.no_grad()
     def judge(
@@ -101,7 +113,8 @@ class ReferencePolicy:
             part = [rows[index] for index in indices]
             sizes = [row.completion_ids.size for row in part]
             now = torch.split(completion_logprobs(model, part, temperature), sizes)
-            base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
+            with self._switched():
+                base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
             for index, ours, theirs in zip(indices, now, base, strict=True):
                 logps[index] = theirs.numpy()
                 distances[index] = float((ours - theirs).double().sum())

@@ -14,11 +14,16 @@ from typing import Any, Self
 from swarm_node.errors import ModelError
 
 MAX_JSON_BYTES = 16 << 20
+_ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_QWEN3_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen2Config:
-    """The fields of `config.json` that define the function this model computes."""
+    """The fields of `config.json` that define the function this model computes.
+
+    `model_type` is "qwen2", or "qwen3": the same decoder with query and key normalised per head and
+    without biases. A `head_dim` of 0 becomes hidden_size / num_attention_heads."""
 
     vocab_size: int
     hidden_size: int
@@ -30,23 +35,56 @@ class Qwen2Config:
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
+    model_type: str = "qwen2"
+    head_dim: int = 0
 
     def __post_init__(self) -> None:
-        numbers = [value for value in asdict(self).values() if not isinstance(value, bool)]
+        sizes = {**asdict(self), "head_dim": self.head_dim or 1}
+        numbers = [value for value in sizes.values() if not isinstance(value, bool | str)]
         if not all(isinstance(n, int | float) and 0 < n <= 1 << 40 for n in numbers):
             raise ModelError("config.json: every size must be a positive number")
+        if self.model_type not in _ARCHITECTURES:
+            raise ModelError(f"config.json: model_type {self.model_type!r} is neither qwen2 nor 3")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError("config.json: key/value heads must divide the attention heads")
-        if self.hidden_size % (2 * self.num_attention_heads):
-            raise ModelError("config.json: hidden_size must be a multiple of twice the heads")
+        if self.head_dim == 0:
+            if self.hidden_size % self.num_attention_heads:
+                raise ModelError("config.json: hidden_size must be a multiple of the heads")
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.head_dim % 2:
+            raise ModelError("config.json: head_dim must be even, to be rotated")
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+    def query_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
 
     @property
     def key_value_size(self) -> int:
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def normalises_heads(self) -> bool:
+        """Qwen3 normalises each head's query and key (arXiv 2505.09388); Qwen2 has biases."""
+        return self.model_type == "qwen3"
+
+    @property
+    def weight_count(self) -> int:
+        """How many numbers the model consists of, a tied output head counted once."""
+        qkv = self.query_size + 2 * self.key_value_size
+        small = 2 * self.head_dim if self.normalises_heads else qkv
+        layer = self.hidden_size * (qkv + self.query_size + 3 * self.intermediate_size + 2) + small
+        tables = 1 if self.tie_word_embeddings else 2
+        embeddings = tables * self.vocab_size * self.hidden_size
+        return embeddings + self.num_hidden_layers * layer + self.hidden_size
+
+    def described(self) -> dict[str, Any]:
+        """What a digest covers: every field, less those that say no more than "Qwen2"."""
+        fields = asdict(self)
+        if self.model_type == "qwen2":
+            del fields["model_type"]
+        if self.query_size == self.hidden_size:
+            del fields["head_dim"]
+        return fields
 
     @classmethod
     def from_directory(cls, path: Path) -> Self:
@@ -64,6 +102,8 @@ class Qwen2Config:
         }
         values["rope_theta"] = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
         values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
+        if values["model_type"] == "qwen3":
+            values.setdefault("head_dim", _QWEN3_HEAD_DIM)
         try:
             return cls(**{name: _checked(name, value) for name, value in values.items()})
         except TypeError as error:
@@ -74,10 +114,10 @@ class Qwen2Config:
         fields = asdict(self)
         rope = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
         return {
-            "architectures": ["Qwen2ForCausalLM"],
-            "model_type": "qwen2",
+            "architectures": [_ARCHITECTURES[self.model_type]],
             "hidden_act": "silu",
             "use_sliding_window": False,
+            "attention_bias": not self.normalises_heads,
             "rope_parameters": rope,
             **fields,
         }
@@ -87,6 +127,8 @@ def _checked(name: str, value: Any) -> Any:
     want: type | tuple[type, ...] = int
     if name == "tie_word_embeddings":
         want = bool
+    elif name == "model_type":
+        want = str
     elif name in ("rope_theta", "rms_norm_eps"):
         want = (int, float)
     if not isinstance(value, want) or (want is int and isinstance(value, bool)):
@@ -101,26 +143,28 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError("config.json: rope_parameters per kind of layer are unsupported")
-    heads = raw.get("num_attention_heads")
+    heads, model_type = raw.get("num_attention_heads"), str(raw.get("model_type"))
     layers = raw.get("layer_types")
     plain_layers = isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}
     kinds = [part.get("rope_type", part.get("type", "default")) for part in (rope, scaling)]
     checks = {
-        "model_type": raw.get("model_type") == "qwen2",
+        f"model_type {model_type}": model_type in _ARCHITECTURES,
         "hidden_act": raw.get("hidden_act", "silu") == "silu",
         "use_sliding_window": not raw.get("use_sliding_window"),
         "layer_types": layers is None or plain_layers,
-        "rope scaling": kinds == ["default", "default"],
+        f"rope scaling {kinds}": kinds == ["default", "default"],
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) == 1.0,
         "quantization_config": raw.get("quantization_config") is None,
-        "head_dim": raw.get("head_dim") is None
+        "head_dim": model_type == "qwen3"
+        or raw.get("head_dim") is None
         or (isinstance(heads, int) and raw["head_dim"] * heads == raw.get("hidden_size")),
+        "attention_bias": model_type != "qwen3" or not raw.get("attention_bias"),
     }
     wrong = [name for name, fine in checks.items() if not fine]
     if wrong:
         raise ModelError(
-            f"config.json: unsupported {', '.join(wrong)}; only plain Qwen2 models with full "
-            "attention run here"
+            f"config.json: unsupported {', '.join(wrong)}; only plain Qwen2, Qwen2.5 and Qwen3 "
+            "models with full attention and unscaled positions run here, such as qwen2.5-0.5b"
         )
 
 

@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.hub import ALIASES, fetch, hub_model
 from swarm_node.policy.model_files import Qwen2Config, read_json, weight_files
 
 TINY = "tiny"
+#: How a question is put to a model whose tokenizer has no chat template, such as a base model.
+PLAIN_PROMPT = "Question: {}\nAnswer:"
 _CHUNK_BYTES = 1 << 20
 
 
-def resolve(name: str) -> Path:
-    """The directory of a model: "tiny" is the one that ships, anything else is a local path.
+def resolve(name: str, admit: Callable[[Qwen2Config], None] = lambda config: None) -> Path:
+    """The directory of a model: "tiny" is the one that ships; else an existing directory; else an
+    alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
+
+    `admit` sees the architecture before any weights are downloaded, and raises to refuse it.
 
     Raises:
-        ModelError: there is no such directory, or it holds no model.
+        ModelError: there is no such model, or it cannot be fetched or used.
     """
     if name == TINY:
         path = Path(str(resources.files("swarm_node.policy"))) / "tiny"
     else:
         path = Path(name).expanduser()
+        wanted = hub_model(name)
+        if wanted is not None and not path.is_dir():
+            return fetch(wanted, admit)
     if not (path / "config.json").is_file():
         raise ModelError(
-            f'no model at {path}: give "{TINY}" or a directory with config.json, model.safetensors '
-            "and tokenizer.json (download it first; nothing is fetched here)"
+            f'no model at {path}: give "{TINY}", a short name ({", ".join(ALIASES)}), '
+            "organisation/name of the model hub, or a directory with config.json, "
+            "model.safetensors and tokenizer.json"
         )
+    admit(Qwen2Config.from_directory(path))
     return path.resolve()
 
 
@@ -57,10 +67,13 @@ def load_tokenizer(path: Path) -> Any:
 class Codec:
     """Text to token ids and back, for one model.
 
-    `vocab_size` is the model's, which may exceed the tokenizer's (padded embeddings); `eos_id` is
-    the end token to append, `eos_ids` are all that end a completion; `pad_id` fills batches."""
+    `vocab_size` is the model's, which may exceed the tokenizer's (padded embeddings); `positions`
+    bound a prompt with its answer; `eos_id` is the end token to append, `eos_ids` are all that end
+    a completion; `special_ids` decode to nothing; `pad_id` fills batches."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], positions: int = 1 << 40
+    ) -> None:
         if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
             raise ModelError("the model names no end token (eos_token_id) inside its vocabulary")
         if len(tokenizer) > vocab_size:
@@ -70,9 +83,15 @@ class Codec:
             )
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self.positions = positions
         self.eos_id = eos_ids[0]
-        self.eos_ids = frozenset(eos_ids)
-        self.special_ids = frozenset(tokenizer.all_special_ids)
+        unnamed = set(range(vocab_size)).difference(tokenizer.get_vocab().values())
+        # Those that tokenizer.json flags too, named or not: decoding leaves them all out.
+        flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged
+        # What ends a turn in the chat template ends a completion, even where a base model's
+        # settings name only the end of a text.
+        self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_id if pad is None else pad
 
@@ -88,16 +107,50 @@ class Codec:
         named = read_json(generation).get("eos_token_id") if generation.is_file() else None
         tokenizer = load_tokenizer(path)
         eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
-        return cls(tokenizer, Qwen2Config.from_directory(path).vocab_size, eos)
+        model = Qwen2Config.from_directory(path)
+        return cls(tokenizer, model.vocab_size, eos, model.max_position_embeddings)
+
+    def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
+        """Whether a prompt leaves room for an answer."""
+        return len(prompt_ids) + max_new_tokens <= self.positions
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Token ids of a question, up to where the answer starts; by the chat template if the
-        tokenizer has one, else the text alone."""
-        if self._tokenizer.chat_template is not None:
-            text = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        """Token ids of a question, up to where the answer starts: by the tokenizer's chat template
+        (without thinking aloud, where it offers that), else by `PLAIN_PROMPT`."""
+        if self._tokenizer.chat_template is None:
+            prompt = PLAIN_PROMPT.format(text)
+        else:
+            prompt = self._templated([{"role": "user", "content": text}], True)
+        return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
+
+    def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        """`messages` as the chat template, which runs in Jinja's sandbox, writes them.
+
+        Raises:
+            ModelError: the template fails.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                enable_thinking=False,
             )
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ModelError(f"the tokenizer's chat template fails: {error}") from error
+        return text
+
+    def _turn_end(self) -> list[int]:
+        """The special token that follows an answer in the chat template, if one does."""
+        if self._tokenizer.chat_template is None:
+            return []
+        mark = "-answer-"
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+        after = self._templated(messages, False).rpartition(mark)[2]
+        ids = self._tokenizer.encode(after, add_special_tokens=False)
+        return [token for token in ids[:1] if token in self.special_ids]
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
         """Token ids of an answer, without an end token. The text may come from a peer, so a
@@ -131,7 +184,7 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
     Raises:
         ModelError: a file is missing or malformed.
     """
-    model = hashlib.sha256(_canonical(asdict(Qwen2Config.from_directory(path))))
+    model = hashlib.sha256(_canonical(Qwen2Config.from_directory(path).described()))
     for file in weight_files(path):
         model.update(_file_digest(file))
     rules = read_json(path / "tokenizer.json")

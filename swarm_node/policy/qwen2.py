@@ -1,26 +1,30 @@
-"""A lean Qwen2 decoder: the one model that the trainer and the torch sampler run.
+"""A lean Qwen2 and Qwen3 decoder: the one model that the trainer and the torch sampler run.
 
-Same function as transformers' `Qwen2ForCausalLM`, with q/k/v and gate/up fused into one matrix each
-(fewer, larger matrix products) and a cached decode path for sampling. Weights are exchanged under
-transformers' names, so a checkpoint of this model loads anywhere.
+Same function as transformers' `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, with q/k/v and gate/up
+fused into one matrix each (fewer, larger matrix products) and a cached decode path for sampling.
+Weights are exchanged under transformers' names, so a checkpoint of this model loads anywhere.
 
-Reference: Qwen2 Technical Report, arXiv 2407.10671.
+References: Qwen2 Technical Report, arXiv 2407.10671; Qwen3 Technical Report, arXiv 2505.09388.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.model_files import Qwen2Config, weight_files
 
 __all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config", "load_safetensors"]
+
+#: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
+Added = Callable[[str, Tensor], Tensor]
 
 _INIT_STD = 0.02
 
@@ -76,16 +80,26 @@ class KeyValueCache:
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm block: grouped-query attention, then a gated MLP."""
+    """One pre-norm block: grouped-query attention, then a gated MLP. `added` is what an adapter
+    adds to its projections, None without one."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
-        hidden, kv = config.hidden_size, config.key_value_size
+        hidden, query = config.hidden_size, config.query_size
+        fused = query + 2 * config.key_value_size
         self.config = config
+        self.added: Added | None = None
         self.input_norm = nn.Parameter(torch.ones(hidden))
-        self.qkv = nn.Parameter(torch.empty(hidden + 2 * kv, hidden))
-        self.qkv_bias = nn.Parameter(torch.zeros(hidden + 2 * kv))
-        self.out = nn.Parameter(torch.empty(hidden, hidden))
+        self.qkv = nn.Parameter(torch.empty(fused, hidden))
+        self.qkv_bias: nn.Parameter | None = None
+        self.query_norm: nn.Parameter | None = None
+        self.key_norm: nn.Parameter | None = None
+        if config.normalises_heads:
+            self.query_norm = nn.Parameter(torch.ones(config.head_dim))
+            self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+        else:
+            self.qkv_bias = nn.Parameter(torch.zeros(fused))
+        self.out = nn.Parameter(torch.empty(hidden, query))
         self.post_norm = nn.Parameter(torch.ones(hidden))
         self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, hidden))
         self.down = nn.Parameter(torch.empty(hidden, config.intermediate_size))
@@ -95,20 +109,23 @@ class DecoderLayer(nn.Module):
         config = self.config
         y = rms_norm(x, self.input_norm, config.rms_norm_eps)
         heads, kv = config.num_attention_heads, config.num_key_value_heads
-        fused = F.linear(y, self.qkv, self.qkv_bias)
+        fused = self._linear("qkv", y, self.qkv, self.qkv_bias)
         fused = fused.view(*x.shape[:-1], heads + 2 * kv, config.head_dim)
         # Query and key turn by the same angles: rotate both in one pass.
         turning = fused[..., : heads + kv, :]
+        if self.query_norm is not None and self.key_norm is not None:
+            weight = torch.cat([self.query_norm.expand(heads, -1), self.key_norm.expand(kv, -1)])
+            turning = rms_norm(turning, weight, config.rms_norm_eps)
         turned = torch.addcmul(turning * cos, turning.roll(config.head_dim // 2, -1), sin)
         return turned[..., :heads, :], turned[..., heads:, :], fused[..., heads + kv :, :]
 
     def merge(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the block after attention; both [..., hidden]."""
         config = self.config
-        x = x + F.linear(attended, self.out)
+        x = x + self._linear("out", attended, self.out)
         y = rms_norm(x, self.post_norm, config.rms_norm_eps)
-        gate, up = F.linear(y, self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        gate, up = self._linear("gate_up", y, self.gate_up).chunk(2, -1)
+        return x + self._linear("down", F.silu(gate) * up, self.down)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
@@ -125,14 +142,21 @@ class DecoderLayer(nn.Module):
         )
         return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
 
+    def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = F.linear(x, weight, bias)
+        return y if self.added is None else y + self.added(site, x)
+
 
 class Qwen2(nn.Module):
-    """The decoder with its embedding and output head."""
+    """The decoder with its embedding and output head. With `recompute`, `forward` and `hidden` keep
+    only the input of each layer for the backward pass, which runs the layers again: the same
+    gradient for less memory and more time."""
 
     def __init__(self, config: Qwen2Config, *, generator: torch.Generator | None = None) -> None:
         """Random weights, normal with standard deviation 0.02 (biases 0, norms 1)."""
         super().__init__()
         self.config = config
+        self.recompute = False
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
@@ -209,7 +233,7 @@ class Qwen2(nn.Module):
         cos, sin = self._rotary(cache.bias.shape[-1], x)
         cos = cos.index_select(0, cache.positions)[:, None]
         sin = sin.index_select(0, cache.positions)[:, None]
-        for index, layer in enumerate(self._blocks()):
+        for index, layer in enumerate(self.blocks()):
             query, key, value = layer.project(x, cos, sin)
             x = layer.merge(x, cache.attend(index, query, key, value))
         cache.positions = cache.positions + 1
@@ -219,7 +243,7 @@ class Qwen2(nn.Module):
     def hf_state(self) -> dict[str, Tensor]:
         """A copy of the weights under transformers' names, contiguous; without `lm_head.weight`
         when the embedding is tied to it."""
-        return {name: part.detach().clone().contiguous() for name, part in self._hf_views()}
+        return {name: part.detach().clone().contiguous() for name, part in self.hf_views()}
 
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in from transformers' names, casting to this model's type.
@@ -227,7 +251,7 @@ class Qwen2(nn.Module):
         Raises:
             ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
         """
-        views = dict(self._hf_views())
+        views = dict(self.hf_views())
         given = {name for name in state if not (name == "lm_head.weight" and name not in views)}
         if given != views.keys():
             wrong = sorted(given ^ views.keys())
@@ -242,7 +266,8 @@ class Qwen2(nn.Module):
             for name, view in views.items():
                 view.copy_(state[name])
 
-    def _blocks(self) -> Iterator[DecoderLayer]:
+    def blocks(self) -> Iterator[DecoderLayer]:
+        """The layers, first to last."""
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             yield layer
@@ -263,7 +288,13 @@ class Qwen2(nn.Module):
             # A padding row may see itself: a row without any key would be NaN.
             itself = torch.eye(length, dtype=torch.bool, device=ids.device)
             attention = (causal & mask[:, None, None, :]) | itself
-        for layer in self._blocks():
+        recompute = self.recompute and torch.is_grad_enabled()
+        for layer in self.blocks():
+            if recompute and collect is None:
+                x, _, _ = recompute_in_backward(
+                    layer, x, cos, sin, attention, use_reentrant=False, preserve_rng_state=False
+                )
+                continue
             x, key, value = layer(x, cos, sin, attention)
             if collect is not None:
                 collect.append((key, value))
@@ -291,18 +322,23 @@ class Qwen2(nn.Module):
         self._rotary_table = table
         return table
 
-    def _hf_views(self) -> Iterator[tuple[str, Tensor]]:
+    def hf_views(self) -> Iterator[tuple[str, Tensor]]:
+        """Names as transformers has them, each with its part of the fused weights; no copies."""
         config = self.config
         yield "model.embed_tokens.weight", self.embedding
         yield "model.norm.weight", self.norm
         if self.head is not None:
             yield "lm_head.weight", self.head
-        sizes = [config.hidden_size, config.key_value_size, config.key_value_size]
-        for index, layer in enumerate(self._blocks()):
+        sizes = [config.query_size, config.key_value_size, config.key_value_size]
+        for index, layer in enumerate(self.blocks()):
             prefix = f"model.layers.{index}."
             for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-                for letter, part in zip("qkv", torch.split(fused, sizes), strict=True):
-                    yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+                if fused is not None:
+                    for letter, part in zip("qkv", torch.split(fused, sizes), strict=True):
+                        yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+            for letter, norm in (("q", layer.query_norm), ("k", layer.key_norm)):
+                if norm is not None:
+                    yield f"{prefix}self_attn.{letter}_norm.weight", norm
             gate, up = layer.gate_up.chunk(2)
             yield f"{prefix}self_attn.o_proj.weight", layer.out
             yield f"{prefix}mlp.gate_proj.weight", gate

@@ -65,7 +65,8 @@ class Sampler(Protocol):
         ...
 
     async def load(self, weights: Path, version: int) -> None:
-        """Take the safetensors file `weights` as policy `version` from the next call on."""
+        """Take `weights` as policy `version` from the next call on: a safetensors file with all of
+        them, or what `TrainerSettings.published` named for this sampler."""
         ...
 
     async def close(self) -> None:

@@ -5,37 +5,34 @@ Nothing here knows about processes, peers or disks; see `trainer_process` for th
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import msgpack
 import torch
 from torch import Tensor
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
-from swarm_node.policy.batch import Batch, TrainRow, micro_batches
+from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.checkpoint import TrainingState
-from swarm_node.policy.logprobs import (
-    ReferencePolicy,
-    claimed_tokens,
-    completion_logprobs,
-    token_vectors,
-)
-from swarm_node.policy.loss_masks import check_claims, off_policy_mask
+from swarm_node.policy.gradient import Accumulated, GradientPass
+from swarm_node.policy.logprobs import ReferencePolicy
+from swarm_node.policy.lora import Adapter
 from swarm_node.policy.loss_names import LossName
-from swarm_node.policy.loss_types import BatchSize, ClipBounds, LossSums
+from swarm_node.policy.loss_types import BatchSize, ClipBounds
 from swarm_node.policy.losses import LOSSES, NEEDS_REFERENCE
 from swarm_node.policy.models import policy_digests
 from swarm_node.policy.qwen2 import Qwen2
 
 #: So many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
+
+#: What the sampler is given after an update: all weights, only the adapter, or both side by side.
+Published = Literal["merged", "adapter", "both"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +43,9 @@ class TrainerSettings:
     `learning_rate`. `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest
     row, hence memory, never the result. `longest_answer` is the sampler's bound in tokens. With
     `off_policy_mask`, rows of negative advantage further than that many nats per token from the
-    policy that sampled them are left out; None trains on them all.
+    policy that sampled them are left out; None trains on them all. With a `lora_rank` only adapters
+    of that rank are trained, 0 trains everything; `published` can name the adapter only with one.
+    `activation_checkpointing` trades time for memory, and changes nothing else.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -65,6 +64,9 @@ class TrainerSettings:
     micro_batch_tokens: int = 8192
     longest_answer: int = 24
     off_policy_mask: float | None = None
+    activation_checkpointing: bool = False
+    lora_rank: int = 0
+    published: Published = "merged"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +84,8 @@ class TrainerSettings:
             "micro_batch_tokens": self.micro_batch_tokens > 0,
             "longest_answer": self.longest_answer > 0,
             "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
+            "lora_rank": 0 <= self.lora_rank <= 1024,
+            "published": self.published == "merged" or self.lora_rank > 0,
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
@@ -89,12 +93,12 @@ class TrainerSettings:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:
-        """The inverse of `dataclasses.asdict`, after a trip through MessagePack."""
+        """The inverse of `plain`, after a trip through MessagePack."""
         return cls(**{**values, "betas": tuple(values["betas"])})
 
-    def digest(self) -> bytes:
-        """sha256 over all values."""
-        return hashlib.sha256(msgpack.packb(sorted(asdict(self).items()))).digest()
+    def plain(self) -> dict[str, Any]:
+        """All values by name, as MessagePack gives them back."""
+        return {**asdict(self), "betas": list(self.betas)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ class UpdateStats:
     were not believed, `masked` those left out as too far off-policy. `clipped_share`, `mean_ratio`,
     `kl` (k3) and `mean_abs_delta` (of log-probs, nats) are per token with a measured behaviour
     log-prob, and 0, 1, 0, 0 when there is none. `grad_norm` is before clipping. `seconds` of wall
-    time. `skipped` says why nothing was applied, else None.
+    time. `halvings`: how often memory did not suffice and micro-batches were made half as large, to
+    `micro_batch_tokens` at last. `skipped` says why nothing was applied, else None.
     """
 
     version: int
@@ -124,17 +129,9 @@ class UpdateStats:
     kl: float
     mean_abs_delta: float
     seconds: float
+    halvings: int
+    micro_batch_tokens: int
     skipped: str | None
-
-
-@dataclass(slots=True)
-class _Accumulated:
-    """Of one update, over its micro-batches."""
-
-    loss: float = 0.0
-    implausible: int = 0
-    masked: int = 0
-    sums: LossSums = field(default_factory=LossSums)
 
 
 class TrainerCore:
@@ -151,15 +148,32 @@ class TrainerCore:
         self.settings = settings
         self.version = 0
         self.model = Qwen2.from_directory(model_dir)
+        self.model.recompute = settings.activation_checkpointing
+        #: What is trained when not everything is.
+        self.adapter: Adapter | None = None
+        if settings.lora_rank:
+            self.adapter = Adapter(
+                self.model, settings.lora_rank, base=str(model_dir), seed=settings.seed
+            )
+        self._trained = (
+            self.adapter.parameters if self.adapter else dict(self.model.named_parameters())
+        )
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
         self._base, _ = policy_digests(model_dir)
-        needs_reference = settings.loss in NEEDS_REFERENCE
-        self._reference = ReferencePolicy(model_dir) if needs_reference else None
-        self._bounds = ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap)
+        self._gradient = GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            off_policy_mask=settings.off_policy_mask,
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+        )
         self._optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            list(self._trained.values()),
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -172,17 +186,19 @@ class TrainerCore:
         finite: then neither weights nor optimizer change.
 
         Raises:
-            ModelError: the third update in a row was not finite; go back to an earlier state.
+            ModelError: the third update in a row was not finite: go back to an earlier state. Or
+                one row alone does not fit in memory.
         """
         started = self._clock.now()
         rows = [row for row in batch.rows if self._fits(row)]
         informative = [row for row in rows if row.informative]
         tokens = sum(row.completion_ids.size for row in rows)
-        done, grad_norm = _Accumulated(), 0.0
+        done, grad_norm = Accumulated(), 0.0
+        halvings = self._gradient.halvings
         skipped: str | None = "no informative row"
         if informative:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
-            done = self._accumulate_gradient(informative, size)
+            done = self._gradient.accumulate(informative, size, self.version)
             grad_norm = float(self._clip_gradient())
             skipped = self._non_finite_fault(done.loss, grad_norm)
         if skipped is None:
@@ -202,27 +218,30 @@ class TrainerCore:
             kl=done.sums.mean("kl", 0.0),
             mean_abs_delta=done.sums.mean("absolute", 0.0),
             seconds=self._clock.now() - started,
+            halvings=self._gradient.halvings - halvings,
+            micro_batch_tokens=self._gradient.token_budget,
             skipped=skipped,
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the weights under transformers' names."""
-        return self.model.hf_state()
+        """A copy of all weights under transformers' names, an adapter merged into them."""
+        return self.adapter.merged() if self.adapter else self.model.hf_state()
 
     def state(self, rng: bytes, extra: Mapping[str, Any]) -> TrainingState:
-        """Everything that `restore` needs to go on as if nothing had happened."""
+        """Everything that `restore` needs to go on as if nothing had happened; of an adapter's
+        base the digest alone."""
         moments = {
             f"{kind}:{name}": value.clone()
-            for name, parameter in self.model.named_parameters()
+            for name, parameter in self._trained.items()
             for kind, value in self._optimizer.state.get(parameter, {}).items()
         }
         return TrainingState(
             version=self.version,
             updates=self._updates,
-            weights=self.weights(),
+            weights=self.adapter.state() if self.adapter else self.model.hf_state(),
             optimizer=moments,
             rng=rng,
-            settings=self.settings.digest(),
+            settings=self.settings.plain(),
             model=self._base,
             extra=extra,
         )
@@ -231,23 +250,40 @@ class TrainerCore:
         """Take over a stored state; hyper-parameters stay those of the current settings.
 
         Raises:
-            CheckpointError: it belongs to another base model.
+            CheckpointError: it belongs to another base model, or trained another part of it.
         """
-        parameters = dict(self.model.named_parameters())
+        rank = state.settings.get("lora_rank")
+        if rank != self.settings.lora_rank:
+            raise CheckpointError(
+                f"the checkpoint was made with policy.lora_rank = {rank}, not "
+                f"{self.settings.lora_rank}: set that again, or move the checkpoints away to start "
+                "anew (`swarm-node export` keeps what was learnt)"
+            )
         keys = [key.partition(":") for key in state.optimizer]
-        if state.model != self._base or not {name for *_, name in keys} <= parameters.keys():
+        if state.model != self._base or not {name for *_, name in keys} <= self._trained.keys():
             raise CheckpointError(
                 "the checkpoint was made from another base model; use that model, or move the "
                 "checkpoints away to start anew"
             )
-        if state.settings != self.settings.digest():
-            _log.warning("the trainer's settings differ from those of the checkpoint")
-        self.model.load_hf_state(state.weights)
+        mine = self.settings.plain()
+        changed = [name for name in mine if state.settings.get(name) != mine[name]]
+        if changed:
+            _log.warning("settings differ from those of the checkpoint: %s", ", ".join(changed))
+        if self.adapter:
+            self.adapter.load_state(state.weights)
+        else:
+            self.model.load_hf_state(state.weights)
         self._optimizer.state.clear()
         for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-            self._optimizer.state[parameters[name]][kind] = value.clone()
+            self._optimizer.state[self._trained[name]][kind] = value.clone()
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _base_policy(self, model_dir: Path) -> ReferencePolicy:
+        """Beneath an adapter the base model is still there; else it takes a copy."""
+        if self.adapter:
+            return ReferencePolicy(self.model, self.adapter.disabled)
+        return ReferencePolicy.from_directory(model_dir)
 
     def _fits(self, row: TrainRow) -> bool:
         """A peer's row that the model cannot take must cost that row, not the update."""
@@ -255,36 +291,12 @@ class TrainerCore:
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
         return largest < config.vocab_size and len(row) <= config.max_position_embeddings
 
-    def _accumulate_gradient(self, rows: Sequence[TrainRow], size: BatchSize) -> _Accumulated:
-        settings, done = self.settings, _Accumulated()
-        loss_of = LOSSES[settings.loss]
-        references = None
-        if self._reference is not None:
-            references = self._reference.judge(
-                self.model, rows, settings.temperature, settings.micro_batch_tokens
-            )
-        self._optimizer.zero_grad(set_to_none=True)
-        for indices in micro_batches(rows, settings.micro_batch_tokens):
-            part = [rows[index] for index in indices]
-            logp = completion_logprobs(self.model, part, settings.temperature)
-            known = [references[index] for index in indices] if references else None
-            tokens = token_vectors(part, logp, self.version, known)
-            tokens, implausible = check_claims(tokens, claimed_tokens(part))
-            done.implausible += implausible
-            if settings.off_policy_mask is not None:
-                tokens, masked = off_policy_mask(tokens, settings.off_policy_mask)
-                done.masked += masked
-            loss, sums = loss_of(tokens, self._bounds, size)
-            loss.backward()  # type: ignore[no-untyped-call]
-            done.loss += float(loss.detach())
-            done.sums += sums
-        return done
-
     def _clip_gradient(self) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
+        longest = self.settings.max_grad_norm
+        return torch.nn.utils.clip_grad_norm_(self._trained.values(), longest)
 
     def _non_finite_fault(self, loss: float, grad_norm: float) -> str | None:
-        parameters_finite = all(bool(p.isfinite().all()) for p in self.model.parameters())
+        parameters_finite = all(bool(p.isfinite().all()) for p in self._trained.values())
         if math.isfinite(loss) and math.isfinite(grad_norm) and parameters_finite:
             self._non_finite = 0
             return None

@@ -7,7 +7,6 @@ along, and it starts again from its last checkpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,7 +87,7 @@ class ProcessTrainer:
             "model_dir": str(model_dir),
             "checkpoints": str(checkpoints),
             "weights": str(weights),
-            "settings": asdict(settings),
+            "settings": settings.plain(),
             "threads": threads,
         }
         self._weights = weights

@@ -21,7 +21,8 @@ from swarm_node.policy.weights import WeightStore
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update did, and the file with the weights as they are after it."""
+    """What an update did, and where the weights are as they are after it: a file, or the directory
+    of an adapter (`TrainerSettings.published`)."""
 
     stats: UpdateStats
     weights: Path
@@ -81,8 +82,15 @@ class TrainerHost:
         return save(self._checkpoints, self.core.state(rng, extra))
 
     def _publish(self) -> Path:
-        canary = measure_canary(self.core.model)
-        return self._store.publish(self.core.version, self.core.weights(), canary)
+        """The file with all weights, or the adapter's directory where only that is wanted; with
+        "both" the adapter is beside the file, at `WeightStore.adapter_path`."""
+        core, store = self.core, self._store
+        adapter = None
+        if core.adapter is not None and core.settings.published != "merged":
+            adapter = store.publish_adapter(core.version, core.adapter.save)
+        if adapter is not None and core.settings.published == "adapter":
+            return adapter
+        return store.publish(core.version, core.weights())
 
 
 class _Worker:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ _PREFIX = "swarm-node"
 _OWNER = re.compile(r"[A-Za-z0-9_]{1,64}")
 _DIRECTORY = re.compile(rf"{_PREFIX}-(?P<space>\d+)-(?P<pid>\d+)-[A-Za-z0-9_]{{1,64}}-\w+")
 _WEIGHTS = re.compile(r"weights-(?P<version>\d{1,19})\.safetensors")
+_ADAPTER = re.compile(r"adapter-(?P<version>\d{1,19})")
 
 
 def shared_memory_dir(owner: str, need: int = 0) -> Path:
@@ -78,16 +79,24 @@ def _alive(pid: int) -> bool:
 
 
 class WeightStore:
-    """Writes `weights-<version>.safetensors` into an existing private directory, newest two kept:
-    the one the sampler uses and the one it is being told about."""
+    """Writes `weights-<version>.safetensors`, and adapters alone as directories
+    `adapter-<version>`, into an existing private directory. Of both the newest two are kept: the
+    one the sampler uses and the one it is being told about."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         for leftover in directory.glob("*.tmp"):
-            leftover.unlink()
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
 
     def path(self, version: int) -> Path:
         return self.directory / f"weights-{version}.safetensors"
+
+    def adapter_path(self, version: int) -> Path:
+        """A directory with adapter_model.safetensors and adapter_config.json."""
+        return self.directory / f"adapter-{version}"
 
     def publish(
         self, version: int, weights: Mapping[str, torch.Tensor], canary: Canary | None = None
@@ -102,9 +111,26 @@ class WeightStore:
             self.path(older).unlink(missing_ok=True)
         return target
 
+    def publish_adapter(self, version: int, save: Callable[[Path], None]) -> Path:
+        """Let `save` fill the directory of a version; it appears whole or not at all, and replaces
+        one of the same number."""
+        target = self.adapter_path(version)
+        temporary = target.with_suffix(".tmp")
+        temporary.mkdir(mode=0o700)
+        save(temporary)
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.replace(target)
+        for older in self._numbers(_ADAPTER)[:-KEEP_VERSIONS]:
+            shutil.rmtree(self.adapter_path(older))
+        return target
+
     def versions(self) -> list[int]:
-        """The versions that are there, oldest first."""
-        matches = (_WEIGHTS.fullmatch(path.name) for path in self.directory.iterdir())
+        """The versions whose weights are there, oldest first."""
+        return self._numbers(_WEIGHTS)
+
+    def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
+        matches = (pattern.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match["version"]) for match in matches if match)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What `swarm-node experiment sapo` compares, and how its figures are summed up. Pure."""
+"""What `swarm-node experiment` compares, and how its figures are summed up. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from swarm_node.policy.build_tiny import SHIPPED_NOISE, Noise
+from swarm_node.errors import ConfigError
+from swarm_node.policy.build_tiny import Noise, Recipe
 from swarm_node.simulation.report import SimulationReport
 
 #: Two-sided 95% quantiles of Student's t for 1, 2, … degrees of freedom; 1.96 beyond.
@@ -45,20 +46,19 @@ ARMS = (
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """How hard the start is: the model it begins with (its corpus' noise and steps, or the shipped
-    one) and how many task families each node samples (0: all)."""
+    """How hard the start is: the model it begins with (None: the one that ships) and how many task
+    families each node samples (0: all)."""
 
-    noise: Noise = SHIPPED_NOISE
-    steps: int | None = None
+    recipe: Recipe | None = None
     specialised: int = 0
 
 
-_SPARSE = Noise(bare=0.01, wrong=0.06, evasive=0.20)
+_SPARSE = Recipe(noise=Noise(bare=0.01, wrong=0.06, evasive=0.20), steps=1450)
 REGIMES: Mapping[str, Regime] = {
     "dense": Regime(),
-    "sparse": Regime(_SPARSE, 1450),
-    "very-sparse": Regime(Noise(bare=0.004, wrong=0.02, evasive=0.25), 1450),
-    "specialised": Regime(_SPARSE, 1450, specialised=2),
+    "sparse": Regime(_SPARSE),
+    "very-sparse": Regime(Recipe(noise=Noise(bare=0.004, wrong=0.02, evasive=0.25), steps=1450)),
+    "specialised": Regime(_SPARSE, specialised=2),
 }
 
 
@@ -70,13 +70,27 @@ class Estimate(NamedTuple):
 
     def __format__(self, spec: str) -> str:
         mean = format(self.mean, spec)
-        return mean if math.isnan(self.half) else f"{mean} ± {self.half:{spec}}"
+        return mean if math.isnan(self.half) else f"{mean} ± {self.half:{spec.lstrip('+')}}"
 
 
-def declared_seeds(count: int) -> list[int]:
-    """The first `count` seeds of the experiment: fixed before any run, and hashed, so that nobody
+def chosen_arms(names: Sequence[str]) -> list[Arm]:
+    """The arms named, in the order of ARMS; all if there are no names.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    unknown = sorted(set(names) - {arm.name for arm in ARMS})
+    if unknown:
+        known = ", ".join(arm.name for arm in ARMS)
+        raise ConfigError(f"there is no arm {unknown[0]}: choose from {known}")
+    return [arm for arm in ARMS if not names or arm.name in names]
+
+
+def declared_seeds(count: int, experiment: str = "sapo") -> list[int]:
+    """The first `count` seeds of an experiment: fixed before any run, and hashed, so that nobody
     picked them."""
-    digests = (hashlib.sha256(f"swarm-node/experiment/sapo/{i}".encode()) for i in range(count))
+    names = (f"swarm-node/experiment/{experiment}/{index}" for index in range(count))
+    digests = (hashlib.sha256(name.encode()) for name in names)
     return [int.from_bytes(digest.digest()[:4], "big") for digest in digests]
 
 

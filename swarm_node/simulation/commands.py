@@ -30,7 +30,10 @@ def simulate(
     specialised: Annotated[
         int, typer.Option(min=0, help="Task families each node samples; 0: all.")
     ] = 0,
-    model: Annotated[str, typer.Option(help="tiny, or a directory.")] = "tiny",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="tiny, or a directory; several are dealt to the nodes in turn."),
+    ] = None,
     delay: Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")] = "0,0",
     loss: Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")] = 0.0,
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
@@ -58,9 +61,9 @@ def simulate(
             loss=loss,
             speeds=_range("--speeds", speeds),
             eval_rounds=eval_rounds,
+            models=tuple(model or ("tiny",)),
         )
         flags: dict[str, Any] = {
-            "model": model,
             "policy.own": local,
             **parse_assignments([f"policy.external={external}"]),
             "policy.correction": correction,
@@ -115,3 +118,103 @@ def sapo(
             flags["policy.correction"] = correction
         names = tuple(arms.split(",")) if arms else ()
         run_experiment(Experiment(regime, nodes, rounds, seeds, names, model, flags), report)
+
+
+@experiment_app.command()
+def heterogeneous(
+    nodes: Annotated[int, typer.Option(min=2, max=1024, help="Nodes in each swarm.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 4,
+    arms: Annotated[
+        str, typer.Option(help="Own/external arms beside 8/0, comma-separated.")
+    ] = "4/4",
+    strong: Annotated[str, typer.Option(help="tiny, or a directory.")] = "tiny",
+    weak: Annotated[
+        str | None, typer.Option(help="A directory; default: a smaller, sparser model is built.")
+    ] = None,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("heterogeneous-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Compare nodes of two sizes and two tokenizers alone, among their own kind, and in one swarm.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.heterogeneous import Comparison, run_comparison
+
+        flags = parse_assignments(assign or [])
+        names = tuple(arms.split(","))
+        run_comparison(Comparison(nodes, rounds, seeds, names, strong, weak, flags), report)
+
+
+@experiment_app.command()
+def staleness(
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 4,
+    rounds: Annotated[int, typer.Option(min=3, help="Updates of each node.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 3,
+    lags: Annotated[str, typer.Option(help="Updates, comma-separated.")] = "0,1,2,4,8,16",
+    corrections: Annotated[
+        str, typer.Option(help="positive, sampler and none, comma-separated.")
+    ] = "positive,sampler,none",
+    delay: Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")] = "0.5,4",
+    loss: Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")] = 0.1,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("staleness-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Train on groups of set ages over a network that delays, reorders and loses messages, with and
+    without correction for their age.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.staleness import Staleness, run_staleness
+
+        experiment = Staleness(
+            nodes,
+            rounds,
+            seeds,
+            _whole_numbers("--lags", lags),
+            tuple(corrections.split(",")),
+            _range("--delay", delay),
+            loss,
+            parse_assignments(assign or []),
+        )
+        run_staleness(experiment, report)
+
+
+@experiment_app.command()
+def broad(
+    regime: Annotated[
+        str, typer.Option(help="dense, sparse, very-sparse or specialised.")
+    ] = "dense",
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 4,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("broad-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Compare swarms whose nodes sample none, half or all of their tasks in common.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.broad import Broad, run_broad
+
+        flags = parse_assignments(assign or [])
+        run_broad(Broad(regime, nodes, rounds, seeds, flags=flags), report)
+
+
+def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers, such as 0,4,16, not {text!r}") from None

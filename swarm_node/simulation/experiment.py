@@ -1,13 +1,9 @@
-"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables.
-
-Every run leaves a report.json in a directory of its own. One that is there, whole and made with the
-same settings is not made again, so an interrupted experiment goes on where it stopped.
-"""
+"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +12,23 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from swarm_node.building import build_with_progress
-from swarm_node.config import Settings
+from swarm_node.building import build_once
 from swarm_node.errors import ConfigError
-from swarm_node.policy.models import policy_digests, resolve
+from swarm_node.policy.models import TINY
 from swarm_node.simulation.arms import (
     ARMS,
     REGIMES,
     Arm,
+    chosen_arms,
     declared_seeds,
     estimate,
     informative_counts,
 )
+from swarm_node.simulation.budgets import budget_table
 from swarm_node.simulation.plots import draw_experiment
-from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
-from swarm_node.simulation.run import progress_bar, simulation_settings
-from swarm_node.simulation.swarm import Plan, describe, simulate
+from swarm_node.simulation.report import SimulationReport
+from swarm_node.simulation.resume import Case, run_cases
+from swarm_node.simulation.swarm import Plan
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
 
@@ -51,18 +48,6 @@ class Experiment:
     model: str | None = None
     flags: Mapping[str, Any] | None = None
 
-    def chosen(self) -> list[Arm]:
-        """The arms to run, in the order of ARMS.
-
-        Raises:
-            ConfigError: there is no such arm.
-        """
-        unknown = sorted(set(self.arms) - {arm.name for arm in ARMS})
-        if unknown:
-            known = ", ".join(arm.name for arm in ARMS)
-            raise ConfigError(f"there is no arm {unknown[0]}: choose from {known}")
-        return [arm for arm in ARMS if not self.arms or arm.name in self.arms]
-
 
 def run_experiment(experiment: Experiment, directory: Path) -> None:
     """Run what is missing below `directory`, then print the tables and draw the plots.
@@ -72,19 +57,14 @@ def run_experiment(experiment: Experiment, directory: Path) -> None:
     """
     if experiment.regime not in REGIMES:
         raise ConfigError(f"there is no regime {experiment.regime}: use {', '.join(REGIMES)}")
-    arms = experiment.chosen()
-    model = experiment.model or _base(experiment.regime, directory)
+    arms = chosen_arms(experiment.arms)
+    model = experiment.model or regime_model(experiment.regime, directory)
     place = directory / f"{experiment.regime}-n{experiment.nodes}-r{experiment.rounds}"
-    total = len(arms) * experiment.seeds * experiment.nodes * experiment.rounds
-    results: dict[Arm, list[SimulationReport]] = {arm: [] for arm in arms}
-    with progress_bar(experiment.regime, total) as advance:
-        for index, seed in enumerate(declared_seeds(experiment.seeds)):
-            # Seed by seed, so that an experiment cut short compares arms over the same seeds.
-            for arm in arms:
-                run = place / arm.directory / f"seed-{index}"
-                results[arm].append(_report(experiment, arm, seed, model, run, advance))
+    cases = [_case(experiment, arm, model) for arm in arms]
+    reports = run_cases(experiment.regime, cases, declared_seeds(experiment.seeds), place)
+    results = dict(zip(arms, reports, strict=True))
     console = Console(highlight=False)
-    for table in (held_out_table, reward_table, mechanism_table):
+    for table in (held_out_table, budget_table, reward_table, mechanism_table):
         console.print(table(results))
     for path in draw_experiment(results, place):
         print(f"wrote {path}")
@@ -92,7 +72,7 @@ def run_experiment(experiment: Experiment, directory: Path) -> None:
 
 def held_out_table(results: Results) -> Table:
     """The figure that counts: held-out reward of the nodes' own samples."""
-    table = _table("held-out reward, mean ± 95% confidence interval over seeds")
+    table = experiment_table("held-out reward, mean ± 95% confidence interval over seeds")
     for heading in ("arm", "start", "middle", "end", "seeds"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, reports in results.items():
@@ -109,7 +89,7 @@ def held_out_table(results: Results) -> Table:
 
 def reward_table(results: Results) -> Table:
     """Cumulative rewards: of own groups, and SAPO's own metric beside the paper's figures."""
-    table = _table("cumulative reward; the paper's figures are of its own setting")
+    table = experiment_table("cumulative reward; the paper's figures are of its own setting")
     for heading in ("arm", "own groups", "", "batch", "", "paper", ""):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     base = next((reports for arm, reports in results.items() if arm.name == "8/0"), ())
@@ -129,7 +109,7 @@ def reward_table(results: Results) -> Table:
 
 def mechanism_table(results: Results) -> Table:
     """What each arm had to learn from and what it cost."""
-    table = _table("per update and node; expected = p·I + min(J, (N-1)·p·I)")
+    table = experiment_table("per update and node; expected = p·I + min(J, (N-1)·p·I)")
     for heading in ("arm", "informative", "expected", "made", "CPU ms", "KiB in"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, reports in results.items():
@@ -148,47 +128,30 @@ def mechanism_table(results: Results) -> Table:
     return table
 
 
-def _report(
-    experiment: Experiment,
-    arm: Arm,
-    seed: int,
-    model: str,
-    directory: Path,
-    advance: Callable[[], None],
-) -> SimulationReport:
-    """The report of one arm and seed, from its directory or from a new run."""
+def _case(experiment: Experiment, arm: Arm, model: str) -> Case:
     specialised = REGIMES[experiment.regime].specialised
-    plan = Plan(experiment.nodes, experiment.rounds, seed, specialised=specialised)
-    settings = _settings(experiment, arm, seed, model)
-    digest, _ = policy_digests(resolve(settings.model))
-    report = load_report(directory / REPORT_FILE)
-    if report is not None and report.settings == describe(plan, settings, digest):
-        for _ in range(plan.nodes * plan.rounds):
-            advance()
-        return report
-    report = simulate(plan, settings, advance)
-    save_report(report, directory)
-    return report
+    plan = Plan(experiment.nodes, experiment.rounds, specialised=specialised, models=(model,))
+    return Case(arm.directory, plan, arm_flags(arm, experiment.flags or {}))
 
 
-def _settings(experiment: Experiment, arm: Arm, seed: int, model: str) -> Settings:
-    flags = {"model": model, "policy.own": arm.own, "policy.external": arm.external}
-    return simulation_settings(seed, {**flags, **(experiment.flags or {}), **arm.settings})
+def arm_flags(arm: Arm, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What the nodes of an arm are set to, by dotted key; `flags` are for all arms, and give way to
+    the arm's own."""
+    return {"policy.own": arm.own, "policy.external": arm.external, **flags, **arm.settings}
 
 
-def _base(name: str, directory: Path) -> str:
-    """The model that a regime starts from; built once."""
-    regime = REGIMES[name]
-    if regime.steps is None:
-        return "tiny"
-    shares = (regime.noise.bare, regime.noise.wrong, regime.noise.evasive)
-    path = directory / f"base-{'-'.join(map(str, shares))}-{regime.steps}"
-    if not path.exists():
-        build_with_progress(path, 0, regime.steps, regime.noise)
-    return str(path)
+def regime_model(name: str, directory: Path) -> str:
+    """The model that a regime starts from, built once below `directory`.
+
+    Raises:
+        SwarmNodeError: it cannot be built.
+    """
+    recipe = REGIMES[name].recipe
+    return TINY if recipe is None else str(build_once(recipe, directory))
 
 
-def _table(title: str) -> Table:
+def experiment_table(title: str) -> Table:
+    """An empty table in the style of all experiments."""
     return Table(title=title, title_justify="left", box=SIMPLE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.simulation.arms import Arm, Estimate, estimate, informative_counts
@@ -27,16 +28,11 @@ def draw_experiment(
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     by_round, by_group, counts = figure.subplots(1, 3)
     for arm, reports in results.items():
-        rounds, points = _curve(reports)
-        means = [point.mean for point in points]
-        (line,) = by_round.plot(rounds, means, label=arm.name)
-        halves = [0.0 if math.isnan(point.half) else point.half for point in points]
-        low = [mean - half for mean, half in zip(means, halves, strict=True)]
-        high = [mean + half for mean, half in zip(means, halves, strict=True)]
-        by_round.fill_between(rounds, low, high, alpha=0.15, color=line.get_color())
-        by_group.plot(_groups_made(reports, rounds), means, color=line.get_color())
+        rounds, points = _over_seeds([report.held_out.curve for report in reports])
+        colour = _draw_band(by_round, rounds, points, arm.name)
+        by_group.plot(_groups_made(reports, rounds), [point.mean for point in points], color=colour)
         pairs = [informative_counts(report, arm) for report in reports]
-        counts.scatter(*zip(*((b, a) for a, b in pairs), strict=True), color=line.get_color())
+        counts.scatter(*zip(*((b, a) for a, b in pairs), strict=True), color=colour)
     by_round.set(xlabel="updates", ylabel="held-out reward (pass@1)", title="equal training")
     by_group.set(xlabel="groups made per node", title="equal generation")
     counts.set(
@@ -48,7 +44,35 @@ def draw_experiment(
     for panel in (by_round, by_group, counts):
         panel.grid(alpha=0.3)
     figure.legend(*by_round.get_legend_handles_labels(), loc="outside right upper")
-    path = directory / "arms.png"
+    return _saved(figure, directory / "arms.png")
+
+
+def draw_kinds(
+    kinds: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], directory: Path
+) -> list[Path]:
+    """A panel for each kind of node, with the curves of the swarms it was in over rounds, one per
+    seed. Returns the file; none without matplotlib.
+
+    Raises:
+        SwarmNodeError: the directory cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(5 * len(kinds), 4.2), layout="constrained")
+    panels = figure.subplots(1, len(kinds), sharey=True)
+    for panel, (kind, swarms) in zip(panels, kinds.items(), strict=True):
+        for label, curves in swarms.items():
+            _draw_band(panel, *_over_seeds(curves), label)
+        panel.set(xlabel="updates", title=f"{kind} nodes")
+        panel.grid(alpha=0.3)
+        panel.legend()
+    panels[0].set(ylabel="held-out reward (pass@1)")
+    return _saved(figure, directory / "kinds.png")
+
+
+def _saved(figure: Any, path: Path) -> list[Path]:
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
@@ -56,8 +80,20 @@ def draw_experiment(
     return [path]
 
 
-def _curve(reports: Sequence[SimulationReport]) -> tuple[list[int], list[Estimate]]:
-    curves = [report.held_out.curve for report in reports]
+def _draw_band(panel: Any, rounds: Sequence[int], points: Sequence[Estimate], label: str) -> Any:
+    """A line with its confidence interval; returns its colour."""
+    means = [point.mean for point in points]
+    (line,) = panel.plot(rounds, means, label=label)
+    halves = [0.0 if math.isnan(point.half) else point.half for point in points]
+    low = [mean - half for mean, half in zip(means, halves, strict=True)]
+    high = [mean + half for mean, half in zip(means, halves, strict=True)]
+    panel.fill_between(rounds, low, high, alpha=0.15, color=line.get_color())
+    return line.get_color()
+
+
+def _over_seeds(
+    curves: Sequence[Sequence[tuple[int, float]]],
+) -> tuple[list[int], list[Estimate]]:
     rounds = [entry for entry, _ in curves[0]]
     return rounds, [
         estimate([reward for _, reward in points]) for points in zip(*curves, strict=True)

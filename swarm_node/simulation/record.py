@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.p2p.verify import restored_group
+from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 #: Rewards closer than this are equal, as in `VerifiedGroup.informative`.
@@ -16,7 +18,8 @@ _EQUAL_WITHIN = 1e-6
 class _Outcome(NamedTuple):
     reward: float
     mixed: bool
-    own: bool
+    provenance: Provenance
+    version: int
 
 
 @dataclass
@@ -26,8 +29,11 @@ class Record:
     `own` is the mean reward over the groups the node made since its last round, whatever became of
     them (the value of the round before if there was none); `batch` the mean reward over the groups
     trained on, SAPO's own metric; `drawn` counts these groups, `informative` those whose rewards
-    differ and `external` those of peers; `made` and `mixed` count own groups, all and those whose
-    rewards differ. `curve` is (round, held-out reward), `received` how many groups of peers came.
+    differ, `external` those of peers and `foreign` those of peers with another model; `made` and
+    `mixed` count own groups, all and those whose rewards differ. `curve` is (round, held-out
+    reward), `received` how many groups of peers came. `own_lags` and `peers_lags` are, for every
+    group trained on, by how many updates the policy that sampled it was older than the one it
+    trained: in a simulation all nodes count from one start.
     """
 
     own: list[float] = field(default_factory=list)
@@ -35,10 +41,14 @@ class Record:
     drawn: list[int] = field(default_factory=list)
     informative: list[int] = field(default_factory=list)
     external: list[int] = field(default_factory=list)
+    foreign: list[int] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
     received: int = 0
+    own_lags: list[int] = field(default_factory=list)
+    peers_lags: list[int] = field(default_factory=list)
+    _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
     _batch: list[_Outcome] = field(default_factory=list)
@@ -51,29 +61,36 @@ class Record:
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         """Own groups were made."""
         for group in groups:
-            self._known[group.id] = outcome = _outcome(group, own=True)
+            self._known[group.id] = outcome = _outcome(group)
             self._fresh.append(outcome)
 
     def receive(self, group: StoredGroup) -> None:
         """A peer's group was let in."""
-        self._known[group.id] = _outcome(group, own=False)
+        self._known[group.id] = _outcome(group)
         self.received += 1
 
     def draw(self, identifiers: Sequence[bytes]) -> None:
         """A batch was drawn; what was drawn before and not trained on is forgotten."""
         self._batch = [self._known[identifier] for identifier in identifiers]
 
-    def end_round(self) -> None:
-        """The batch drawn last was trained on."""
+    def end_round(self, version: int) -> None:
+        """The batch drawn last was trained on; now the policy is of `version`."""
         fresh, drawn = self._fresh, self._batch
         last = self.own[-1] if self.own else 0.0
         self.own.append(_mean(fresh) if fresh else last)
         self.batch.append(_mean(drawn))
         self.drawn.append(len(drawn))
         self.informative.append(sum(outcome.mixed for outcome in drawn))
-        self.external.append(sum(not outcome.own for outcome in drawn))
+        origins = [outcome.provenance for outcome in drawn]
+        self.external.append(len(origins) - origins.count(Provenance.OWN))
+        self.foreign.append(origins.count(Provenance.FOREIGN))
         self.made.append(len(fresh))
         self.mixed.append(sum(outcome.mixed for outcome in fresh))
+        for outcome in drawn:
+            own = outcome.provenance is Provenance.OWN
+            lags = self.own_lags if own else self.peers_lags
+            lags.append(self._version - outcome.version)
+        self._version = version
         self._fresh, self._batch = [], []
 
 
@@ -100,10 +117,12 @@ class WatchedStorage(Storage):
         self._record.draw(identifiers)
 
 
-def _outcome(group: StoredGroup, own: bool) -> _Outcome:
+def _outcome(group: StoredGroup) -> _Outcome:
     rewards = group.rewards
     spread = max(rewards) - min(rewards)
-    return _Outcome(sum(rewards) / len(rewards), spread > _EQUAL_WITHIN, own)
+    version = restored_group(group).group.oldest_version
+    mixed = spread > _EQUAL_WITHIN
+    return _Outcome(sum(rewards) / len(rewards), mixed, group.provenance, version)
 
 
 def _mean(outcomes: Sequence[_Outcome]) -> float:

@@ -24,6 +24,16 @@ class HeldOut(msgspec.Struct, frozen=True):
     curve: list[tuple[int, float]]
 
 
+class ModelCurve(msgspec.Struct, frozen=True):
+    """The nodes of one model: sha256 of model and tokenizer (hex), how many there are, and pairs of
+    round and held-out reward, mean over them."""
+
+    model: str
+    tokenizer: str
+    nodes: int
+    curve: list[tuple[int, float]]
+
+
 class Rounds(msgspec.Struct, frozen=True):
     """One entry per round. `own` and `batch` are sums over nodes of mean rewards, the others means
     over nodes: groups trained on that were informative, groups of peers among them, own groups
@@ -38,11 +48,16 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 class SimulatedNode(msgspec.Struct, frozen=True):
-    """One node; `weights` is the sha256 of its last ones, `rejected` counts by reason. Bytes are
-    payloads, CPU seconds exclude measuring held-out reward; these and the groups are counted up to
-    the end of its last round."""
+    """One node; `model` counts in the report's models, `weights` is the sha256 of its last ones,
+    `rejected` counts by reason; of the external groups trained on, `trained_foreign` were made by
+    another model. Bytes are payloads, CPU seconds exclude measuring held-out reward; these and the
+    groups are counted up to the end of its last round. A lag is how many updates older the policy
+    that sampled a group was than the one that was trained on it: means of own and of peers' groups
+    (0 if there were none), and the largest of own ones. `merged` of the groups trained on were
+    judged together with others of their task."""
 
     peer_id: str
+    model: int
     speed: float
     families: list[str]
     updates: int
@@ -51,12 +66,17 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     groups_received: int
     trained_own: int
     trained_external: int
+    trained_foreign: int
     held_out_end: float
     weights: str
     rejected: dict[str, int]
     bytes_sent: int
     bytes_received: int
     cpu_seconds: float
+    own_lag: float
+    own_lag_most: int
+    peers_lag: float
+    merged: int
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
@@ -66,6 +86,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
     hash: str
     settings: dict[str, Any]
     held_out: HeldOut
+    models: list[ModelCurve]
     cumulative_own: float
     cumulative_batch: float
     informative_per_update: float
@@ -79,6 +100,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
 def make_report(
     settings: dict[str, Any],
     curve: Sequence[tuple[int, float]],
+    models: list[ModelCurve],
     rounds: Rounds,
     nodes: list[SimulatedNode],
     virtual_seconds: float,
@@ -91,6 +113,7 @@ def make_report(
         hash="",
         settings=settings,
         held_out=HeldOut(curve[0][1], curve[-1][1], list(curve)),
+        models=models,
         cumulative_own=sum(rounds.own),
         cumulative_batch=sum(rounds.batch),
         informative_per_update=sum(rounds.informative) / len(rounds.informative),
@@ -146,7 +169,9 @@ def draw_learning(report: SimulationReport, path: Path) -> bool:
     count = len(report.nodes)
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     learning, reward, groups = figure.subplots(1, 3)
-    learning.plot(*zip(*report.held_out.curve, strict=True), marker=".")
+    for number, model in enumerate(report.models, 1):
+        label = f"model {number} ({model.nodes} nodes)"
+        learning.plot(*zip(*model.curve, strict=True), marker=".", label=label)
     learning.set(title="held-out reward (pass@1)", ylim=(0, 1))
     reward.plot([value / count for value in report.rounds.own], label="own groups")
     reward.plot([value / count for value in report.rounds.batch], "--", label="training batch")
@@ -157,6 +182,8 @@ def draw_learning(report: SimulationReport, path: Path) -> bool:
     for panel in (learning, reward, groups):
         panel.set_xlabel("round")
         panel.grid(alpha=0.3)
+    if len(report.models) > 1:
+        learning.legend()
     reward.legend()
     groups.legend()
     figure.savefig(path, dpi=120)

@@ -57,7 +57,7 @@ def run_simulation(plan: Plan, settings: Settings, directory: Path | None) -> No
     """
     with progress_bar("simulating", plan.nodes * plan.rounds) as advance:
         report = simulate(plan, settings, advance)
-    Console().print(summary(report), highlight=False, soft_wrap=True)
+    Console().print(summary(report, plan.models), highlight=False, soft_wrap=True)
     if directory is not None:
         for path in save_report(report, directory):
             print(f"wrote {path}")
@@ -83,14 +83,20 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.update(task, advance=1)
 
 
-def summary(report: SimulationReport) -> str:
-    """The result in a few lines."""
+def summary(report: SimulationReport, models: Sequence[str]) -> str:
+    """The result in a few lines; `models` are those of its plan."""
     nodes, held_out = report.nodes, report.held_out
     count, updates = len(nodes), sum(node.updates for node in nodes)
     received = sum(node.bytes_received for node in nodes) / count
+    names = dict.fromkeys(models)
+    by_model = [
+        f"  {name}, {of.nodes} nodes: {of.curve[0][1]:.3f} -> {of.curve[-1][1]:.3f}"
+        for name, of in zip(names, report.models, strict=True)
+    ]
     return "\n".join(
         (
             f"held-out reward      {held_out.start:.3f} -> {held_out.end:.3f} (pass@1)",
+            *(by_model if len(by_model) > 1 else ()),
             f"cumulative reward    {report.cumulative_own:.2f} of own groups, "
             f"{report.cumulative_batch:.2f} of training batches",
             f"informative groups   {report.informative_per_update:.2f} per update",

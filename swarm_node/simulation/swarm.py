@@ -1,17 +1,16 @@
 """Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
 
 Each node is `swarm_node.node.Node` with an in-memory transport, a trainer and a sampler that
-compute inline, and a database of its own in shared memory. All share one codec, one environment
-(both are only read) and one probe that measures held-out reward outside of virtual time. A node's
-sampler and trainer keep separate models, as in a real node: while one samples with version v the
-other makes v + 1. That is 3.3 MB per node for the tiny model (two models, two moments, a gradient).
+compute inline, and a database of its own in shared memory. All share one environment, which is only
+read, and those of one model share its codec and a probe that measures held-out reward outside of
+virtual time (`Kind`). A node's sampler and trainer keep separate models, as in a real node: while
+one samples with version v the other makes v + 1. That is 3.3 MB per node for the tiny model (two
+models, two moments, a gradient).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,25 +28,24 @@ from swarm_node.errors import ConfigError
 from swarm_node.evaluation import Evaluator
 from swarm_node.home import Membership
 from swarm_node.node import Node
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import create_swarm, issue_issuer, issue_member
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.parts import Parts
-from swarm_node.policy.model_files import weight_files
-from swarm_node.policy.models import Codec, policy_digests, resolve
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.torch_sampler import TorchSampler
 from swarm_node.policy.trainer_process import InlineTrainer
 from swarm_node.policy.weights import shared_memory_dir
-from swarm_node.rollout import PolicyRef
+from swarm_node.simulation.kinds import Kind, deal, model_digests
 from swarm_node.simulation.paced import Pace, PacedSampler, PacedTrainer
 from swarm_node.simulation.record import Record, WatchedStorage
-from swarm_node.simulation.report import Rounds, SimulatedNode, SimulationReport, make_report, plain
+from swarm_node.simulation.report import (
+    ModelCurve,
+    Rounds,
+    SimulatedNode,
+    SimulationReport,
+    make_report,
+    plain,
+)
+from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 
-#: Unix seconds at which every simulation begins: 2023-11-14 22:13:20 UTC.
-EPOCH = 1_700_000_000
-_MEMBER_SECONDS = 366 * 86_400
 #: Weights in two versions, checkpoint with two moments, database: in copies of the model.
 _COPIES_ON_DISK = 12
 
@@ -56,11 +54,12 @@ _COPIES_ON_DISK = 12
 class Plan:
     """What to simulate, besides the settings that all nodes share.
 
-    `rounds` are batches per node; `seed` decides everything that is left to chance; node i samples
-    `specialised` of the task families, starting at family i × specialised, or all of them if 0;
-    messages take a uniform draw from `delay` virtual seconds and are lost with probability `loss`;
-    node speeds are uniform draws from `speeds`. Held-out reward is measured every `eval_rounds`
-    rounds on `eval_tasks` tasks per family.
+    `models` are "tiny" or directories, dealt to the nodes in turn; `rounds` are batches per node;
+    `seed` decides everything that is left to chance; node i samples `specialised` of the task
+    families, starting at family i × specialised, or all of them if 0; messages take a uniform draw
+    from `delay` virtual seconds and are lost with probability `loss`; node speeds are uniform draws
+    from `speeds`; samplers get weights `behind` updates late. Held-out reward is measured every
+    `eval_rounds` rounds on `eval_tasks` tasks per family.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -73,15 +72,22 @@ class Plan:
     delay: tuple[float, float] = (0.0, 0.0)
     loss: float = 0.0
     speeds: tuple[float, float] = (1.0, 1.0)
+    behind: int = 0
     pace: Pace = field(default_factory=Pace)
     eval_rounds: int = 10
     eval_tasks: int = 16
+    models: tuple[str, ...] = ("tiny",)
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
             raise ConfigError("a simulation needs at least 1 node, 1 round and 1 held-out task")
-        if not 0 <= self.seed < 1 << 32 or self.specialised < 0:
-            raise ConfigError("the seed is within [0, 2^32), families per node are 0 or more")
+        if not 1 <= len(self.models) <= self.nodes:
+            raise ConfigError(
+                f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
+                "1 model needs a node"
+            )
+        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind) < 0:
+            raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
             raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
         if not 0 < self.speeds[0] <= self.speeds[1]:
@@ -96,31 +102,37 @@ def simulate(
     end of each round of each node.
 
     Raises:
-        SwarmNodeError: the model or the settings cannot be used.
+        SwarmNodeError: a model or the settings cannot be used.
     """
-    model = resolve(settings.model)
-    size = sum(file.stat().st_size for file in weight_files(model))
-    work = shared_memory_dir("simulation", need=plan.nodes * _COPIES_ON_DISK * size)
+    kinds = deal(plan.models, plan.nodes)
+    copies = _COPIES_ON_DISK + plan.behind
+    need = copies * sum(kind.weight_bytes for kind in kinds)
+    work = shared_memory_dir("simulation", need=need)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums over several depend on how the work was split
     try:
-        return run_virtual(lambda loop: _Swarm(plan, settings, model, work, loop, on_round).run())
+        return run_virtual(lambda loop: _Swarm(plan, settings, kinds, work, loop, on_round).run())
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(work, ignore_errors=True)
 
 
-def describe(plan: Plan, settings: Settings, model: bytes) -> dict[str, Any]:
-    """All that decides a result, in plain values; the model by its digest, because its path does
-    not. A report with the same description need not be made again."""
+def describe(plan: Plan, settings: Settings) -> dict[str, Any]:
+    """All that decides a result, in plain values; models by their digests, because their paths do
+    not. A report with the same description need not be made again.
+
+    Raises:
+        ModelError: there is no such model.
+    """
     tables = {"network", "environment", "sampling", "policy", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
-    return plain({"plan": asdict(plan), "model": model.hex(), **chosen})
+    return plain({"plan": {**asdict(plan), "models": model_digests(plan.models)}, **chosen})
 
 
 @dataclass(slots=True)
 class _Member:
     node: Node
+    kind: Kind
     trainer: PacedTrainer
     evaluator: Evaluator
     record: Record
@@ -138,37 +150,38 @@ class _Swarm:
         self,
         plan: Plan,
         settings: Settings,
-        model: Path,
+        kinds: Sequence[Kind],
         work: Path,
         loop: VirtualTimeLoop,
         on_round: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._settings = settings
-        self._model = model
+        self._kinds = kinds
+        self._seeded = Seeded(plan.seed)
         self._work = work
         self._loop = loop
         self._on_round = on_round
         self._clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
-        self._codec = Codec.from_directory(model)
-        self._policy = PolicyRef(*policy_digests(model), 0)
         self._environment: EnvironmentHost = InlineEnvironmentHost(
             create_environment(settings.environment.name, environment_options(settings))
         )
-        self._probe = self._sampler()
-        self._network = MemoryNetwork(self._rng("network"), delay=plan.delay, loss=plan.loss)
+        self._network = MemoryNetwork(self._seeded.rng("network"), delay=plan.delay, loss=plan.loss)
         self._members: list[_Member] = []
         self._unfinished = plan.nodes
 
     async def run(self) -> SimulationReport:
         info = await self._environment.start()
-        speeds = self._rng("speeds")
-        for index, membership in enumerate(self._memberships()):
+        speeds = self._seeded.rng("speeds")
+        for index, membership in enumerate(self._seeded.memberships(self._plan.nodes)):
             speed = speeds.uniform(*self._plan.speeds)
             self._members.append(self._member(index, membership, info, speed))
-        start = await self._measure(self._members[0])
+        starts: dict[str, float] = {}
         for member in self._members:
-            member.record.curve.append((0, start))
+            # One measurement for all that start from the same weights.
+            if member.kind.name not in starts:
+                starts[member.kind.name] = await self._measure(member)
+            member.record.curve.append((0, starts[member.kind.name]))
         await asyncio.gather(*(self._live(member) for member in self._members))
         return self._report()
 
@@ -178,10 +191,10 @@ class _Swarm:
 
     async def _round(self, member: _Member, weights: Path) -> None:
         plan, record = self._plan, member.record
-        record.end_round()
+        record.end_round(member.trainer.version)
         if record.rounds % plan.eval_rounds == 0 or record.rounds == plan.rounds:
             began = self._loop.spent()
-            await self._probe.load(weights, record.rounds)
+            await member.kind.probe.load(weights, record.rounds)
             record.curve.append((record.rounds, await self._measure(member)))
             member.probe_seconds += self._loop.spent() - began
         if record.rounds == plan.rounds:
@@ -200,22 +213,23 @@ class _Swarm:
         self._unfinished -= 1
 
     async def _measure(self, member: _Member) -> float:
-        """Held-out reward of the probe's weights. It never waits, so no virtual time passes and
+        """Held-out reward of its kind's probe. It never waits, so no virtual time passes and
         nobody else's weights get into the shared probe."""
         return (await member.evaluator.measure()).all
 
     def _member(
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
     ) -> _Member:
-        plan, record = self._plan, Record()
+        plan, kind, record = self._plan, self._kinds[index], Record()
         families = _families(info.families, index, plan.specialised)
-        settings = _with(self._settings, "environment", families=list(families))
+        settings = self._settings.model_copy(update={"model": kind.name})
+        settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
         place.mkdir()
         weights = place / "weights"
         weights.mkdir()
         inline = InlineTrainer(
-            self._model,
+            kind.directory,
             place / "checkpoints",
             weights,
             trainer_settings(settings),
@@ -229,65 +243,31 @@ class _Swarm:
         trainer = PacedTrainer(inline, plan.pace.update_seconds / speed, plan.rounds, on_round)
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
-            sampler=PacedSampler(self._sampler(), plan.pace.token_seconds / speed),
+            sampler=PacedSampler(
+                kind.sampler(), plan.pace.token_seconds / speed, plan.behind, place
+            ),
             trainer=trainer,
             environment=self._environment,
             storage=WatchedStorage(place / "node.db", record, wall=self._clock.wall),
-            codec=self._codec,
-            policy=self._policy,
+            codec=kind.codec,
+            policy=kind.policy,
             clock=self._clock,
             processes=dict,
         )
         evaluator = Evaluator(
             settings=_with(settings, "run", eval_tasks=plan.eval_tasks),
-            parts=replace(parts, sampler=self._probe),
+            parts=replace(parts, sampler=kind.probe),
             info=info,
             own_families=families,
             earlier=0.0,
         )
-        return _Member(Node(settings, membership, parts), trainer, evaluator, record, speed)
-
-    def _sampler(self) -> TorchSampler:
-        return TorchSampler(Qwen2.from_directory(self._model), self._codec, inline=True)
-
-    def _memberships(self) -> list[Membership]:
-        """A swarm whose keys all follow from the seed."""
-        root, issuer = self._identity("root"), self._identity("issuer")
-        swarm = create_swarm("simulation", root, self._secret("swarm"))
-        times = {"not_before": EPOCH, "not_after": EPOCH + _MEMBER_SECONDS}
-        issued = issue_issuer(
-            root,
-            swarm,
-            issuer.public_key,
-            name="simulation",
-            member_seconds=_MEMBER_SECONDS,
-            **times,
-        )
-        identities = [self._identity(f"node {index}") for index in range(self._plan.nodes)]
-        return [
-            Membership(
-                identity, swarm, (issued, issue_member(issuer, swarm, identity.public_key, **times))
-            )
-            for identity in identities
-        ]
-
-    def _identity(self, name: str) -> Identity:
-        return Identity.from_seed(self._secret(name))
-
-    def _secret(self, name: str) -> bytes:
-        text = f"swarm-node/simulation/1/{self._plan.seed}/{name}"
-        return hashlib.sha256(text.encode()).digest()
-
-    def _rng(self, name: str) -> random.Random:
-        return random.Random(self._secret(name))  # noqa: S311 - reproducible, not secret
+        node = Node(settings, membership, parts)
+        return _Member(node, kind, trainer, evaluator, record, speed)
 
     def _report(self) -> SimulationReport:
         members = self._members
         records = [member.record for member in members]
-        curve = [
-            (points[0][0], _mean([reward for _, reward in points]))
-            for points in zip(*(record.curve for record in records), strict=True)
-        ]
+        kinds = list(dict.fromkeys(self._kinds))
         rounds = Rounds(
             own=_per_round(sum, [record.own for record in records]),
             batch=_per_round(sum, [record.batch for record in records]),
@@ -296,20 +276,35 @@ class _Swarm:
             made=_per_round(_mean, [record.made for record in records]),
             mixed=_per_round(_mean, [record.mixed for record in records]),
         )
-        nodes = [_row(member) for member in members]
         return make_report(
-            describe(self._plan, self._settings, self._policy.model),
-            curve,
+            describe(self._plan, self._settings),
+            _curve(records),
+            [_model_curve(kind, members) for kind in kinds],
             rounds,
-            nodes,
+            [_row(member, kinds.index(member.kind)) for member in members],
             self._loop.time(),
         )
 
 
-def _row(member: _Member) -> SimulatedNode:
+def _curve(records: Sequence[Record]) -> list[tuple[int, float]]:
+    """Held-out reward by round, mean over nodes."""
+    return [
+        (points[0][0], _mean([reward for _, reward in points]))
+        for points in zip(*(record.curve for record in records), strict=True)
+    ]
+
+
+def _model_curve(kind: Kind, members: Sequence[_Member]) -> ModelCurve:
+    records = [member.record for member in members if member.kind is kind]
+    policy = kind.policy
+    return ModelCurve(policy.model.hex(), policy.tokenizer.hex(), len(records), _curve(records))
+
+
+def _row(member: _Member, model: int) -> SimulatedNode:
     node, tally, record = member.node, member.node.tally, member.record
     return SimulatedNode(
         peer_id=node.membership.identity.peer_id,
+        model=model,
         speed=member.speed,
         families=list(node.own_families),
         updates=tally.updates,
@@ -318,12 +313,17 @@ def _row(member: _Member) -> SimulatedNode:
         groups_received=member.received_groups,
         trained_own=sum(record.drawn) - sum(record.external),
         trained_external=sum(record.external),
+        trained_foreign=sum(record.foreign),
         held_out_end=record.curve[-1][1],
         weights=member.trainer.digest,
         rejected=dict(tally.rejected),
         bytes_sent=member.sent,
         bytes_received=member.received,
         cpu_seconds=member.cpu_seconds,
+        own_lag=_mean(record.own_lags or [0]),
+        own_lag_most=max(record.own_lags, default=0),
+        peers_lag=_mean(record.peers_lags or [0]),
+        merged=node.buffer.stats().merged,
     )
 
 

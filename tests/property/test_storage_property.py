@@ -98,8 +98,11 @@ class StorageMachine(RuleBasedStateMachine):
         assert storage.next_seq() == self.head + 1
         assert storage.counter("tasks") == self.tasks
         assert {row.author: row for row in storage.windows()} == self.windows
-        listed = [b"entry %d" % seq for seq in sorted(self.log)]
-        assert storage.announcements(storage.epoch, 0, 1000) == (storage.epoch, self.head, listed)
+        listed = tuple(b"entry %d" % seq for seq in sorted(self.log))
+        assert storage.announcements(storage.epoch, 0, 1000) == (
+            *(storage.epoch, self.head, 0),
+            listed,
+        )
         for limit in (1, 3):
             assert storage.live(limit) == [
                 group

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,11 @@ from swarm_node.policy.build_tiny import (
     SEP,
     CorpusItem,
     Noise,
+    Recipe,
     build_tiny,
     build_tokenizer,
     mine_phrases,
+    mine_words,
     noisy_corpus,
     tiny_config,
 )
@@ -49,6 +52,12 @@ def test_mined_phrases_are_the_fixed_parts_of_each_family() -> None:
 def test_mined_phrases_are_ascii() -> None:
     items = [CorpusItem("f", f"naïve question number {n}", "") for n in range(50)]
     assert mine_phrases(items) == ["ve question number "]
+
+
+def test_mined_words_are_the_common_ones_and_all_pairs_of_digits() -> None:
+    words = mine_words([*islice(sums(), 300), CorpusItem("f", "Rare, 1 in 301", "")])
+    assert words[:-100] == [" and", " number", " please", " sum", " the", "Repeat", "What"]
+    assert words[-100:] == [f"{n:02}" for n in range(100)]
 
 
 @settings(max_examples=150, deadline=None)
@@ -110,7 +119,7 @@ def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
 
     names = ("first", "again", "other")
     for name, seed in zip(names, (0, 0, 1), strict=True):
-        build_tiny(tmp_path / name, sums(), seed=seed, steps=12, progress=progress)
+        build_tiny(tmp_path / name, sums(), Recipe(seed=seed, steps=12), progress=progress)
     files = {
         name: {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
         for name in names
@@ -122,7 +131,7 @@ def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_built_directory_is_a_usable_model(tmp_path: Path) -> None:
-    build_tiny(tmp_path, sums(), steps=2)
+    build_tiny(tmp_path, sums(), Recipe(steps=2))
     codec = Codec.from_directory(tmp_path)
     model = Qwen2.from_directory(tmp_path)
     assert model.config == tiny_config(codec.vocab_size)
@@ -130,6 +139,35 @@ def test_a_built_directory_is_a_usable_model(tmp_path: Path) -> None:
     prompt = codec.encode_prompt("What is the sum of 1 and 2?")
     assert (prompt[0], prompt[-1]) == (BOS, SEP)
     assert all(len(digest) == 32 for digest in policy_digests(tmp_path))
+
+
+def test_sizes_and_tokenizers_make_other_models_of_the_same_corpus(tmp_path: Path) -> None:
+    recipes = {
+        "shipped": Recipe(steps=1),
+        "small": Recipe("small", steps=1),
+        "words": Recipe("small", "words", steps=1),
+    }
+    for name, recipe in recipes.items():
+        build_tiny(tmp_path / name, sums(), recipe)
+    models = {name: Qwen2.from_directory(tmp_path / name).config for name in recipes}
+    assert (models["shipped"].hidden_size, models["shipped"].num_hidden_layers) == (64, 3)
+    assert (models["small"].hidden_size, models["small"].num_hidden_layers) == (48, 2)
+    digests = {name: policy_digests(tmp_path / name) for name in recipes}
+    assert digests["shipped"][1] == digests["small"][1]
+    assert digests["small"][1] != digests["words"][1]
+    assert len({model for model, _ in digests.values()}) == 3
+    text = "What is the sum of 41 and 7?"
+    phrases, words = (Codec.from_directory(tmp_path / name) for name in ("small", "words"))
+    assert len(phrases.encode_answer(text)) != len(words.encode_answer(text))
+    assert words.decode(words.encode_answer(text)) == text
+    # 41 is one token, not two.
+    assert len(words.encode_answer("41")) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"size": "huge"}, {"tokenizer": "bpe"}, {"steps": 0}])
+def test_an_impossible_recipe_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"choose from|1 step"):
+        Recipe(**wrong)
 
 
 def test_the_shares_of_the_corpus_are_those_asked_for() -> None:

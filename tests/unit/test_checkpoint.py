@@ -26,7 +26,7 @@ def state(version: int = 1, value: float = 1.0) -> TrainingState:
         weights={"w": torch.full((4, 3), value)},
         optimizer={"step:w": torch.tensor(2.0), "exp_avg:w": torch.full((4, 3), value / 2)},
         rng=b"\1\2\3",
-        settings=b"s" * 32,
+        settings={"loss": "dapo", "betas": [0.9, 0.99]},
         model=b"m" * 32,
         extra={"drawn": 7, "names": ["a"]},
     )
@@ -104,7 +104,7 @@ def test_a_damaged_file_falls_back_to_the_checkpoint_before(
 @pytest.mark.parametrize(
     "change",
     [
-        lambda manifest: manifest.update(format=2),
+        lambda manifest: manifest.update(format=1),
         lambda manifest: manifest["files"].pop("state.msgpack"),
         lambda manifest: manifest["files"].update({"../x": {}}),
         lambda manifest: manifest.update(files=3),

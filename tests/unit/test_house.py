@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*(ROOT / "swarm_node").rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
-HEAVY = ("torch", "vllm", "transformers", "hivemind", "reasoning_gym", "matplotlib")
+HEAVY = ("torch", "vllm", "transformers", "peft", "hivemind", "reasoning_gym", "matplotlib")
 
 
 @pytest.mark.parametrize(

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
+import msgspec
 import pytest
+from builders import completion, verified
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError
 from swarm_node.mixing import Mixer, replay_settings
 from swarm_node.p2p.peers import Directory
 from swarm_node.parts import Tally
-from swarm_node.policy.mixture import Mixture
+from swarm_node.policy.mixture import Mixture, MixtureSettings, MixtureState, start
 from swarm_node.policy.replay import ReplayBuffer
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-)
+from swarm_node.rollout import VerifiedGroup
 from swarm_node.snapshot import EvalPoint
 from swarm_node.views import _mixture
-
-EMPTY = Completion("x", np.zeros(0, np.uint32), np.zeros(0, np.float32), (), Finish.STOP)
 
 
 def own_group(number: int) -> VerifiedGroup:
     """Every other one has mixed rewards."""
+    answers = [completion([0], versions=[number])] * 2
     rewards = (0.0, float(number % 2))
-    group = RolloutGroup(
-        TaskRef("e", "1", "f", number), PolicyRef(b"m", b"t", number), (EMPTY, EMPTY), rewards
-    )
-    return VerifiedGroup(b"%d" % number, "me", Provenance.OWN, group, "q", rewards, number)
+    return verified(f"{number}", seed=number, rewards=rewards, completions=answers, arrived=number)
 
 
 class Life:
     """A buffer, a tally and a mixer that live through updates."""
 
     def __init__(self, external: str | int) -> None:
-        self.policy = load_settings({"policy.external": external}, environ={}).policy
+        settings = load_settings({"policy.external": external}, environ={})
         self.tally = Tally()
-        self.buffer = ReplayBuffer(replay_settings(self.policy))
-        self.mixer = Mixer(self.policy, self.tally, self.buffer)
+        self.buffer = ReplayBuffer(replay_settings(settings))
+        self.mixer = Mixer(settings.policy, self.tally, self.buffer)
         self.made = 0
 
     def update(self, offered: int, probe: float | None = None) -> None:
@@ -145,9 +134,33 @@ def test_a_peers_quality_is_what_was_let_in() -> None:
 
 
 def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
-    buffer = ReplayBuffer(replay_settings(load_settings({}, environ={}).policy))
+    buffer = ReplayBuffer(replay_settings(load_settings({}, environ={})))
     for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
         with pytest.raises(ValueError, match=r"must be|holds"):
             buffer.aim(wrong)
     buffer.aim(Mixture(8, 0))
     assert not buffer.ready(0)
+
+
+def test_a_resumed_controller_goes_on_where_it_was() -> None:
+    before = Life("auto")
+    for _ in range(60):
+        before.update(offered=20)
+    assert before.buffer.mixture == Mixture(2, 6)
+    saved = msgspec.convert(msgspec.to_builtins(before.mixer.state), MixtureState)
+    after = Life("auto")
+    after.mixer.resume(saved)
+    assert after.buffer.mixture == Mixture(2, 6)
+    assert after.mixer.state == before.mixer.state
+    assert after.tally.mixture is not None
+    assert after.tally.mixture.own == 2
+
+
+def test_a_state_of_other_settings_is_not_resumed() -> None:
+    saved = start(MixtureSettings(batch=16), 8)
+    adaptive, fixed = Life("auto"), Life(4)
+    for life in (adaptive, fixed):
+        life.mixer.resume(saved)
+        assert life.buffer.mixture == Mixture(4, 4)
+    adaptive.mixer.resume(None)
+    assert adaptive.buffer.mixture == Mixture(4, 4)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.model_memory import FULL_TRAINING, available_memory, check_memory
 from swarm_node.policy.models import Codec, load_tokenizer, policy_digests, resolve
 
 TINY = resolve("tiny")
@@ -32,13 +37,40 @@ def edit(path: Path, **changes: object) -> None:
 def test_resolve_finds_the_shipped_model_and_local_directories(copy: Path) -> None:
     assert (TINY / "model.safetensors").is_file()
     assert resolve(str(copy)) == copy
-    with pytest.raises(ModelError, match='give "tiny" or a directory'):
-        resolve("Qwen/Qwen2.5-0.5B")
+    with pytest.raises(ModelError, match='give "tiny", a short name'):
+        resolve("./Qwen/Qwen2.5-0.5B")
+
+
+def test_the_architecture_is_shown_to_whoever_may_refuse_it(copy: Path) -> None:
+    seen: list[Qwen2Config] = []
+    resolve(str(copy), seen.append)
+    resolve("tiny", seen.append)
+    with safe_open(TINY / "model.safetensors", "numpy") as file:
+        stored = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118 - no mapping
+    assert [config.weight_count for config in seen] == [stored, stored]
+
+
+def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    free = available_memory()
+    assert 0 < free < 1 << 50
+    fits = Qwen2Config(1000, 64, 128, 2, 4, 2)
+    check_memory(fits)
+    large = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
+    needed = f"{large.weight_count * FULL_TRAINING / 1e9:.1f} GB"
+    with pytest.raises(ModelError, match=f"{re.escape(needed)}.*choose a smaller one"):
+        check_memory(large)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 50000\n")
+    assert available_memory(tmp_path) == 150_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path) > 1_000_000
 
 
 def test_importing_is_cheap() -> None:
     heavy = (
-        "import sys, swarm_node.policy.models; print({'torch', 'transformers'} & {*sys.modules})"
+        "import sys, swarm_node.policy.models\n"
+        "print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
     run = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
@@ -83,9 +115,54 @@ def test_prompts_follow_the_chat_template() -> None:
     assert prompt[1:-1] == CODEC.encode_answer(content)
 
 
-def test_prompts_without_a_template_are_the_text(copy: Path) -> None:
+def test_prompts_without_a_template_are_plain(copy: Path) -> None:
     edit(copy / "tokenizer_config.json", chat_template=None)
-    assert Codec.from_directory(copy).encode_prompt("7 + 1") == CODEC.encode_answer("7 + 1")
+    plain = CODEC.encode_answer("Question: 7 + {1}\nAnswer:")
+    assert Codec.from_directory(copy).encode_prompt("7 + {1}") == plain
+
+
+def test_a_template_that_fails_is_a_model_error(copy: Path) -> None:
+    for template in ("{{ raise_exception('no') }}", "{{ messages[9].content }}", "{% for %}"):
+        edit(copy / "tokenizer_config.json", chat_template=template)
+        with pytest.raises(ModelError, match="chat template fails"):
+            Codec.from_directory(copy)
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Path]) -> Path:
+    return make_model(tmp_path_factory.mktemp("chatty"))
+
+
+def test_a_model_as_the_hub_has_them_loads_and_learns_nothing_from_other_files(
+    chatty: Path,
+) -> None:
+    codec = Codec.from_directory(chatty)
+    tokenizer = load_tokenizer(chatty)
+    ids = codec.encode_prompt("12 + 7?")
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>user\n12 + 7?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    end, text_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
+    # The tokenizer's, which is appended, and the config's: both end a completion.
+    assert (codec.eos_id, codec.eos_ids) == (end, {end, text_end})
+    assert codec.positions == 64
+    assert codec.fits(ids, 64 - len(ids))
+    assert not codec.fits(ids, 65 - len(ids))
+    # Rows of the embedding that no token belongs to decode to nothing, as special tokens do.
+    unnamed = set(range(len(tokenizer), 300))
+    assert unnamed
+    assert unnamed <= codec.special_ids
+    assert codec.decode([*unnamed]) == ""
+
+
+def test_what_ends_a_turn_ends_an_answer_of_a_base_model_too(chatty: Path, tmp_path: Path) -> None:
+    """Base models are stored with a chat template, but with the end of a text as their end."""
+    base = Path(shutil.copytree(chatty, tmp_path / "base"))
+    edit(base / "tokenizer_config.json", eos_token="<|endoftext|>")
+    codec, tokenizer = Codec.from_directory(base), load_tokenizer(base)
+    end, text_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
+    assert (codec.eos_id, codec.eos_ids) == (text_end, {end, text_end})
+    assert codec.special_ids >= {end, text_end, tokenizer.convert_tokens_to_ids("<|im_start|>")}
 
 
 def test_every_end_token_counts_and_the_tokenizers_comes_first(copy: Path) -> None:

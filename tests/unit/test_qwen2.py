@@ -1,4 +1,4 @@
-"""The decoder computes what transformers' Qwen2ForCausalLM computes, cached or not."""
+"""The decoder computes what transformers' Qwen2 and Qwen3 compute, cached or not."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from swarm_node.policy.qwen2 import Qwen2, Qwen2Config
 TOLERANCE = 1e-5
 
 
-def reference(seed: int, **changes: Any) -> Any:
-    """A random Qwen2ForCausalLM whose biases and norms are not trivial either."""
-    from transformers import Qwen2Config as HfConfig
-    from transformers import Qwen2ForCausalLM
+def reference(seed: int, model_type: str = "qwen2", **changes: Any) -> Any:
+    """A random Qwen2ForCausalLM or Qwen3ForCausalLM whose biases and norms are not trivial."""
+    import transformers
 
+    family = model_type.capitalize()
     settings: dict[str, Any] = {
         "vocab_size": 50,
         "hidden_size": 32,
@@ -31,7 +31,8 @@ def reference(seed: int, **changes: Any) -> Any:
         "max_position_embeddings": 128,
         "tie_word_embeddings": True,
     }
-    model = Qwen2ForCausalLM(HfConfig(**{**settings, **changes})).eval()
+    config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         mean = 0.5 if parameter.ndim == 1 else 0.0
@@ -69,6 +70,9 @@ VARIANTS = [
     {"num_key_value_heads": 1, "num_hidden_layers": 3},
     {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}},
     {"rms_norm_eps": 1e-2},
+    {"model_type": "qwen3", "head_dim": 16},
+    {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": False},
+    {"model_type": "qwen3", "head_dim": 24, "num_key_value_heads": 1, "rms_norm_eps": 1e-2},
 ]
 
 
@@ -82,10 +86,14 @@ def test_logits_equal_transformers(tmp_path: Path, changes: dict[str, Any]) -> N
         expected = theirs(ids).logits
         torch.testing.assert_close(ours(ids), expected, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(ours.logits(ours.hidden(ids)), expected, atol=TOLERANCE, rtol=0)
+        logprobs = ours(ids).log_softmax(-1), expected.log_softmax(-1)
+        torch.testing.assert_close(*logprobs, atol=TOLERANCE, rtol=0)
+    assert ours.config.weight_count == sum(p.numel() for p in theirs.parameters())
 
 
-def test_sharded_weights_load(tmp_path: Path) -> None:
-    theirs = reference(2)
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_sharded_weights_load(tmp_path: Path, model_type: str) -> None:
+    theirs = reference(2, model_type)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     ids = token_ids(2, 7, 50)
@@ -95,8 +103,23 @@ def test_sharded_weights_load(tmp_path: Path) -> None:
         )
 
 
-def test_left_padding_equals_transformers_with_true_positions(tmp_path: Path) -> None:
-    theirs = reference(3)
+def test_weights_stored_in_bfloat16_are_widened(tmp_path: Path) -> None:
+    from transformers import Qwen2ForCausalLM
+
+    reference(6).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours = Qwen2.from_directory(tmp_path)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    ids = token_ids(2, 7, 50)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_left_padding_equals_transformers_with_true_positions(
+    tmp_path: Path, model_type: str
+) -> None:
+    theirs = reference(3, model_type)
     theirs.save_pretrained(tmp_path)
     ours = Qwen2.from_directory(tmp_path)
     ids = token_ids(3, 9, 50)
@@ -115,11 +138,18 @@ def test_right_padding_needs_no_mask() -> None:
         torch.testing.assert_close(model(padded)[:, :6], model(ids), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_cached_decode_equals_full_forward(kv_heads: int) -> None:
-    model = Qwen2(
-        tiny_config(num_key_value_heads=kv_heads), generator=torch.Generator().manual_seed(0)
-    )
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 1},
+        {"num_key_value_heads": 2},
+        {"num_key_value_heads": 4},
+        {"model_type": "qwen3", "head_dim": 10},
+    ],
+    ids=str,
+)
+def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
+    model = Qwen2(tiny_config(**changes), generator=torch.Generator().manual_seed(0))
     ids = token_ids(3, 10, 20)
     mask = torch.arange(10) >= torch.tensor([[0], [2], [5]])
     rows = torch.tensor([2, 0, 0, 1])
@@ -161,10 +191,11 @@ def test_hf_state_round_trip(tied: bool) -> None:
     assert model.norm.abs().sum() > 0, "the state must be a copy"
 
 
-def test_hf_state_loads_into_transformers() -> None:
-    theirs = reference(4, tie_word_embeddings=False)
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_hf_state_loads_into_transformers(model_type: str) -> None:
+    theirs = reference(4, model_type, tie_word_embeddings=False, head_dim=8)
     ours = Qwen2(
-        Qwen2Config(50, 32, 48, 2, 4, 2, max_position_embeddings=128),
+        Qwen2Config(50, 32, 48, 2, 4, 2, max_position_embeddings=128, model_type=model_type),
         generator=torch.Generator().manual_seed(5),
     )
     theirs.load_state_dict(ours.hf_state(), strict=True)
@@ -195,9 +226,10 @@ def test_initial_weights_depend_on_the_generator_alone() -> None:
 
 
 def test_config_round_trip(tmp_path: Path) -> None:
-    config = tiny_config(rope_theta=1e6, rms_norm_eps=1e-5)
-    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
-    assert Qwen2Config.from_directory(tmp_path) == config
+    for changes in ({}, {"model_type": "qwen3", "head_dim": 6}):
+        config = tiny_config(rope_theta=1e6, rms_norm_eps=1e-5, **changes)
+        (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+        assert Qwen2Config.from_directory(tmp_path) == config
 
 
 def test_config_of_older_transformers(tmp_path: Path) -> None:
@@ -220,6 +252,10 @@ def test_config_of_older_transformers(tmp_path: Path) -> None:
         {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
         {"rope_parameters": 3},
         {"head_dim": 64},
+        {"model_type": "qwen3", "attention_bias": True},
+        {"model_type": "qwen3", "head_dim": 7},
+        {"model_type": "qwen3", "head_dim": "8"},
+        {"model_type": ["qwen2"]},
         {"quantization_config": {"bits": 4}},
         {"hidden_size": "16"},
         {"hidden_size": 16.0},
@@ -227,7 +263,7 @@ def test_config_of_older_transformers(tmp_path: Path) -> None:
         {"num_key_value_heads": 3},
         {"vocab_size": None},
         {"tie_word_embeddings": 1},
-        {"hidden_size": 18},
+        {"hidden_size": 18, "head_dim": None},
     ],
     ids=str,
 )

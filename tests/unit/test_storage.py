@@ -55,15 +55,15 @@ def path(tmp_path: Path) -> Path:
 def test_a_log_is_listed_in_order_from_where_the_reader_is(path: Path) -> None:
     storage = Storage(path, wall=lambda: 1_700_000_000.25)
     assert storage.epoch == 1_700_000_000_250
-    assert storage.announcements(0, 0, 10) == (storage.epoch, 0, [])
+    assert storage.announcements(0, 0, 10) == (storage.epoch, 0, 0, ())
     publish(storage, 3)
     publish(storage, 2)
-    every = [f"announce {seq}".encode() for seq in range(1, 6)]
-    assert storage.announcements(storage.epoch, 0, 10) == (storage.epoch, 5, every)
-    assert storage.announcements(storage.epoch, 3, 10)[2] == every[3:]
-    assert storage.announcements(storage.epoch, 1, 2)[2] == every[1:3]
-    assert storage.announcements(storage.epoch - 1, 3, 10)[2] == every
-    assert storage.announcements(storage.epoch, 0, -1)[2] == []
+    every = tuple(f"announce {seq}".encode() for seq in range(1, 6))
+    assert storage.announcements(storage.epoch, 0, 10) == (storage.epoch, 5, 0, every)
+    assert storage.announcements(storage.epoch, 3, 10)[3] == every[3:]
+    assert storage.announcements(storage.epoch, 1, 3) == (storage.epoch, 5, 1, every[2:])
+    assert storage.announcements(storage.epoch - 1, 3, 10)[3] == every
+    assert storage.announcements(storage.epoch, 0, -1)[2:] == (5, ())
     assert storage.blob(group(storage.epoch, 4).id) == b"sealed me 4"
     assert storage.blob(b"unknown") is None
     storage.close()
@@ -151,7 +151,7 @@ def test_pruning_keeps_the_newest_and_every_window(path: Path) -> None:
     for row, window in others:
         storage.accept(row, window)
     storage.prune(keep_log=4, keep_received=3)
-    assert len(storage.announcements(storage.epoch, 0, 100)[2]) == 4
+    assert len(storage.announcements(storage.epoch, 0, 100)[3]) == 4
     kept = {row.seq for row in own if storage.blob(row.id)}
     assert kept == {7, 8, 9, 10}
     assert {row.seq for row, _ in others if storage.blob(row.id)} == {6, 7, 8}
@@ -159,7 +159,7 @@ def test_pruning_keeps_the_newest_and_every_window(path: Path) -> None:
     assert storage.head() == 10
     storage.prune(keep_log=4, keep_received=3, max_bytes=2 * len(others[0][0].blob))
     assert {row.seq for row, _ in others if storage.blob(row.id)} == {7, 8}
-    assert storage.announcements(storage.epoch, 0, 100) == (storage.epoch, 10, [])
+    assert storage.announcements(storage.epoch, 0, 100) == (storage.epoch, 10, 0, ())
     assert [row.seq for row in publish(storage, 1)] == [11]
     storage.close()
 

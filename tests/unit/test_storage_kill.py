@@ -92,7 +92,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         announced = [f"announce {seq}".encode() for seq in range(1, storage.head() + 1)]
         listed: list[bytes] = []
         while len(listed) < storage.head():
-            listed += storage.announcements(storage.epoch, len(listed), 1000)[2]
+            listed += storage.announcements(storage.epoch, len(listed), 1000)[3]
         assert listed == announced
         assert published <= storage.head()
         stored = {row.id.decode(): row for row in storage.live(1 << 30)}

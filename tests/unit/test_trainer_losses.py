@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import verified
 
 from swarm_node.compose import trainer_settings
 from swarm_node.config import load_settings
@@ -23,9 +24,6 @@ from swarm_node.rollout import (
     Finish,
     PolicyRef,
     Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
     VersionSpan,
 )
 
@@ -121,7 +119,7 @@ def test_versions_become_how_far_behind_a_token_is(random_qwen2: Path) -> None:
 def test_the_reference_is_the_base_model_and_its_drift_the_groups_mean(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, SETTINGS)
     rows = [row(1.0, 1, group=0), row(-1.0, 2, group=0), row(1.0, 3, group=1)]
-    reference = ReferencePolicy(random_qwen2)
+    reference = ReferencePolicy.from_directory(random_qwen2)
     at_start = reference.judge(core.model, rows, 1.0, 20)
     assert [judged.drift for judged in at_start] == pytest.approx([0.0] * 3, abs=1e-6)
     base = [logprob(core, one) for one in rows]
@@ -163,17 +161,15 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
     codec, other = Codec.from_directory(directory), OtherTokenizer()
     texts = ["the answer is 10/3", "True", "10", "é\N{SNOWMAN}"]
     completions = tuple(map(other.completion, texts))
-    group = RolloutGroup(
-        TaskRef("env", "1", "family", 7),
-        PolicyRef(b"o" * 32, b"o" * 32, 3),
-        completions,
-        (0.0,) * len(texts),
-    )
-    verified = VerifiedGroup(
-        b"i" * 34, "peer", Provenance.FOREIGN, group, "How many?", (1.0, 0.0, 0.0, 0.0), 0
+    group = verified(
+        provenance=Provenance.FOREIGN,
+        completions=completions,
+        rewards=(1.0, 0.0, 0.0, 0.0),
+        policy=PolicyRef(b"o" * 32, b"o" * 32, 3),
+        prompt="How many?",
     )
     batch = build_batch(
-        [verified],
+        [group],
         codec.encode_prompt,
         codec.encode_answer,
         codec.eos_id,
@@ -198,6 +194,8 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
 
 def test_settings_by_name_reach_the_trainer() -> None:
     flags = {"policy.loss": "cispo", "policy.off_policy_mask": 0.3, "sampling.max_new_tokens": 9}
+    flags |= {"policy.lora_rank": 8, "policy.activation_checkpointing": True}
     made = trainer_settings(load_settings(flags, environ={}))
+    assert (made.lora_rank, made.activation_checkpointing) == (8, True)
     assert (made.loss, made.off_policy_mask, made.longest_answer) == ("cispo", 0.3, 9)
     assert trainer_settings(load_settings({}, environ={})) == TrainerSettings()

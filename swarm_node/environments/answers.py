@@ -1,0 +1,99 @@
+"""Judging a final answer against a known one: word for word, as mathematics, or by letter."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+
+#: Of a longer text only this end is looked at: a final answer stands at the end.
+MAX_JUDGED_CHARS = 4096
+#: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
+MATH_SECONDS = 0.5
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_LETTER = re.compile(
+    r"(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option)?\s*(?:is)?\s*:?\s*"
+    r"\(?([A-Z])\)?(?:[.:)].*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def final_answer(text: str) -> str:
+    """What of a text is judged: inside the last <answer></answer>, else after the last "####" (as
+    GSM8K writes it), else the whole; stripped."""
+    text = text[-MAX_JUDGED_CHARS:]
+    tagged = _TAGGED.findall(text)
+    return (tagged[-1] if tagged else text.rpartition("####")[2]).strip()
+
+
+def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
+    """1 for the same words; how much white space is between them does not matter."""
+    return float(answer.split() == right.split())
+
+
+def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
+    """1 for the letter of the right choice ("B", "(b)", "Answer: B. Paris"), or its text."""
+    if answer.split() == choices[ord(right) - ord("A")].split():
+        return 1.0
+    letter = _LETTER.fullmatch(answer)
+    return float(letter is not None and letter[1].upper() == right)
+
+
+def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
+    """1 where math-verify finds the answer equal to the right one, as numbers, expressions, sets
+    or equations, in plain text or LaTeX. Nothing in the answer is run: of plain text only digits
+    and operators are taken, LaTeX goes through a grammar."""
+    import math_verify  # noqa: F401 - takes seconds, which are not the answer's
+
+    return _within_time(lambda: _equal_as_math(answer, right))
+
+
+def _equal_as_math(answer: str, right: str) -> float:
+    from math_verify import parse, verify
+
+    # Their own limit is an alarm signal, which would switch off the one that ends this process
+    # when a computation cannot be interrupted (see worker.py).
+    wanted = parse(f"${right}$", parsing_timeout=None)
+    if not wanted:
+        return score_exact(answer, right, ())
+    given = parse(answer, parsing_timeout=None)
+    return float(verify(wanted, given, timeout_seconds=None))
+
+
+SCORERS: Mapping[str, Callable[[str, str, Sequence[str]], float]] = {
+    "exact": score_exact,
+    "math": score_math,
+    "choice": score_choice,
+}
+
+
+class _TooSlowError(BaseException):
+    """Not an `Exception`, because those are caught in many places of sympy and math-verify."""
+
+
+def _within_time(call: Callable[[], float]) -> float:
+    """What `call` returns, or 0 after `MATH_SECONDS` of processor time.
+
+    Only in a main thread: elsewhere nothing can be interrupted, and there is no limit."""
+    for name in ("math_verify", "latex2sympy2_extended", "sympy"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log what a text did to them
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _TooSlowError
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        # Again and again, should one be swallowed.
+        signal.setitimer(signal.ITIMER_VIRTUAL, MATH_SECONDS, MATH_SECONDS)
+        return call()
+    except _TooSlowError:
+        return 0.0
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -1,0 +1,237 @@
+"""Questions with known answers from JSON Lines files, such as GSM8K, as an environment.
+
+A row is {"question": ..., "answer": ...}; of an answer only what follows its last "####" counts.
+With "choice" it is {"question": ..., "choices": [...], "answer": letter, index or text of one}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm_node.environments.answers import SCORERS, final_answer
+from swarm_node.environments.base import Environment, Task
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.rollout import SEED_LIMIT, TaskRef
+
+#: Counts changes of how this module turns a seed into a task or a text into a score.
+SCHEME = 1
+MAX_FILE_BYTES = 256 << 20
+MAX_ROW_BYTES = 64 << 10
+MAX_ROWS = 1_000_000
+_MAX_CHOICES = 26
+_FAMILY = re.compile(r"[A-Za-z0-9 _.:+@=,-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question with its right answer (the letter, with `choices`)."""
+
+    question: str
+    answer: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The rows of one file. No question is in both parts."""
+
+    training: Sequence[Row]
+    held_out: Sequence[Row]
+
+
+def create(
+    path: str | Sequence[str],
+    scoring: str = "exact",
+    template: str = "{question}",
+    held_out: float = 0.1,
+    question: str = "question",
+    answer: str = "answer",
+) -> Environment:
+    """The factory behind the entry point `jsonl`.
+
+    Args:
+        path: a file or several; each becomes a family, named after it.
+        scoring: "exact" (word for word), "math" (math-verify) or "choice" (a letter).
+        template: the prompt, with {question} where the question goes; choices follow it.
+        held_out: share of the questions kept for evaluation, by a hash of the question.
+        question, answer: the names of the fields.
+
+    Raises:
+        ConfigError: a file is missing, too large or malformed, or an option makes no sense.
+    """
+    if scoring not in SCORERS:
+        raise _refusal("scoring", f"{scoring!r} is none of {', '.join(SCORERS)}")
+    if template.count("{question}") != 1:
+        raise _refusal("template", "it must contain {question} once")
+    if not 0 < held_out < 1:
+        raise _refusal("held_out", "a share above 0 and below 1, such as 0.1")
+    paths = [Path(item).expanduser() for item in ([path] if isinstance(path, str) else path)]
+    families, digests = {}, {}
+    for file in paths:
+        if not _FAMILY.fullmatch(file.stem) or file.stem in families:
+            raise _refusal("path", f"{file}: names of families must be plain and different")
+        data = _read(file)
+        digests[file.stem] = hashlib.sha256(data).hexdigest()
+        rows = list(_rows(file, data, (question, answer), scoring == "choice"))
+        families[file.stem] = _split(file, rows, held_out)
+    if not families:
+        raise _refusal("path", "name at least one file")
+    if scoring == "math":
+        # Importing and compiling takes seconds: at the start, not within the first answer's time.
+        SCORERS[scoring]("1", "1", ())
+    options = [digests, scoring, template, held_out, question, answer]
+    return _Jsonl(families, _version(options, scoring), scoring, template)
+
+
+class _Jsonl:
+    """Implements `Environment`; a seed names a row, counted around as often as it takes."""
+
+    name = "jsonl"
+
+    def __init__(
+        self, families: Mapping[str, _Family], version: str, scoring: str, template: str
+    ) -> None:
+        self.families = tuple(families)
+        self.version = version
+        self._rows = families
+        self._score = SCORERS[scoring]
+        self._template = template
+
+    def derive(self, ref: TaskRef) -> Task:
+        if (ref.environment, ref.version) != (self.name, self.version):
+            raise UnknownTaskError(
+                f"the task is for {ref.environment} {ref.version}, here is {self.name} "
+                f"{self.version}: give all nodes the same files and environment options"
+            )
+        family = self._rows.get(ref.family)
+        if family is None:
+            raise UnknownTaskError(
+                f"unknown family {ref.family!r}: use one of {', '.join(self.families)}"
+            )
+        if not 0 <= ref.seed < SEED_LIMIT:
+            raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+        rows = family.held_out if ref.held_out else family.training
+        return Task(ref, rows[ref.seed % len(rows)])
+
+    def render(self, task: Task) -> str:
+        row: Row = task.payload
+        # Not str.format: a question may hold braces.
+        prompt = self._template.replace("{question}", row.question)
+        lines = [f"{_letter(index)}. {text}" for index, text in enumerate(row.choices)]
+        return "\n".join([prompt, *lines])
+
+    def score(self, task: Task, text: str) -> float:
+        row: Row = task.payload
+        return self._score(final_answer(text), row.answer, row.choices)
+
+
+def _refusal(option: str, what: str) -> ConfigError:
+    return ConfigError(f"environment.options.{option}: {what}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _refusal("path", f"cannot read {path}: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise _refusal("path", f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
+    return data
+
+
+def _rows(path: Path, data: bytes, fields: tuple[str, str], with_choices: bool) -> Iterator[Row]:
+    count = 0
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        count += 1
+        if count > MAX_ROWS:
+            raise _refusal("path", f"{path} has more than {MAX_ROWS} rows: split it")
+        try:
+            yield _row(line, fields, with_choices)
+        except ValueError as error:
+            raise _refusal("path", f"{path}, line {number}: {error}") from error
+
+
+def _row(line: bytes, fields: tuple[str, str], with_choices: bool) -> Row:
+    """One row.
+
+    Raises:
+        ValueError: it is not what it should be.
+    """
+    if len(line) > MAX_ROW_BYTES:
+        raise ValueError(f"a row may have {MAX_ROW_BYTES >> 10} KiB at most")
+    try:
+        value = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    if not isinstance(value, dict):
+        raise ValueError("a row must be a JSON object")
+    missing = [field for field in fields if field not in value]
+    if missing:
+        raise ValueError(f"no field {missing[0]!r}; name it in the options question and answer")
+    question, given = (value[field] for field in fields)
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{fields[0]!r} must be a text")
+    if with_choices:
+        choices = _choices(value.get("choices"))
+        return Row(question, _right_letter(given, choices), choices)
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        raise ValueError(f"{fields[1]!r} must be a text or a number")
+    right = str(given).rpartition("####")[2].strip()
+    if not right:
+        raise ValueError(f"{fields[1]!r} is empty")
+    return Row(question, right)
+
+
+def _choices(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 2 <= len(value) <= _MAX_CHOICES:
+        raise ValueError(f"'choices' must be a list of 2 to {_MAX_CHOICES} texts")
+    if not all(isinstance(text, str) and text.strip() for text in value):
+        raise ValueError("every choice must be a text")
+    return tuple(value)
+
+
+def _right_letter(given: Any, choices: Sequence[str]) -> str:
+    letters = [_letter(index) for index in range(len(choices))]
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices):
+        return letters[given]
+    if given in choices:
+        return letters[list(choices).index(given)]
+    if given in letters:
+        return str(given)
+    raise ValueError("the answer is no letter, index (from 0) or text of a choice")
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index)
+
+
+def _split(path: Path, rows: Sequence[Row], share: float) -> _Family:
+    """Held out are the questions whose hash is small, so that the same question is on the same
+    side however often it stands in the file, and stays there when the file grows."""
+    hashes = [hashlib.sha256(row.question.encode()).digest()[:8] for row in rows]
+    # Small files too have one held-out question.
+    bound = max(int(share * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
+    held_out = [row for row, digest in zip(rows, hashes, strict=True) if digest <= bound]
+    training = [row for row, digest in zip(rows, hashes, strict=True) if digest > bound]
+    if not training or not held_out:
+        raise _refusal("path", f"{path} needs two different questions or more, for both parts")
+    return _Family(training, held_out)
+
+
+def _version(options: Sequence[Any], scoring: str) -> str:
+    """Contains a digest of the files, so that nodes with other rows refuse each other's tasks."""
+    canonical = json.dumps(options, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(canonical.encode()).hexdigest()[:24]
+    if scoring != "math":
+        return f"{SCHEME}-{digest}"
+    return f"{importlib.metadata.version('math-verify')}-{SCHEME}-{digest}"

@@ -1,0 +1,154 @@
+"""Tasksets of the `verifiers` package (0.4, `verifiers.v1`) as an environment.
+
+Of a taskset the tasks and their rewards are used: one question, one answer, judged without a
+runtime. What needs more (tools, containers, judges, several agents) is refused by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.metadata
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from swarm_node.environments.base import Environment, Task
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.rollout import SEED_LIMIT, TaskRef
+
+#: Counts changes of how this module turns a seed into a task or a text into a score.
+SCHEME = 1
+
+
+def create(
+    taskset: str,
+    options: Mapping[str, Any] | None = None,
+    limit: int = 10_000,
+    held_out: float = 0.1,
+) -> Environment:
+    """The factory behind the entry point `verifiers`.
+
+    Args:
+        taskset: id of an installed taskset, which is the name of its module.
+        options: the taskset's own settings.
+        limit: how many of its tasks are used, from the first on.
+        held_out: share of the tasks kept for evaluation, by a hash of the task.
+
+    Raises:
+        ConfigError: verifiers or the taskset is not installed, an option makes no sense, or its
+            tasks need more than one question and one answer.
+    """
+    if not 0 < held_out < 1 or limit < 2:
+        raise ConfigError("environment.options: held_out is a share, limit is 2 or more")
+    try:
+        import verifiers.v1 as vf
+    except ImportError as error:
+        raise ConfigError(
+            "environment.name: verifiers is not installed: "
+            "run `pip install 'swarm-node[verifiers]'`"
+        ) from error
+    try:
+        config = vf.SingleAgentEnvConfig(taskset={**(options or {}), "id": taskset})
+        environment = vf.load_environment(config)
+        tasks = list(islice(environment.taskset, limit))
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"environment.options.taskset: {taskset!r}: {error}") from error
+    if not isinstance(environment, vf.SingleAgentEnv):
+        raise ConfigError(f"environment.options.taskset: {taskset} needs several agents")
+    if tasks and (needs := _needs(tasks[0], environment.taskset)):
+        raise ConfigError(f"environment.options.taskset: the tasks of {taskset} need {needs}")
+    return _Verifiers(taskset, tasks, held_out)
+
+
+class _Verifiers:
+    """Implements `Environment`; a seed names a task, counted around as often as it takes."""
+
+    name = "verifiers"
+
+    def __init__(self, taskset: str, tasks: Sequence[Any], held_out: float) -> None:
+        hashes = [bytes.fromhex(task.hash)[:8] for task in tasks]
+        bound = max(int(held_out * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
+        pairs = list(zip(tasks, hashes, strict=True))
+        self._held_out = [task for task, digest in pairs if digest <= bound]
+        self._training = [task for task, digest in pairs if digest > bound]
+        if not self._training:
+            raise ConfigError(
+                f"environment.options.taskset: {taskset} has fewer than two different tasks"
+            )
+        self.families: tuple[str, ...] = (taskset.rsplit("/", 1)[-1],)
+        self.version = _version(taskset, tasks, held_out)
+
+    def derive(self, ref: TaskRef) -> Task:
+        if (ref.environment, ref.version) != (self.name, self.version):
+            raise UnknownTaskError(
+                f"the task is for {ref.environment} {ref.version}, here is {self.name} "
+                f"{self.version}: give all nodes the same taskset, options and versions"
+            )
+        if ref.family not in self.families:
+            raise UnknownTaskError(f"unknown family {ref.family!r}: use {self.families[0]}")
+        if not 0 <= ref.seed < SEED_LIMIT:
+            raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+        tasks = self._held_out if ref.held_out else self._training
+        return Task(ref, tasks[ref.seed % len(tasks)])
+
+    def render(self, task: Task) -> str:
+        data = task.payload.data
+        return "\n\n".join(part for part in (data.system_prompt, data.prompt_text) if part)
+
+    def score(self, task: Task, text: str) -> float:
+        """The weighted sum of the task's rewards. Not from within a running event loop."""
+        return asyncio.run(_reward(task.payload, text))
+
+
+async def _reward(task: Any, text: str) -> float:
+    import verifiers.v1 as vf
+
+    trace = vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        agent=vf.AgentInfo(config=vf.AgentConfig()),
+        nodes=[
+            vf.MessageNode(message=vf.UserMessage(content=task.data.prompt_text)),
+            vf.MessageNode(parent=0, message=vf.AssistantMessage(content=text), sampled=True),
+        ],
+        is_completed=True,
+    )
+    await task.score(trace, None)
+    return float(trace.reward)
+
+
+def _needs(task: Any, taskset: Any) -> str:
+    """What this environment does not offer but the task asks for; "" for nothing."""
+    import verifiers.v1 as vf
+
+    kind = type(task)
+    judged_in_runtime = [
+        function.__name__ for function in task.hooks("reward") if _required(function, "runtime")
+    ]
+    reasons = {
+        "a container": task.NEEDS_CONTAINER or bool(task.data.image),
+        "tools": bool(kind.toolsets(task.config) or type(taskset).toolsets(taskset.config)),
+        "a judge model": bool(task.config.judges),
+        "a runtime to set up": kind.setup is not vf.Task.setup,
+        "a runtime to finish in": kind.finalize is not vf.Task.finalize,
+        f"a runtime for {', '.join(judged_in_runtime)}": bool(judged_in_runtime),
+        "a user who speaks first": not task.data.prompt_text,
+        "a reward": not task.hooks("reward"),
+    }
+    return ", ".join(name for name, needed in reasons.items() if needed)
+
+
+def _required(function: Any, name: str) -> bool:
+    parameter = inspect.signature(function).parameters.get(name)
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _version(taskset: str, tasks: Sequence[Any], held_out: float) -> str:
+    """Covers every task and the module that judges it."""
+    module = inspect.getmodule(type(tasks[0]))
+    source = inspect.getsource(module) if module is not None else ""
+    covered = [taskset, held_out, source, [task.hash for task in tasks], str(tasks[0].config)]
+    digest = hashlib.sha256(json.dumps(covered).encode()).hexdigest()[:24]
+    return f"{importlib.metadata.version('verifiers')}-{SCHEME}-{digest}"

@@ -1,0 +1,52 @@
+"""Everything that is left to chance in a simulation, keys included, follows from its seed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from swarm_node.home import Membership
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.membership import create_swarm, issue_issuer, issue_member
+
+#: Unix seconds at which every simulation begins: 2023-11-14 22:13:20 UTC.
+EPOCH = 1_700_000_000
+_MEMBER_SECONDS = 366 * 86_400
+
+
+class Seeded:
+    """Independent secrets, keys and streams of random numbers by name."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def rng(self, name: str) -> random.Random:
+        """A stream of its own for each name."""
+        return random.Random(self._secret(name))  # noqa: S311 - reproducible, not secret
+
+    def memberships(self, count: int) -> list[Membership]:
+        """`count` members of one swarm, valid from EPOCH on."""
+        root, issuer = self._identity("root"), self._identity("issuer")
+        swarm = create_swarm("simulation", root, self._secret("swarm"))
+        times = {"not_before": EPOCH, "not_after": EPOCH + _MEMBER_SECONDS}
+        issued = issue_issuer(
+            root,
+            swarm,
+            issuer.public_key,
+            name="simulation",
+            member_seconds=_MEMBER_SECONDS,
+            **times,
+        )
+        identities = [self._identity(f"node {index}") for index in range(count)]
+        return [
+            Membership(
+                identity, swarm, (issued, issue_member(issuer, swarm, identity.public_key, **times))
+            )
+            for identity in identities
+        ]
+
+    def _identity(self, name: str) -> Identity:
+        return Identity.from_seed(self._secret(name))
+
+    def _secret(self, name: str) -> bytes:
+        return hashlib.sha256(f"swarm-node/simulation/1/{self._seed}/{name}".encode()).digest()

@@ -1,0 +1,246 @@
+"""Models from a hub: a real HTTP server on loopback, and the node's own code in a real process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.policy.hub import ALIASES, HubModel, hub_model
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+REPO = "org/model"
+
+
+class Hub(ThreadingHTTPServer):
+    """As much of the hub as a download needs. `cut` ends the answers to that file early."""
+
+    daemon_threads = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.directory = directory
+        self.served: list[tuple[str, str]] = []
+        self.cut = ""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return None
+
+    def _answer(self, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path == f"/api/models/{REPO}/revision/main":
+            self._send(json.dumps({"id": REPO, "sha": SHA, "siblings": []}).encode(), with_body)
+        elif path == f"/api/models/{REPO}/tree/{SHA}":
+            files = [
+                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40}
+                for file in sorted(self.server.directory.iterdir())
+            ]
+            self._send(json.dumps(files).encode(), with_body)
+        elif match := re.fullmatch(f"/{REPO}/resolve/{SHA}/([\\w.-]+)", path):
+            data = (self.server.directory / match[1]).read_bytes()
+            if with_body:
+                self.server.served.append((match[1], self.headers.get("Range", "")))
+            self._send(data, with_body, match[1])
+        else:
+            self._send(b"{}", with_body, status=404, headers={"X-Error-Code": "RepoNotFound"})
+
+    def _send(
+        self,
+        data: bytes,
+        with_body: bool,
+        name: str = "",
+        status: int = 200,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        whole, asked = len(data), re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        etag = hashlib.sha256(data).hexdigest()
+        if asked and name:
+            start, status = int(asked[1]), 206
+            data = data[start:]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Type", "application/json")
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {whole - len(data)}-{whole - 1}/{whole}")
+        if name:
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("X-Repo-Commit", SHA)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        if with_body and name and name == self.server.cut:
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            self.close_connection = True
+            self.connection.shutdown(2)
+        elif with_body:
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, make_model: Callable[..., Path]) -> Iterator[Hub]:
+    """A hub with one sharded Qwen3, and beside it what nobody should ask for."""
+    directory = make_model(tmp_path / "hub", "qwen3", shard="60KB")
+    (directory / "pytorch_model.bin").write_bytes(b"pickle")
+    (directory / "modeling_evil.py").write_text("raise SystemExit(3)")
+    server = Hub(directory)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """`models.resolve` in a process of its own, as huggingface_hub reads its settings once."""
+    program = (
+        "import sys\n"
+        "from swarm_node.errors import ModelError\n"
+        "from swarm_node.policy.model_memory import check_memory\n"
+        "from swarm_node.policy.models import resolve\n"
+        "try:\n"
+        "    print(resolve(sys.argv[1], check_memory))\n"
+        "except ModelError as error:\n"
+        "    sys.exit(f'refused: {error}')\n"
+    )
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    return subprocess.run(
+        [sys.executable, "-c", program, name],
+        env={**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
+    import torch
+
+    from swarm_node.policy.models import Codec, policy_digests
+    from swarm_node.policy.qwen2 import Qwen2
+
+    first = resolve(REPO, tmp_path / "cache", hub.address)
+    assert first.returncode == 0, first.stderr
+    assert re.search(r"downloading org/model: 0\.\d MB to ", first.stderr)
+    path = Path(first.stdout.strip())
+    names = {name for name, _ in hub.served}
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= names
+    assert len([name for name in names if name.endswith(".safetensors")]) > 1
+    assert not [name for name in names if name.endswith((".bin", ".py"))]
+    assert policy_digests(path) == policy_digests(hub.directory)
+    with torch.no_grad():
+        ids = torch.tensor([Codec.from_directory(path).encode_prompt("12 + 7")])
+        assert torch.equal(
+            Qwen2.from_directory(path)(ids), Qwen2.from_directory(hub.directory)(ids)
+        )
+
+    hub.served.clear()
+    nowhere = "http://127.0.0.1:9"
+    for options in ({}, {"HF_HUB_OFFLINE": "1"}):
+        again = resolve(REPO, tmp_path / "cache", nowhere, **options)
+        assert again.stdout == first.stdout, again.stderr
+    assert hub.served == []
+
+
+def test_an_interrupted_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+    hub.cut = max(hub.directory.glob("*.safetensors"), key=lambda file: file.stat().st_size).name
+    broken = resolve(REPO, tmp_path / "cache", hub.address, HF_HUB_DOWNLOAD_TIMEOUT="2")
+    assert broken.returncode == 1
+    assert "goes on where it stopped" in broken.stderr
+    cut, hub.cut = hub.cut, ""
+    hub.served.clear()
+    whole = resolve(REPO, tmp_path / "cache", hub.address)
+    assert whole.returncode == 0, whole.stderr
+    names = {name for name, _ in hub.served}
+    assert cut in names
+    assert "config.json" not in names  # was whole
+
+
+def test_what_cannot_be_fetched_is_refused_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    cases = [
+        ("org/other", hub.address, {}, "the hub has no model org/other"),
+        (REPO, "http://127.0.0.1:9", {}, "cannot be fetched from http://127.0.0.1:9"),
+        (REPO, hub.address, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids"),
+    ]
+    for name, endpoint, options, message in cases:
+        refused = resolve(name, tmp_path / "cache", endpoint, **options)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("refused:"), refused.stderr
+        assert message in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_nothing_large_is_fetched_of_a_model_that_will_not_run(hub: Hub, tmp_path: Path) -> None:
+    config = hub.directory / "config.json"
+    whole = config.read_text()
+    edit(config, num_hidden_layers=10**9)
+    refused = resolve(REPO, tmp_path / "cache-huge", hub.address)
+    assert "choose a smaller one, such as qwen2.5-0.5b" in refused.stderr
+    config.write_text(whole)
+    with (hub.directory / "model-00001-of-00001.safetensors").open("wb") as file:
+        file.truncate(20 << 20)
+    refused = resolve(REPO, tmp_path / "cache-large", hub.address)
+    assert "do not belong together" in refused.stderr
+    for file in hub.directory.glob("*.safetensors"):
+        file.unlink()
+    refused = resolve(REPO, tmp_path / "cache-pickle", hub.address)
+    assert "other formats may hold code" in refused.stderr
+    assert not [name for name, _ in hub.served if "safetensors" in name]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("qwen2.5-0.5b", HubModel("Qwen/Qwen2.5-0.5B-Instruct")),
+        ("Qwen3-0.6B-base", HubModel("Qwen/Qwen3-0.6B-Base")),
+        ("org/name", HubModel("org/name")),
+        ("org/name@v1.0", HubModel("org/name", "v1.0")),
+        ("org/name@refs/pr/3", HubModel("org/name", "refs/pr/3")),
+        ("./org/name", None),
+        ("/org/name", None),
+        ("~/name", None),
+        ("org/../name", None),
+        ("org/name@../../x", None),
+        ("org/name/more", None),
+        ("qwen2.5", None),
+        ("", None),
+        ("org/náme", None),
+    ],
+)
+def test_names(name: str, model: HubModel | None) -> None:
+    assert hub_model(name) == model
+
+
+def test_every_alias_is_a_hub_id() -> None:
+    assert all(hub_model(name) == HubModel(repo) for name, repo in ALIASES.items())

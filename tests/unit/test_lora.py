@@ -1,0 +1,221 @@
+"""Adapters by peft on the lean model: the numbers, names and files of peft on transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarm_node.errors import CheckpointError, ModelError
+from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.checkpoint import read
+from swarm_node.policy.logprobs import completion_logprobs
+from swarm_node.policy.lora import TARGETS, Adapter
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.trainer_worker import TrainerHost
+from swarm_node.rollout import Provenance
+
+torch.set_num_threads(1)
+SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, lora_rank=4)
+IDS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(3))
+
+
+def rows(count: int = 6) -> Batch:
+    rng = np.random.default_rng(1)
+    return Batch(
+        tuple(
+            TrainRow(
+                rng.integers(0, 63, 2 + n % 3).astype(np.uint32),
+                rng.integers(0, 63, 3 + 2 * (n % 4)).astype(np.uint32),
+                None,
+                (-1.0) ** n * (1 + n / 10),
+                Provenance.OWN,
+            )
+            for n in range(count)
+        )
+    )
+
+
+def trained(directory: Path, updates: int = 3, **changes: Any) -> TrainerCore:
+    core = TrainerCore(directory, replace(SETTINGS, **changes))
+    for _ in range(updates):
+        assert core.update(rows()).skipped is None
+    return core
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+@torch.no_grad()
+def distributions(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
+    found = model(ids)
+    return torch.log_softmax(found if isinstance(found, torch.Tensor) else found.logits, -1)
+
+
+def peft_on_transformers(base: Path, adapter: Path) -> Any:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+
+
+def test_an_untrained_adapter_changes_nothing_and_a_trained_one_only_itself(
+    random_qwen2: Path,
+) -> None:
+    plain = Qwen2.from_directory(random_qwen2)
+    core = TrainerCore(random_qwen2, SETTINGS)
+    assert torch.equal(distributions(core.model), distributions(plain))
+    assert same(core.weights(), plain.hf_state())
+    core.update(rows())
+    assert not torch.equal(distributions(core.model), distributions(plain))
+    assert same(core.model.hf_state(), plain.hf_state())
+    assert core.adapter is not None
+    with core.adapter.disabled():
+        assert torch.equal(distributions(core.model), distributions(plain))
+
+
+def test_merged_weights_compute_what_the_adapted_model_computes(random_qwen2: Path) -> None:
+    core = trained(random_qwen2)
+    merged = Qwen2.from_directory(random_qwen2)
+    merged.load_hf_state(core.weights())
+    torch.testing.assert_close(
+        distributions(merged), distributions(core.model), rtol=0.0, atol=1e-5
+    )
+    moved = {
+        name.rpartition(".")[0].rpartition(".")[2]
+        for name, value in merged.hf_state().items()
+        if not torch.equal(value, core.model.hf_state()[name])
+    }
+    assert moved == set(TARGETS)
+
+
+def test_peft_on_transformers_model_computes_the_same_from_the_saved_adapter(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    core = trained(random_qwen2)
+    assert core.adapter is not None
+    core.adapter.save(tmp_path)
+    loaded = peft_on_transformers(random_qwen2, tmp_path)
+    torch.testing.assert_close(
+        distributions(loaded), distributions(core.model), rtol=0.0, atol=1e-5
+    )
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (4, 8)
+    assert config["base_model_name_or_path"] == str(random_qwen2)
+    assert config["inference_mode"] is True
+
+
+def test_the_gradient_is_that_of_peft_on_transformers_model(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    core = trained(random_qwen2)
+    assert core.adapter is not None
+    core.adapter.save(tmp_path)
+    theirs = peft_on_transformers(random_qwen2, tmp_path)
+    for name, parameter in theirs.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    ours = core.adapter.parameters
+    for parameter in ours.values():
+        parameter.grad = None
+    for logits in (core.model(IDS), theirs(IDS).logits):
+        torch.log_softmax(logits, -1)[..., 7].sum().backward()
+    for name, parameter in theirs.named_parameters():
+        if parameter.requires_grad:
+            mine = ours[name.replace(".default.", ".")].grad
+            torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_the_seed_decides_the_start_and_leaves_other_draws_alone(random_qwen2: Path) -> None:
+    def start(seed: int) -> dict[str, torch.Tensor]:
+        return Adapter(Qwen2.from_directory(random_qwen2), 4, base="b", seed=seed).state()
+
+    before = torch.get_rng_state()
+    first = start(1)
+    assert torch.equal(before, torch.get_rng_state())
+    assert same(first, start(1))
+    assert not same(first, start(2))
+
+
+def test_a_checkpoint_holds_the_adapter_and_its_moments_only(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").mkdir()
+    host = TrainerHost(random_qwen2, tmp_path / "checkpoints", tmp_path / "weights", SETTINGS)
+    host.update(rows())
+    state = read(host.checkpoint({}))
+    assert all(".lora_A." in name or ".lora_B." in name for name in state.weights)
+    assert {key.partition(":")[2] for key in state.optimizer} == state.weights.keys()
+    # A full one has every weight; of this small model a rank of 4 is a seventh.
+    stored = sum(value.numel() for value in state.weights.values())
+    assert stored == sum(
+        4 * (a + b) * 2
+        for a, b in [(32, 32), (32, 16), (32, 16), (32, 32), (32, 64), (32, 64), (64, 32)]
+    )
+    resumed = TrainerHost(random_qwen2, tmp_path / "checkpoints", tmp_path / "weights", SETTINGS)
+    for each in (host, resumed):
+        each.update(rows(5))
+    assert same(host.core.weights(), resumed.core.weights())
+
+
+def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> None:
+    state = trained(random_qwen2).state(b"", {})
+    for rank in (0, 8):
+        with pytest.raises(CheckpointError, match=r"policy\.lora_rank = 4, not"):
+            TrainerCore(random_qwen2, replace(SETTINGS, lora_rank=rank)).restore(state)
+    adapter = Adapter(Qwen2.from_directory(random_qwen2), 8, base="b")
+    before = adapter.state()
+    with pytest.raises(ModelError, match="at rank 8"):
+        adapter.load_state(state.weights)
+    assert same(before, adapter.state())
+
+
+def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -> None:
+    core = trained(random_qwen2, updates=1, loss="tba")
+    reference = core._base_policy(random_qwen2)
+    base = Qwen2.from_directory(random_qwen2)
+    judged = reference.judge(core.model, rows().rows, 1.0, 8192)
+    assert reference._model is core.model
+    for row, one in zip(rows().rows, judged, strict=True):
+        expected = completion_logprobs(base, [row], 1.0).detach().numpy()
+        np.testing.assert_allclose(one.logp, expected, atol=1e-5)
+        assert not math.isclose(one.drift, 0.0)
+
+
+def test_layers_run_again_train_an_adapter_alike(random_qwen2: Path) -> None:
+    kept, again = trained(random_qwen2), trained(random_qwen2, activation_checkpointing=True)
+    assert same(kept.weights(), again.weights())
+
+
+def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None:
+    for published in ("merged", "adapter", "both"):
+        place = tmp_path / published
+        place.mkdir()
+        settings = replace(SETTINGS, published=published)
+        host = TrainerHost(random_qwen2, tmp_path / f"c-{published}", place, settings)
+        for _ in range(3):
+            path = host.update(rows()).weights
+        adapter = place / "adapter-3"
+        assert path == (adapter if published == "adapter" else place / "weights-3.safetensors")
+        names = {
+            "merged": {"weights-2.safetensors", "weights-3.safetensors"},
+            "adapter": {"adapter-2", "adapter-3"},
+        }
+        names["both"] = names["merged"] | names["adapter"]
+        assert {each.name for each in place.iterdir()} == names[published]
+        if published != "merged":
+            assert host.core.adapter is not None
+            stored = load_file(adapter / "adapter_model.safetensors")
+            assert same(stored, host.core.adapter.state())
+            loaded = peft_on_transformers(random_qwen2, adapter)
+            torch.testing.assert_close(
+                distributions(loaded), distributions(host.core.model), rtol=0.0, atol=1e-5
+            )

@@ -1,0 +1,69 @@
+"""Tasks that do not fit the model are left out; sampling and measuring go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import load_settings
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.jsonl import create
+from swarm_node.evaluation import Evaluator
+from swarm_node.parts import Parts, Tally
+from swarm_node.policy.models import Codec
+from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.rollout import PolicyRef
+from swarm_node.rollouts import RolloutMaker
+from swarm_node.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Path]) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) -> None:
+    """Of the model's 64 positions about 30 are left for a question, of which half are longer."""
+    rows = [
+        {"question": ("long " * 40 if n % 2 else "short ") + str(n), "answer": str(n)}
+        for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = load_settings(
+        {"sampling.max_new_tokens": 4, "sampling.group_size": 2, "run.eval_tasks": 24}, environ={}
+    )
+    unused: Mapping[str, Any] = {"transport": None, "trainer": None, "processes": dict}
+
+    async def run() -> None:
+        codec = Codec.from_directory(model)
+        host = InlineEnvironmentHost(create(str(tmp_path / "rows.jsonl"), held_out=0.5))
+        storage = Storage(tmp_path / "node.sqlite")
+        parts = Parts(
+            sampler=TorchSampler.from_directory(model, threads=1),
+            environment=host,
+            storage=storage,
+            codec=codec,
+            policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
+            clock=SYSTEM_CLOCK,
+            **unused,
+        )
+        tally, info = Tally(), await host.start()
+        maker = RolloutMaker(settings, parts, tally, info, info.families, "peer")
+        made = await maker.make(24)
+        assert 0 < len(made) < 24
+        assert tally.faults["prompt_too_long"] == 24 - len(made)
+        assert all(prompt.startswith("short") for _, prompt in made)
+        point = await Evaluator(
+            settings=settings, parts=parts, info=info, own_families=info.families, earlier=0.0
+        ).measure()
+        assert 0.0 <= point.all <= 1.0
+        await parts.sampler.close()
+        storage.close()
+
+    asyncio.run(run())
