@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from swarm_node.parts import Parts, Tally
 from swarm_node.policy.models import Codec
 from swarm_node.policy.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef
-from swarm_node.rollouts import RolloutMaker
+from swarm_node.rollouts import RolloutMaker, Scored
 from swarm_node.storage import Storage
 
 
@@ -55,7 +55,12 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
         )
         tally, info = Tally(), await host.start()
         maker = RolloutMaker(settings, parts, tally, info, info.families, "peer")
-        made = await maker.make(24)
+        made: list[Scored] = []
+
+        async def deliver(scored: Sequence[Scored]) -> None:
+            made.extend(scored)
+
+        await maker.make(24, deliver)
         assert 0 < len(made) < 24
         assert tally.faults["prompt_too_long"] == 24 - len(made)
         assert all(prompt.startswith("short") for _, prompt in made)
