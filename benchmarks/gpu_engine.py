@@ -147,7 +147,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         try:
             syncs = []
             for version in range(4):
-                file = store.publish(version, model.hf_state(), measure_canary(model))
+                file = store.publish(version, model.hf_state(), measure_canary(model).to_metadata())
                 await sampler.load(file, version)
                 assert sampler.last_sync is not None
                 syncs.append(sampler.last_sync)

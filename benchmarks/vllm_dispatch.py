@@ -97,7 +97,8 @@ async def main(calls: int, repetitions: int, places: int) -> None:
     plan = plan_engine(model.config, device="cpu", max_rows=places, max_new_tokens=LONGEST)
     sampler = VllmSampler(model.config, codec, plan)
     with tempfile.TemporaryDirectory() as directory:
-        weights = WeightStore(Path(directory)).publish(0, model.hf_state(), measure_canary(model))
+        canary = measure_canary(model).to_metadata()
+        weights = WeightStore(Path(directory)).publish(0, model.hf_state(), canary)
         try:
             await sampler.load(weights, 0)
             prompt = codec.encode_prompt("How long does it take?")

@@ -20,12 +20,12 @@ from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
-from swarm_node.policy.engine_plan import has_vllm, plan_engine
+from swarm_node.policy.engine_plan import EnginePlan, has_vllm, plan_engine
 from swarm_node.policy.model_files import Qwen2Config, weight_files
 from swarm_node.policy.model_memory import check_memory
 from swarm_node.policy.models import Codec, policy_digests, resolve
 from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
-from swarm_node.policy.trainer import TrainerSettings
+from swarm_node.policy.trainer import Published, TrainerSettings
 from swarm_node.policy.trainer_process import ProcessTrainer
 from swarm_node.policy.vllm_sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.weights import shared_memory_dir
@@ -42,7 +42,8 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     """
     model_dir = resolve(settings.model, check_memory)
     model, tokenizer = policy_digests(model_dir)
-    codec = Codec.from_directory(model_dir)
+    sampler = make_sampler(settings, model_dir)
+    codec = Codec.from_directory(model_dir, sampler.positions)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
         raise ModelError(
             f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
@@ -55,7 +56,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        trainer_settings(settings),
+        trainer_settings(settings, published=published(settings)),
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -68,7 +69,6 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
     environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
-    sampler = make_sampler(settings, model_dir)
     return Parts(
         transport=transport,
         sampler=sampler,
@@ -95,27 +95,60 @@ def make_sampler(settings: Settings, model_dir: Path) -> TorchSampler | VllmSamp
         ConfigError: it cannot do what the settings ask.
     """
     sampling = settings.sampling
-    cuda = torch.cuda.is_available()
-    if sampling.engine == "torch" or (sampling.engine == "auto" and not (cuda and has_vllm())):
+    if not samples_with_vllm(settings):
         if sampling.over_provision > 1:
             raise ConfigError(
                 "sampling.over_provision: only vLLM can interrupt answers; set sampling.engine"
             )
+        if sampling.sync != "file":
+            raise ConfigError("sampling.sync: only vLLM shares the GPU's memory; set it to file")
         return TorchSampler.from_directory(model_dir, threads=settings.run.threads)
     if sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    plan = plan_engine(
-        Qwen2Config.from_directory(model_dir),
-        device="cuda" if cuda else "cpu",
-        max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
-        max_new_tokens=sampling.max_new_tokens,
-        kv_gib=sampling.kv_gib,
-        threads=settings.run.threads,
-    )
+    plan = engine_plan(settings, Qwen2Config.from_directory(model_dir))
+    if sampling.sync == "ipc" and (plan.device != "cuda" or plan.lora_rank):
+        raise ConfigError(
+            'sampling.sync = "ipc" is for all weights on a GPU (adapters are files): set it to file'
+        )
     return VllmSampler.from_directory(model_dir, plan)
 
 
-def trainer_settings(settings: Settings) -> TrainerSettings:
+def samples_with_vllm(settings: Settings) -> bool:
+    """Whether `sampling.engine` comes to vLLM on this machine."""
+    engine = settings.sampling.engine
+    return engine == "vllm" or (engine == "auto" and torch.cuda.is_available() and has_vllm())
+
+
+def engine_plan(settings: Settings, model: Qwen2Config) -> EnginePlan:
+    """What vLLM may use. The one place that decides: a plan of the GPU's memory replaces
+    `gpu_share`, `kv_bytes`, `max_rows`, `tensor_parallel` and `sleep_level` of it.
+
+    Raises:
+        ModelError: see `plan_engine`.
+    """
+    sampling = settings.sampling
+    return plan_engine(
+        model,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
+        max_new_tokens=sampling.max_new_tokens,
+        kv_gib=sampling.kv_gib,
+        lora_rank=settings.policy.lora_rank,
+        threads=settings.run.threads,
+    )
+
+
+def published(settings: Settings) -> Published:
+    """What the trainer must publish for the sampler of these settings: vLLM swaps adapters in
+    place, the built-in sampler takes them merged."""
+    if not samples_with_vllm(settings):
+        return "merged"
+    if settings.policy.lora_rank:
+        return "adapter"
+    return "ipc" if settings.sampling.sync == "ipc" else "merged"
+
+
+def trainer_settings(settings: Settings, published: Published = "merged") -> TrainerSettings:
     """What of a node's settings the trainer needs."""
     return TrainerSettings(
         loss=settings.policy.loss,
@@ -125,6 +158,7 @@ def trainer_settings(settings: Settings) -> TrainerSettings:
         off_policy_mask=settings.policy.off_policy_mask,
         activation_checkpointing=settings.policy.activation_checkpointing,
         lora_rank=settings.policy.lora_rank,
+        published=published,
         seed=settings.run.seed,
     )
 

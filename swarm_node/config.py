@@ -85,6 +85,9 @@ class Sampling(_Table):
     kv_gib: float = Field(
         0.0, ge=0, le=1024, description="GiB of vLLM's key/value cache; 0: chosen from the model."
     )
+    sync: Literal["file", "ipc"] = Field(
+        "file", description="How vLLM gets weights: through shared memory, or the GPU's (CUDA IPC)."
+    )
     common_share: float = Field(
         0.0, ge=0, le=1, description="Share of tasks that the whole swarm samples and compares."
     )

@@ -37,7 +37,9 @@ class EnginePlan:
     """What an engine may use. `max_rows` sequences of at most `max_model_len` tokens run at once.
     `kv_bytes` of memory hold keys and values; None takes `gpu_share` of the GPU for everything.
     `lora_rank` is the largest rank of adapters, 0 for none. `head_size` is what the engine computes
-    with; where it is not the model's own, heads are padded (see `engine_view`)."""
+    with; where it is not the model's own, heads are padded (see `engine_view`). `tensor_parallel`
+    GPUs hold a part of every matrix each. With a `sleep_level` the engine gives back the GPU's
+    memory while the trainer works: 1 keeps the weights in the machine's memory, 2 forgets them."""
 
     device: Device
     dtype: Literal["float32", "bfloat16", "float16"]
@@ -48,6 +50,8 @@ class EnginePlan:
     head_size: int
     lora_rank: int = 0
     threads: int = 1
+    tensor_parallel: int = 1
+    sleep_level: Literal[0, 1, 2] = 0
 
     @property
     def tolerance(self) -> float:
@@ -70,10 +74,14 @@ def plan_engine(
     device.
 
     Raises:
-        ModelError: no kernel fits the model's heads, or the cache does not hold one sequence.
+        ModelError: no kernel fits the model's heads, the cache does not hold one sequence, or the
+            rank is more than vLLM takes.
     """
     dtype: Literal["float32", "bfloat16"] = "float32" if device == "cpu" else "bfloat16"
-    head = _head_size(model.head_dim, device)
+    head = _head_size(model, device)
+    rank = next((known for known in _LORA_RANKS if known >= lora_rank), None) if lora_rank else 0
+    if rank is None:
+        raise ModelError(f"policy.lora_rank: vLLM takes {_LORA_RANKS[-1]} at most")
     length = min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens)
     token = 2 * model.num_hidden_layers * model.num_key_value_heads * head
     token *= 4 if dtype == "float32" else 2
@@ -87,9 +95,7 @@ def plan_engine(
             f"sampling.kv_gib is too small: one sequence of {length} tokens needs "
             f"{longest / 2**30:.2f} GiB of keys and values"
         )
-    return EnginePlan(
-        device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, lora_rank, threads
-    )
+    return EnginePlan(device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads)
 
 
 def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, Any]:
@@ -115,14 +121,13 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         arguments["kv_cache_memory_bytes"] = plan.kv_bytes
     if plan.device == "cuda":
         arguments["gpu_memory_utilization"] = plan.gpu_share
+        arguments["tensor_parallel_size"] = plan.tensor_parallel
+        arguments["enable_sleep_mode"] = plan.sleep_level > 0
     else:
         # The default of 128 would never cache a prompt shorter than that.
         arguments["block_size"] = 32
     if plan.lora_rank:
-        rank = next((known for known in _LORA_RANKS if known >= plan.lora_rank), None)
-        if rank is None:
-            raise ModelError(f"adapters may have a rank of {_LORA_RANKS[-1]} at most")
-        arguments |= {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+        arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
     return arguments
 
 
@@ -161,11 +166,13 @@ def require_vllm() -> None:
         raise ModelError(INSTALL)
 
 
-def _head_size(own: int, device: Device) -> int:
+def _head_size(model: Qwen2Config, device: Device) -> int:
+    own = model.head_dim
     if device == "cuda" or own in _CPU_HEADS:
         return own
     larger = next((size for size in _CPU_HEADS if size % own == 0), None)
-    if larger is None:
+    # Zeros beside a head would count in the mean that it is normalised by.
+    if larger is None or model.normalises_heads:
         raise ModelError(
             f"vLLM on a CPU cannot take attention heads of {own}: use `--sampler torch`"
         )

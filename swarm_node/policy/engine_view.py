@@ -18,7 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.device_weights import is_on_device, read_device
+from swarm_node.policy.lora import ADAPTER_FILE
+from swarm_node.policy.model_files import Qwen2Config, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,15 @@ def write_view(model: Qwen2Config, padding: HeadPadding, directory: Path) -> Non
 
 
 def read_padded(path: Path, padding: HeadPadding, device: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file, padded, one after another on `device`."""
-    with safe_open(path, framework="pt", device=device) as file:
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            yield name, padding.pad(name, file.get_tensor(name))
+    """The tensors of a safetensors file, or of a model's directory, padded, one after another on
+    `device`; or those that the file stands for (`device_weights`)."""
+    for part in weight_files(path) if path.is_dir() else [path]:
+        with safe_open(part, framework="pt", device=device) as file:
+            metadata = file.metadata() or {}
+            if is_on_device(metadata):
+                yield from read_device(metadata)
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, padding.pad(name, file.get_tensor(name))
 
 
 def pad_adapter(source: Path, padding: HeadPadding, target: Path) -> Path:
@@ -102,8 +109,8 @@ def pad_adapter(source: Path, padding: HeadPadding, target: Path) -> Path:
     with torch.no_grad():
         padded = {
             name: padding.pad(name, tensor).contiguous()
-            for name, tensor in load_file(source / "adapter_model.safetensors").items()
+            for name, tensor in load_file(source / ADAPTER_FILE).items()
         }
-    save_file(padded, target / "adapter_model.safetensors")
+    save_file(padded, target / ADAPTER_FILE)
     (target / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
     return target

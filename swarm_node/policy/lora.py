@@ -31,6 +31,8 @@ _SITES = {
 TARGETS = tuple(path.rpartition(".")[2] for paths in _SITES.values() for path in paths)
 #: α/r: what the product of the factors is multiplied with, at every rank.
 SCALE = 2
+#: peft's name for the file with an adapter's tensors.
+ADAPTER_FILE = "adapter_model.safetensors"
 #: peft's name for the one adapter there is, and what its files put before every name.
 _ADAPTER, _PREFIX = "default", "base_model.model."
 
@@ -89,9 +91,11 @@ class Adapter:
             state[f"{name}.weight"] += projection.get_delta_weight(_ADAPTER)
         return state
 
-    def save(self, directory: Path) -> None:
-        """Write adapter_model.safetensors and adapter_config.json, as peft and vLLM load them."""
-        save_file(self.state(), directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None:
+        """Write adapter_model.safetensors, with `metadata` in its header, and adapter_config.json,
+        as peft and vLLM load them."""
+        header = {"format": "pt", **(metadata or {})}
+        save_file(self.state(), directory / ADAPTER_FILE, metadata=header)
         self._config(inference=True).save_pretrained(str(directory))
 
     @contextmanager

@@ -96,8 +96,8 @@ class Codec:
         self.pad_id: int = self.eos_id if pad is None else pad
 
     @classmethod
-    def from_directory(cls, path: Path) -> Self:
-        """The codec of a model directory.
+    def from_directory(cls, path: Path, longest: int = 1 << 40) -> Self:
+        """The codec of a model directory; `longest` is what the sampler takes of its positions.
 
         Raises:
             ModelError: a file is missing, malformed, or tokenizer and model do not fit.
@@ -108,7 +108,7 @@ class Codec:
         tokenizer = load_tokenizer(path)
         eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
         model = Qwen2Config.from_directory(path)
-        return cls(tokenizer, model.vocab_size, eos, model.max_position_embeddings)
+        return cls(tokenizer, model.vocab_size, eos, min(model.max_position_embeddings, longest))
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
         """Whether a prompt leaves room for an answer."""

@@ -108,6 +108,10 @@ class TorchSampler:
         return self._version
 
     @property
+    def positions(self) -> int:
+        return self._model.config.max_position_embeddings
+
+    @property
     def faults(self) -> Mapping[str, int]:
         return {}
 

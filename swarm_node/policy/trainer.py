@@ -31,8 +31,9 @@ from swarm_node.policy.qwen2 import Qwen2
 #: So many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
 
-#: What the sampler is given after an update: all weights, only the adapter, or both side by side.
-Published = Literal["merged", "adapter", "both"]
+#: What the sampler is given after an update: a file with all weights, only the adapter, or all
+#: weights in the memory of the GPU (`device_weights`).
+Published = Literal["merged", "adapter", "ipc"]
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class TrainerSettings:
             "longest_answer": self.longest_answer > 0,
             "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
             "lora_rank": 0 <= self.lora_rank <= 1024,
-            "published": self.published == "merged" or self.lora_rank > 0,
+            "published": self.published != "adapter" or self.lora_rank > 0,
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from swarm_node.child import serve
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.batch import Batch, unpack_batch
 from swarm_node.policy.checkpoint import newest_valid, read, remove_leftovers, save
+from swarm_node.policy.device_weights import DeviceBuffers
 from swarm_node.policy.logprobs import measure_canary
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings, UpdateStats
 from swarm_node.policy.weights import WeightStore
@@ -22,7 +24,7 @@ from swarm_node.policy.weights import WeightStore
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     """What an update did, and where the weights are as they are after it: a file, or the directory
-    of an adapter (`TrainerSettings.published`)."""
+    of an adapter (`TrainerSettings.published`); either carries a canary."""
 
     stats: UpdateStats
     weights: Path
@@ -49,6 +51,7 @@ class TrainerHost:
         """
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
+        self._buffers = DeviceBuffers() if settings.published == "ipc" else None
         self.core = TrainerCore(model_dir, settings, clock)
         #: What the caller stored with the checkpoint.
         self.extra: dict[str, Any] = {}
@@ -82,15 +85,15 @@ class TrainerHost:
         return save(self._checkpoints, self.core.state(rng, extra))
 
     def _publish(self) -> Path:
-        """The file with all weights, or the adapter's directory where only that is wanted; with
-        "both" the adapter is beside the file, at `WeightStore.adapter_path`."""
         core, store = self.core, self._store
-        adapter = None
-        if core.adapter is not None and core.settings.published != "merged":
-            adapter = store.publish_adapter(core.version, core.adapter.save)
-        if adapter is not None and core.settings.published == "adapter":
-            return adapter
-        return store.publish(core.version, core.weights())
+        canary = measure_canary(core.model)
+        if core.adapter is not None and core.settings.published == "adapter":
+            save = partial(core.adapter.save, metadata=canary.to_metadata())
+            return store.publish_adapter(core.version, save)
+        if self._buffers is not None:
+            handle = self._buffers.put(core.weights())
+            return store.publish(core.version, {}, canary.to_metadata() | handle)
+        return store.publish(core.version, core.weights(), canary.to_metadata())
 
 
 class _Worker:

@@ -35,7 +35,7 @@ class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A whole set of weights under transformers' names."""
+    """A file with a whole set of weights under transformers' names, or a model's directory."""
 
     path: str
 

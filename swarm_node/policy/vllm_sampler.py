@@ -36,6 +36,7 @@ from swarm_node.policy.engine_plan import (
     require_vllm,
 )
 from swarm_node.policy.engine_view import HeadPadding, write_view
+from swarm_node.policy.lora import ADAPTER_FILE
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec
 from swarm_node.policy.rows import Row, extended, finished
@@ -44,7 +45,6 @@ from swarm_node.rollout import Completion
 
 TRIES = 3
 MAX_TEMPERATURE = 2.0
-ADAPTER_FILE = "adapter_model.safetensors"
 _log = structlog.get_logger(__name__)
 
 
@@ -70,13 +70,13 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
+    """A file with all weights or the directory of an adapter; or, without a canary, the model that
+    adapters go on top of: what comes next proves it."""
+
     path: Path
     version: int
-    canary: Canary
-
-    @property
-    def operation(self) -> str:
-        return "adapter" if self.path.is_dir() else "load"
+    canary: Canary | None
+    is_adapter: bool = False
 
 
 class VllmSampler:
@@ -88,9 +88,12 @@ class VllmSampler:
         codec: Codec,
         plan: EnginePlan,
         *,
+        base: Path | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """
+        """`base` is the directory of the model that the trainer's adapters are for, where it
+        publishes nothing else.
+
         Raises:
             ModelError: vLLM is not installed.
         """
@@ -102,7 +105,7 @@ class VllmSampler:
         self._padding = HeadPadding(model.head_dim, plan.head_size)
         self._child = EngineChild("vLLM", "swarm_node.policy.vllm_worker")
         self._scratch = Path(tempfile.mkdtemp(prefix="swarm-node-engine-"))
-        self._base: _Weights | None = None
+        self._base = _Weights(base, 0, None) if base and plan.lora_rank else None
         self._adapter: _Weights | None = None
         self._version = 0
         # Whoever finds the engine dead starts it; the others see by the number that it was done.
@@ -122,11 +125,16 @@ class VllmSampler:
             ModelError: model or tokenizer cannot be used, or vLLM is not installed.
         """
         model = Qwen2Config.from_directory(path)
-        return cls(model, Codec.from_directory(path), plan, deadlines=deadlines)
+        return cls(model, Codec.from_directory(path), plan, base=path, deadlines=deadlines)
 
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def positions(self) -> int:
+        """The longest prompt with its answer that the engine takes, in tokens."""
+        return self._plan.max_model_len
 
     @property
     def faults(self) -> Mapping[str, int]:
@@ -170,7 +178,7 @@ class VllmSampler:
             ModelError, EngineError: see `sample`.
         """
         rows = list(begun) or [Row.empty() for _ in range(request.n)]
-        if self._base is None:
+        if not self._life:
             raise ModelError("the sampler has no weights yet: load them first")
         while any(row.finish is None for row in rows) and not (cut and cut.is_set()):
             life = self._life
@@ -183,7 +191,8 @@ class VllmSampler:
         return rows
 
     async def load(self, weights: Path, version: int) -> None:
-        """See `Sampler.load`. A directory is taken as a LoRA adapter on top of the newest file.
+        """See `Sampler.load`. A directory is taken as a LoRA adapter on top of the newest file, or
+        of the model that the sampler was made for.
 
         Raises:
             ModelError: the file carries no canary, or is not there; the old weights stay in use.
@@ -192,16 +201,14 @@ class VllmSampler:
         is_adapter = await asyncio.to_thread(weights.is_dir)
         if is_adapter and (self._base is None or not self._plan.lora_rank):
             raise ModelError("an adapter needs base weights and an engine with lora_rank set")
-        given = _Weights(
-            weights, version, read_canary(weights / ADAPTER_FILE if is_adapter else weights)
-        )
-        first = self._base is None
+        canary = read_canary(weights / ADAPTER_FILE if is_adapter else weights)
+        given = _Weights(weights, version, canary, is_adapter)
         if is_adapter:
             self._adapter = given
         else:
             self._base, self._adapter = given, None
         life = self._life
-        if first or self._child.pid is None:
+        if not life or self._child.pid is None:
             await self._repair(life, None)
             return
         try:
@@ -262,20 +269,22 @@ class VllmSampler:
         Raises:
             ChildError: it failed in any way; the engine's state is unknown.
         """
-        loop = asyncio.get_running_loop()
+        loop, canary = asyncio.get_running_loop(), weights.canary
         started = loop.time()
         reply = await self._child.call(
             {
-                "op": weights.operation,
+                "op": "adapter" if weights.is_adapter else "load",
                 "path": str(weights.path),
                 "version": weights.version,
-                "canary": list(weights.canary.token_ids),
-                "expected": list(weights.canary.logprobs),
+                "canary": list(canary.token_ids) if canary else [],
+                "expected": list(canary.logprobs) if canary else [],
                 "tolerance": self._plan.tolerance,
             },
             patience=self._deadlines.sync,
         )
-        difference = weights.canary.difference(reply["measured"])
+        if canary is None:
+            return
+        difference = canary.difference(reply["measured"])
         if not difference <= self._plan.tolerance:
             self._faults["canary"] += 1
             raise ChildError(

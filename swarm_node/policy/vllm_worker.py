@@ -1,7 +1,8 @@
 """The program of the engine's process: vLLM's AsyncLLM behind `EngineServer`.
 
 init     engine arguments                    start the engine, with arbitrary weights
-load     file, version, canary               take weights, prove it, answer with the difference
+load     file, version, canary               take weights, prove it, answer with what it measured;
+                                            without a canary nothing is answered until one was right
 adapter  directory, version, canary          the same for a LoRA adapter on top of them
 sample   prompt, rows, temperature           complete every row; answers when all are done
 abort    number of a sample request          end it now: it answers with what it has
@@ -68,7 +69,7 @@ class _Worker:
         if operation in ("load", "adapter"):
             return await self._take(self._engine, request)
         if operation == "stats":
-            (core,) = await self._engine.collective_rpc("swarm_pid")
+            core, *_ = await self._engine.collective_rpc("swarm_pid")
             unfinished = self._engine.get_num_unfinished_requests()
             return {"core": core, "unfinished": unfinished, **self._counts}
         raise ValueError(f"unknown operation {operation!r}")
@@ -128,7 +129,7 @@ class _Worker:
 
     @staticmethod
     def _close(measured: list[float], expected: list[float], tolerance: float) -> bool:
-        if len(measured) != len(expected):
+        if not expected or len(measured) != len(expected):
             return False
         return float(np.abs(np.subtract(measured, expected)).mean()) <= tolerance
 

@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from swarm_node.policy.canary import Canary
-
 KEEP_VERSIONS = 2
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private and random
 _PREFIX = "swarm-node"
@@ -99,13 +97,16 @@ class WeightStore:
         return self.directory / f"adapter-{version}"
 
     def publish(
-        self, version: int, weights: Mapping[str, torch.Tensor], canary: Canary | None = None
+        self,
+        version: int,
+        weights: Mapping[str, torch.Tensor],
+        metadata: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write a version, with the canary to check it by; it appears whole or not at all, and
-        replaces one of the same number."""
+        """Write a version, with `metadata` in the header (its canary); it appears whole or not at
+        all, and replaces one of the same number."""
         target = self.path(version)
         temporary = target.with_suffix(".tmp")
-        save_file(dict(weights), temporary, canary.to_metadata() if canary else None)
+        save_file(dict(weights), temporary, dict(metadata) if metadata else None)
         temporary.replace(target)
         for older in self.versions()[:-KEEP_VERSIONS]:
             self.path(older).unlink(missing_ok=True)

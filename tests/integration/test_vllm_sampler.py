@@ -9,8 +9,9 @@ import asyncio
 import importlib.util
 import json
 import os
+import shutil
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -21,15 +22,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from swarm_node.compose import make_sampler, published, trainer_settings
+from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
 from swarm_node.harvest import Harvest, Job
-from swarm_node.policy.batch import TrainRow
+from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.engine_plan import plan_engine
 from swarm_node.policy.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import InterruptibleSampler, Sampler, SampleRequest
-from swarm_node.policy.vllm_sampler import ADAPTER_FILE, VllmSampler
+from swarm_node.policy.trainer import TrainerSettings
+from swarm_node.policy.trainer_worker import TrainerHost
+from swarm_node.policy.vllm_sampler import VllmSampler
 from swarm_node.policy.weights import WeightStore
 from swarm_node.rollout import Completion, Finish, Provenance, TaskRef
 
@@ -43,6 +49,7 @@ CODEC = Codec.from_directory(TINY)
 LONG = 900
 RANK = 4
 ENDLESS = 10
+LORA = TrainerSettings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=RANK)
 _Result = TypeVar("_Result")
 
 
@@ -66,7 +73,8 @@ class Bench:
         version = max(self.models, default=-1) + 1
         model = noisy(seed)
         self.models[version] = model
-        return self.store.publish(version, model.hf_state(), measure_canary(model)), version
+        canary = measure_canary(model).to_metadata()
+        return self.store.publish(version, model.hf_state(), canary), version
 
 
 def noisy(seed: int) -> Qwen2:
@@ -125,18 +133,6 @@ def largest_gap(
         float(np.abs(recomputed(model, asked, one, temperature) - one.logprobs).max())
         for one in group
     )
-
-
-def merged(model: Qwen2, adapter: Mapping[str, torch.Tensor], scale: float) -> Qwen2:
-    """`model` with a LoRA adapter multiplied in."""
-    state = model.hf_state()
-    for name, down in adapter.items():
-        if name.endswith("lora_A.weight"):
-            up = adapter[name.replace("lora_A", "lora_B")]
-            target = name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")
-            state[target] = state[target] + up @ down * scale
-    model.load_hf_state(state)
-    return model
 
 
 def test_log_probs_are_the_trainers_at_any_temperature(bench: Bench) -> None:
@@ -316,20 +312,21 @@ def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Ben
         assert largest_gap(bench.models[bench.sampler.version], after.request, [done]) < 1e-4
 
 
-def test_an_adapter_is_swapped_in_place(bench: Bench, tmp_path: Path) -> None:
+def test_the_trainers_adapters_are_swapped_in_place(bench: Bench, tmp_path: Path) -> None:
     path, version = bench.publish(0)
     base = bench.models[version]
     bench.run(lambda sampler: sampler.load(path, version))
     asked = request(n=4)
-    for seed in (1, 2):
-        adapter = tmp_path / "adapter"
-        tuned = write_adapter(adapter, base, seed)
-        bench.run(lambda sampler, adapter=adapter, seed=seed: sampler.load(adapter, version + seed))
+    host = TrainerHost(TINY, tmp_path / "c", made(tmp_path / "w"), LORA, at_least=version)
+    (group,) = bench.run(lambda sampler: sampler.sample([asked]))
+    for _ in range(2):
+        result = host.update(signed(asked, group))
+        bench.run(lambda sampler, it=result: sampler.load(it.weights, it.stats.version))
         (group,) = bench.run(lambda sampler: sampler.sample([asked]))
-        assert bench.sampler.version == version + seed
-        assert group[0].spans[0].version == version + seed
-        assert largest_gap(tuned, asked, group) < 1e-4
+        assert {span.version for one in group for span in one.spans} == {host.core.version}
+        assert largest_gap(host.core.model, asked, group) < 1e-4
         assert largest_gap(base, asked, group) > 1e-3
+    assert host.core.version == version + 2
     bench.models[version + 2] = base  # so that versions go on from there
     path, version = bench.publish(0)
     bench.run(lambda sampler: sampler.load(path, version))
@@ -337,36 +334,20 @@ def test_an_adapter_is_swapped_in_place(bench: Bench, tmp_path: Path) -> None:
     assert largest_gap(base, asked, group) < 1e-4
 
 
-def write_adapter(path: Path, base: Qwen2, seed: int) -> Qwen2:
-    """Write a random peft adapter for every matrix of `base`; returns the two merged."""
-    generator = torch.Generator().manual_seed(seed)
-    scale, modules = 2.0, set()
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in base.hf_state().items():
-        if "_proj.weight" not in name:
-            continue
-        stem = f"base_model.model.{name.removesuffix('.weight')}"
-        modules.add(stem.rpartition(".")[2])
-        rows, columns = tensor.shape
-        tensors[f"{stem}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator) * 0.05
-        tensors[f"{stem}.lora_B.weight"] = torch.randn(rows, RANK, generator=generator) * 0.05
-    model = Qwen2(base.config)
-    model.load_hf_state(base.hf_state())
-    model = merged(model, tensors, scale)
-    path.mkdir(exist_ok=True)
-    save_file(tensors, path / ADAPTER_FILE, measure_canary(model).to_metadata())
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": RANK,
-        "lora_alpha": int(scale * RANK),
-        "target_modules": sorted(modules),
-        "bias": "none",
-        "lora_dropout": 0.0,
-        "base_model_name_or_path": "tiny",
-    }
-    (path / "adapter_config.json").write_text(json.dumps(config))
-    return model
+def made(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def signed(asked: SampleRequest, group: Sequence[Completion]) -> Batch:
+    """A batch of one group whose rows are good and bad by turns."""
+    prompt = np.asarray(asked.prompt_ids, np.uint32)
+    return Batch(
+        tuple(
+            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.OWN)
+            for place, one in enumerate(group)
+        )
+    )
 
 
 def test_weights_without_a_canary_are_refused_and_the_old_stay(
@@ -386,7 +367,7 @@ def test_a_wrong_canary_is_told_and_the_engine_replaced(bench: Bench) -> None:
     right = noisy(ENDLESS + 3)
     version = max(bench.models) + 1
     bench.models[version] = right
-    canary = measure_canary(right)
+    canary = measure_canary(right).to_metadata()
     before = bench.sampler.faults.get("engine", 0)
     path = bench.store.publish(version, noisy(ENDLESS + 4).hf_state(), canary)
     engine = bench.sampler.pid
@@ -424,3 +405,41 @@ def test_a_killed_engine_core_costs_a_restart_and_no_request(bench: Bench) -> No
     assert largest_gap(bench.models[bench.sampler.version], asked, group) < 1e-4
     (again,) = bench.run(lambda sampler: sampler.sample([asked]))
     assert tokens(again) == tokens(group)
+
+
+def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> None:
+    """The base comes from the model's directory, only adapters from the trainer."""
+    config = Qwen2Config(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type="qwen3", head_dim=32)
+    base = Qwen2(config, generator=torch.Generator().manual_seed(1))
+    place = made(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TINY / name, place / name)
+    eos = {"eos_token_id": CODEC.eos_id}
+    (place / "config.json").write_text(json.dumps({**config.to_hf(), **eos}))
+    save_file(base.hf_state(), place / "model.safetensors")
+    flags = {"sampling.engine": "vllm", "policy.lora_rank": 3, "policy.learning_rate": 0.02}
+    settings = load_settings(flags, environ={})
+    chosen = trainer_settings(settings, published(settings))
+    assert chosen.published == "adapter"
+    host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
+    sampler = make_sampler(settings, place)
+    assert isinstance(sampler, VllmSampler)
+    asked = request(n=4)
+
+    async def body() -> None:
+        try:
+            with pytest.raises(ModelError, match="load them first"):
+                await sampler.sample([asked])
+            await sampler.load(host.published, 0)
+            (group,) = await sampler.sample([asked])
+            assert largest_gap(base, asked, group) < 1e-4
+            result = host.update(signed(asked, group))
+            await sampler.load(result.weights, result.stats.version)
+            (group,) = await sampler.sample([asked])
+            assert {span.version for one in group for span in one.spans} == {1}
+            assert largest_gap(host.core.model, asked, group) < 1e-4
+        finally:
+            await sampler.close()
+
+    asyncio.run(body())
+    assert not sampler.faults

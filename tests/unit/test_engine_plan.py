@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from swarm_node.compose import make_sampler, published
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy import engine_plan
@@ -16,7 +18,7 @@ from swarm_node.policy.engine_plan import (
     require_vllm,
 )
 from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.models import resolve
+from swarm_node.policy.models import Codec, resolve
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
 HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
@@ -53,17 +55,18 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
 def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
     plan = plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=12)
     assert engine_arguments(plan, Path("view"))["max_lora_rank"] == 16
-    plan = plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=1024)
     with pytest.raises(ModelError, match="rank"):
-        engine_arguments(plan, Path("view"))
+        plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=1024)
 
 
 def test_what_cannot_work_is_refused_with_a_way_out() -> None:
     with pytest.raises(ModelError, match=r"kv_gib.*GiB"):
         plan_engine(HALF_BILLION, device="cuda", max_rows=1, max_new_tokens=8, kv_gib=0.001)
     odd = Qwen2Config(64, 34 * 4, 64, 1, 4, 4)
-    with pytest.raises(ModelError, match="--sampler torch"):
-        plan_engine(odd, device="cpu", max_rows=1, max_new_tokens=8)
+    normalising = replace(TINY, model_type="qwen3")
+    for model in (odd, normalising):
+        with pytest.raises(ModelError, match="--sampler torch"):
+            plan_engine(model, device="cpu", max_rows=1, max_new_tokens=8)
 
 
 def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +76,34 @@ def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
-    from swarm_node.compose import make_sampler
-
     over = load_settings({"sampling.over_provision": 2.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
         make_sampler(over, resolve("tiny"))
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
         make_sampler(hot, resolve("tiny"))
+    for engine in ("torch", "vllm"):
+        shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
+        with pytest.raises(ConfigError, match=r"sampling\.sync"):
+            make_sampler(shared, resolve("tiny"))
+
+
+def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
+    def of(**flags: object) -> str:
+        keys = {
+            f"{'policy' if key == 'lora_rank' else 'sampling'}.{key}": flags[key] for key in flags
+        }
+        return published(load_settings(keys, environ={}))
+
+    assert of() == of(engine="torch", lora_rank=8) == of(engine="vllm") == "merged"
+    assert of(engine="vllm", lora_rank=8) == "adapter"
+    assert of(engine="vllm", sync="ipc") == "ipc"
+
+
+def test_prompts_too_long_for_the_engine_do_not_fit_the_codec() -> None:
+    long = replace(TINY, max_position_embeddings=1 << 17)
+    plan = plan_engine(long, device="cpu", max_rows=8, max_new_tokens=24)
+    assert plan.max_model_len < long.max_position_embeddings
+    codec = Codec.from_directory(resolve("tiny"), 100)
+    assert codec.fits(range(76), 24)
+    assert not codec.fits(range(77), 24)

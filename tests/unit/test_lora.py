@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.canary import read_canary
 from swarm_node.policy.checkpoint import read
-from swarm_node.policy.logprobs import completion_logprobs
-from swarm_node.policy.lora import TARGETS, Adapter
+from swarm_node.policy.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.lora import ADAPTER_FILE, TARGETS, Adapter
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
 from swarm_node.policy.trainer_worker import TrainerHost
@@ -196,7 +197,7 @@ def test_layers_run_again_train_an_adapter_alike(random_qwen2: Path) -> None:
 
 
 def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None:
-    for published in ("merged", "adapter", "both"):
+    for published in ("merged", "adapter"):
         place = tmp_path / published
         place.mkdir()
         settings = replace(SETTINGS, published=published)
@@ -209,11 +210,11 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
             "merged": {"weights-2.safetensors", "weights-3.safetensors"},
             "adapter": {"adapter-2", "adapter-3"},
         }
-        names["both"] = names["merged"] | names["adapter"]
         assert {each.name for each in place.iterdir()} == names[published]
         if published != "merged":
             assert host.core.adapter is not None
-            stored = load_file(adapter / "adapter_model.safetensors")
+            stored = load_file(adapter / ADAPTER_FILE)
+            assert read_canary(adapter / ADAPTER_FILE) == measure_canary(host.core.model)
             assert same(stored, host.core.adapter.state())
             loaded = peft_on_transformers(random_qwen2, adapter)
             torch.testing.assert_close(

@@ -1,0 +1,97 @@
+"""Weights in one piece of memory; the handle itself needs a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.canary import read_canary
+from swarm_node.policy.device_weights import DeviceBuffers, fill, is_on_device, layout, views
+from swarm_node.policy.engine_plan import plan_engine
+from swarm_node.policy.logprobs import measure_canary
+from swarm_node.policy.models import resolve
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.vllm_sampler import VllmSampler
+from swarm_node.policy.weights import WeightStore
+
+TINY = resolve("tiny")
+
+
+def test_tensors_are_laid_side_by_side_and_found_again() -> None:
+    state = Qwen2.from_directory(TINY).hf_state()
+    table, total = layout({name: tuple(tensor.shape) for name, tensor in state.items()})
+    assert total >= sum(tensor.numel() for tensor in state.values())
+    assert all(start % 128 == 0 for start, _ in table.values())
+    flat = torch.full((total,), torch.nan)
+    fill(flat, state, table)
+    found = dict(views(flat, table))
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    rounded = torch.zeros(total, dtype=torch.bfloat16)
+    fill(rounded, state, table)
+    name = "model.norm.weight"
+    assert torch.equal(dict(views(rounded, table))[name], state[name].bfloat16())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
+def test_without_a_gpu_the_setting_is_named() -> None:
+    with pytest.raises(ModelError, match=r"sampling\.sync"):
+        DeviceBuffers().put({"w": torch.ones(2)})
+
+
+#: Reads a published file in another process and says whether it holds what the file was made of.
+READER = """
+import sys, torch
+from safetensors import safe_open
+from swarm_node.policy.device_weights import read_device
+from swarm_node.policy.models import resolve
+from swarm_node.policy.qwen2 import Qwen2
+state = Qwen2.from_directory(resolve("tiny")).hf_state()
+with safe_open(sys.argv[1], "pt") as file:
+    found = {name: tensor.cpu() for name, tensor in read_device(file.metadata())}
+assert found.keys() == state.keys()
+assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
+"""
+
+
+@pytest.mark.gpu
+def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
+    state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers()
+    store = WeightStore(tmp_path)
+    first = store.publish(0, {}, buffers.put(state))
+    store.publish(1, {}, buffers.put({name: value + 1 for name, value in state.items()}))
+    subprocess.run([sys.executable, "-c", READER, str(first)], check=True)
+
+
+@pytest.mark.gpu
+def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
+    model = Qwen2.from_directory(TINY)
+    plan = plan_engine(model.config, device="cuda", max_rows=8, max_new_tokens=24)
+    buffers, store = DeviceBuffers(), WeightStore(tmp_path)
+    sampler = VllmSampler.from_directory(TINY, plan)
+
+    async def run() -> None:
+        try:
+            for version in range(3):
+                header = measure_canary(model).to_metadata() | buffers.put(model.hf_state())
+                path = store.publish(version, {}, header)
+                assert is_on_device(header)
+                assert read_canary(path) == measure_canary(model)
+                await sampler.load(path, version)
+                ((one,),) = await sampler.sample([SampleRequest((5, 6, 7), 1, version, 8)])
+                assert one.spans[0].version == version
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(1.01)
+        finally:
+            await sampler.close()
+
+    asyncio.run(run())
+    assert not sampler.faults
