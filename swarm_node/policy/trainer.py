@@ -19,6 +19,7 @@ from torch import Tensor
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
+from swarm_node.policy.adamw import AdamW
 from swarm_node.policy.batch import Batch, TrainRow, micro_batches
 from swarm_node.policy.checkpoint import TrainingState
 from swarm_node.policy.logprobs import (
@@ -158,12 +159,7 @@ class TrainerCore:
         needs_reference = settings.loss in NEEDS_REFERENCE
         self._reference = ReferencePolicy(model_dir) if needs_reference else None
         self._bounds = ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap)
-        self._optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
+        self._optimizer = AdamW(self.model.parameters(), settings.betas, settings.weight_decay)
 
     def update(self, batch: Batch) -> UpdateStats:
         """One optimizer step on `batch`; the version rises by one when it was applied.
@@ -245,7 +241,8 @@ class TrainerCore:
         self.model.load_hf_state(state.weights)
         self._optimizer.state.clear()
         for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-            self._optimizer.state[parameters[name]][kind] = value.clone()
+            moments = self._optimizer.state.setdefault(parameters[name], {})
+            moments[kind] = value.clone()
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 
@@ -263,7 +260,7 @@ class TrainerCore:
             references = self._reference.judge(
                 self.model, rows, settings.temperature, settings.micro_batch_tokens
             )
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         for indices in micro_batches(rows, settings.micro_batch_tokens):
             part = [rows[index] for index in indices]
             logp = completion_logprobs(self.model, part, settings.temperature)
@@ -298,8 +295,7 @@ class TrainerCore:
 
     def _step(self) -> None:
         warmup = max(self.settings.warmup_updates, 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup)
-        self._optimizer.step()
+        rate = self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup)
+        self._optimizer.step(rate)
         self._updates += 1
         self.version += 1
