@@ -74,6 +74,7 @@ class Node:
         self.info: EnvironmentInfo | None = None
         self.own_families: tuple[str, ...] = ()
         self.started = parts.clock.now()
+        self.running_since: float | None = None
         self.directory = Directory(membership.identity.peer_id)
         self.buffer = ReplayBuffer(replay_settings(settings.policy), self.directory.quality)
         # Streams of their own, so that a slow peer does not change what is drawn for training.
@@ -101,6 +102,7 @@ class Node:
         try:
             await self._open()
             self.state = "running"
+            self.running_since = self.parts.clock.now()
             if on_running is not None:
                 on_running(self.parts.transport.addresses())
             await self._live()
@@ -318,7 +320,7 @@ class Node:
         return self._exchange
 
     def _room(self) -> int:
-        return self.buffer.own_room(self.parts.trainer.version)
+        return self.buffer.own_room(self.parts.trainer.version, training=self._learner.training)
 
     def _wanted(self) -> int:
         """How many of the groups on offer there is room for."""

@@ -42,6 +42,7 @@ class RolloutMaker:
         refs = await self._next_tasks(count)
         prompts = await parts.environment.render(refs)
         version = parts.sampler.version
+        drawing = parts.clock.now()
         sampled = await parts.sampler.sample(
             [
                 SampleRequest(
@@ -54,6 +55,7 @@ class RolloutMaker:
                 for ref, prompt in zip(refs, prompts, strict=True)
             ]
         )
+        self._tally.drawing.add(parts.clock.now() - drawing, count)
         policy = PolicyRef(parts.policy.model, parts.policy.tokenizer, version)
         scored = []
         for ref, prompt, completions in zip(refs, prompts, sampled, strict=True):
