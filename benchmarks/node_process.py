@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from swarm_node.control import ControlClient
-from swarm_node.errors import HomeError, NotRunningError
+from swarm_node.errors import SwarmNodeError
 from swarm_node.home import Home
 from swarm_node.snapshot import Snapshot
 
@@ -103,7 +103,7 @@ class NodeProcess:
             )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
-            with contextlib.suppress(NotRunningError, HomeError):
+            with contextlib.suppress(SwarmNodeError):  # not yet, or too busy to answer
                 snapshot = self.status()
                 if snapshot.state == "running" and snapshot.evals:
                     return snapshot

@@ -36,7 +36,7 @@ from swarm_node.policy.checkpoint import newest_valid, read
 from swarm_node.policy.models import resolve
 
 GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 8, 8, 24
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.5
 REPOSITORY = Path(__file__).resolve().parent.parent
 NODE_SETTINGS = (
     f"policy.own={GROUPS}",
