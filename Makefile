@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench experiments clean
+.PHONY: setup demo test lint bench experiments image clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,10 @@ experiments: setup
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
+
+# As root, on Debian with debootstrap and buildah: docs/docker.md.
+image:
+	docker/build-and-check.sh build/image
 
 clean:
 	rm -rf $(VENV) demo-report build dist *.egg-info

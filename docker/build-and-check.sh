@@ -160,7 +160,7 @@ await_healthy() {
     until in_container "$name" "${HEALTH[@]}" > "$DIR/health.log" 2>&1; do
         kill -0 "${PIDS[$name]}" 2> /dev/null ||
             { tail -n 20 "$DIR/$name.log" >&2; fail "the $name container ended"; }
-        [ $((SECONDS - from)) -lt 180 ] ||
+        [ $((SECONDS - from)) -lt 300 ] ||
             { cat "$DIR/health.log" "$DIR/$name.log" >&2; fail "the $name container is not healthy"; }
         sleep 1
     done
@@ -176,8 +176,8 @@ print($2)"
 await() {
     local name=$1 expression=$2 from=$SECONDS
     until [ "$(ask "$name" "$expression")" = True ]; do
-        [ $((SECONDS - from)) -lt 180 ] ||
-            { tail -n 20 "$DIR/$name.log" >&2; fail "$name: not within 180 s: $expression"; }
+        [ $((SECONDS - from)) -lt 300 ] ||
+            { tail -n 20 "$DIR/$name.log" >&2; fail "$name: not within 300 s: $expression"; }
         sleep 1
     done
     say "$name: $expression after $((SECONDS - from)) s"
