@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.ready
 
-.PHONY: setup demo test lint bench bench-trl experiments clean
+.PHONY: setup demo test lint bench bench-trl experiments image clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,10 @@ experiments: setup
 	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
 	$(BIN)/swarm-node experiment staleness
 	$(BIN)/swarm-node experiment broad
+
+# As root, on Debian with debootstrap and buildah: docs/docker.md.
+image:
+	docker/build-and-check.sh build/image
 
 clean:
 	rm -rf $(VENV) $(TRL_VENV) demo-report build dist *.egg-info
