@@ -70,36 +70,49 @@ class RolloutMaker:
             await deliver(scored)
 
         if self._harvest is not None:
-            await self._gather(self._harvest, count, hand_on)
+            drawing = await self._gather(self._harvest, count, hand_on)
         else:
-            await self._sample(count, hand_on)
+            drawing = await self._sample(count, hand_on)
         if made:
+            self._tally.drawing.add(drawing, made)
             self._tally.sampling.add(clock.now() - started, made)
         else:
             await asyncio.sleep(_PAUSE_SECONDS)  # the next tasks are no shorter: do not spin
 
-    async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> None:
-        """By a sampler that works on many groups at once: each as soon as it is whole."""
+    async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
+        """By a sampler that works on many groups at once: each as soon as it is whole. Seconds that
+        the sampler worked."""
+        clock = self._parts.clock
+        began = clock.now()
+
+        async def fresh(count: int) -> list[Job]:
+            nonlocal began
+            jobs = await self._jobs(count)
+            began = clock.now()
+            return jobs
 
         async def hand_on(job: Job) -> None:
             completions = tuple(map(self._completion, job.rows))
             await deliver([await self._score(job, completions, job.version)])
 
-        await harvest.gather(count, self._jobs, hand_on)
+        await harvest.gather(count, fresh, hand_on)
+        return clock.now() - began
 
-    async def _sample(self, count: int, deliver: Deliver) -> None:
-        """All in one batch."""
-        sampler, jobs = self._parts.sampler, await self._jobs(count)
+    async def _sample(self, count: int, deliver: Deliver) -> float:
+        """All in one batch. Seconds that the sampler worked."""
+        clock, sampler, jobs = self._parts.clock, self._parts.sampler, await self._jobs(count)
         if not jobs:
-            return
-        version = sampler.version
+            return 0.0
+        version, began = sampler.version, clock.now()
         sampled = await sampler.sample([job.request for job in jobs])
+        drawing = clock.now() - began
         await deliver(
             [
                 await self._score(job, completions, version)
                 for job, completions in zip(jobs, sampled, strict=True)
             ]
         )
+        return drawing
 
     async def _jobs(self, count: int) -> list[Job]:
         sampling = self._settings.sampling

@@ -22,6 +22,7 @@ from swarm_node.policy.vllm_sampler import VllmSampler
 from swarm_node.policy.weights import WeightStore
 
 TINY = resolve("tiny")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def test_tensors_are_laid_side_by_side_and_found_again() -> None:
@@ -62,6 +63,7 @@ assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
 
 
 @pytest.mark.gpu
+@NEEDS_GPU
 def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
     state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers()
     store = WeightStore(tmp_path)
@@ -71,6 +73,7 @@ def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@NEEDS_GPU
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
     model = Qwen2.from_directory(TINY)
     plan = plan_engine(model.config, device="cuda", max_rows=8, max_new_tokens=24)

@@ -89,14 +89,12 @@ def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
 
 
 def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
-    def of(**flags: object) -> str:
-        keys = {
-            f"{'policy' if key == 'lora_rank' else 'sampling'}.{key}": flags[key] for key in flags
-        }
-        return published(load_settings(keys, environ={}))
+    def of(rank: int = 0, **sampling: str) -> str:
+        keys = {f"sampling.{key}": value for key, value in sampling.items()}
+        return published(load_settings({**keys, "policy.lora_rank": rank}, environ={}))
 
-    assert of() == of(engine="torch", lora_rank=8) == of(engine="vllm") == "merged"
-    assert of(engine="vllm", lora_rank=8) == "adapter"
+    assert of() == of(8, engine="torch") == of(engine="vllm") == "merged"
+    assert of(8, engine="vllm") == "adapter"
     assert of(engine="vllm", sync="ipc") == "ipc"
 
 

@@ -54,7 +54,7 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             **unused,
         )
         tally, info = Tally(), await host.start()
-        maker = RolloutMaker(settings, parts, tally, info, info.families, "peer")
+        maker = RolloutMaker(settings, parts, tally, info, info.families, "peer", b"s" * 32)
         made: list[Scored] = []
 
         async def deliver(scored: Sequence[Scored]) -> None:
