@@ -124,8 +124,9 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         arguments["tensor_parallel_size"] = plan.tensor_parallel
         arguments["enable_sleep_mode"] = plan.sleep_level > 0
     else:
-        # The default of 128 would never cache a prompt shorter than that.
-        arguments["block_size"] = 32
+        # The default of 128 would never cache a prompt shorter than that. And on a CPU, vLLM 0.32
+        # dies where it computes the prompt of a request with a seed in pieces.
+        arguments |= {"block_size": 32, "enable_chunked_prefill": False}
     if plan.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
     return arguments

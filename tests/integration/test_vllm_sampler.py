@@ -32,12 +32,13 @@ from swarm_node.policy.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.rows import Row
 from swarm_node.policy.sampler import InterruptibleSampler, Sampler, SampleRequest
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_worker import TrainerHost
 from swarm_node.policy.vllm_sampler import VllmSampler
 from swarm_node.policy.weights import WeightStore
-from swarm_node.rollout import Completion, Finish, Provenance, TaskRef
+from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
 
 pytestmark = [
     pytest.mark.slow,
@@ -259,6 +260,19 @@ def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
             part = slice(span.start, span.end)
             assert np.abs(said[part] - one.logprobs[part]).max() < 1e-4
     assert any(len(row.spans) == 2 for row in rows)
+
+
+def test_rows_whose_prefixes_do_not_fit_one_step_go_on(bench: Bench) -> None:
+    """60 rows of 600 tokens each are computed anew; vLLM takes some thousand tokens a step."""
+    asked = request(n=60, room=604, seed=5)
+    ids = np.random.default_rng(0).integers(3, 200, 600).astype(np.uint32)
+    version = bench.sampler.version
+    begun = Row(ids, np.zeros(600, np.float32), (VersionSpan(version, 0, 600),), None)
+    engine = bench.sampler.pid
+    rows = bench.run(lambda sampler: sampler.complete(asked, [begun] * 60))
+    assert bench.sampler.pid == engine
+    assert all(row.token_ids[:600].tolist() == ids.tolist() for row in rows)
+    assert len({tuple(row.token_ids[600:].tolist()) for row in rows}) > 30
 
 
 def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:

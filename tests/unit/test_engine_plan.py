@@ -32,7 +32,7 @@ def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
     assert 32 * MIB <= plan.kv_bytes <= 1024 * MIB
     arguments = engine_arguments(plan, Path("view"))
     assert arguments["kv_cache_memory_bytes"] == plan.kv_bytes
-    assert arguments["block_size"] == 32
+    assert (arguments["block_size"], arguments["enable_chunked_prefill"]) == (32, False)
     assert "gpu_memory_utilization" not in arguments
     environment = engine_environment(plan, Path("cache"))
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
