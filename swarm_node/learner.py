@@ -16,6 +16,7 @@ from swarm_node.mixing import Mixer
 from swarm_node.parts import Parts, Tally
 from swarm_node.policy.batch import build_batch
 from swarm_node.policy.replay import Drawn, ReplayBuffer
+from swarm_node.policy.sampler import RestingSampler
 from swarm_node.policy.trainer import UpdateStats
 from swarm_node.snapshot import Saved, UpdateRow
 
@@ -92,6 +93,8 @@ class Learner:
             self._settings.policy.advantage,
             drawn.beside,
         )
+        sampler = parts.sampler
+        resting = isinstance(sampler, RestingSampler) and await sampler.rest()
         started = parts.clock.now()
         try:
             result = await parts.trainer.update(batch)
@@ -101,9 +104,10 @@ class Learner:
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
         self._mixer.update()
+        if resting or result.stats.skipped is None:
+            await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
-        await parts.sampler.load(result.weights, result.stats.version)
         if tally.updates % self._settings.run.checkpoint_updates == 0:
             await self.checkpoint()
 

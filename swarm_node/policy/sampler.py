@@ -75,6 +75,16 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
+class RestingSampler(Sampler, Protocol):
+    """A `Sampler` that can give back its device's memory while the policy is trained."""
+
+    async def rest(self) -> bool:
+        """Stop between two tokens and give the memory back until the next `load`, when what is
+        under way goes on. False where that is not wanted: nothing changed then."""
+        ...
+
+
+@runtime_checkable
 class InterruptibleSampler(Sampler, Protocol):
     """A `Sampler` that works on many requests at once and can give back unfinished rows."""
 

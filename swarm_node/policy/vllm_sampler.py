@@ -111,6 +111,8 @@ class VllmSampler:
         # Whoever finds the engine dead starts it; the others see by the number that it was done.
         self._repairing = asyncio.Lock()
         self._life = 0
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._failures = 0
         self._faults: Counter[str] = Counter()
         self.last_sync: Sync | None = None
@@ -208,6 +210,7 @@ class VllmSampler:
         else:
             self._base, self._adapter = given, None
         life = self._life
+        self._awake.set()
         if not life or self._child.pid is None:
             await self._repair(life, None)
             return
@@ -215,6 +218,19 @@ class VllmSampler:
             await self._take(given)
         except ChildError as error:
             await self._repair(life, error)
+
+    async def rest(self) -> bool:
+        """See `RestingSampler.rest`. An engine that dies asleep is started anew by `load`."""
+        if not self._plan.sleep_level or self._child.pid is None:
+            return False
+        self._awake.clear()
+        try:
+            request = {"op": "rest", "level": self._plan.sleep_level}
+            await self._child.call(request, patience=self._deadlines.sync)
+        except ChildError as error:
+            _log.warning("the inference engine does not rest", error=str(error))
+            await self._child.kill()
+        return True
 
     async def stats(self) -> dict[str, Any]:
         """Of the engine: prompt, cached and sampled tokens so far, rows that are `unfinished` now,
@@ -305,6 +321,7 @@ class VllmSampler:
         """
         if refused is not None:
             raise refused
+        await self._awake.wait()
         async with self._repairing:
             if self._life != life:
                 return

@@ -4,6 +4,7 @@ init     engine arguments                    start the engine, with arbitrary we
 load     file, version, canary               take weights, prove it, answer with what it measured;
                                             without a canary nothing is answered until one was right
 adapter  directory, version, canary          the same for a LoRA adapter on top of them
+rest     level                               give back the device's memory until the next of these
 sample   prompt, rows, temperature           complete every row; answers when all are done
 abort    number of a sample request          end it now: it answers with what it has
 stats    -                                   counters
@@ -52,6 +53,7 @@ class _Worker:
         self._stop_ids: list[int] = []
         self._loading = asyncio.Lock()
         self._trusted = asyncio.Event()
+        self._asleep = False
         self._rows: dict[int, list[str]] = {}
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
 
@@ -68,6 +70,11 @@ class _Worker:
             return {}
         if operation in ("load", "adapter"):
             return await self._take(self._engine, request)
+        if operation == "rest":
+            async with self._loading:
+                await self._engine.sleep(request["level"], mode="keep")
+                self._asleep = True
+            return {}
         if operation == "stats":
             core, *_ = await self._engine.collective_rpc("swarm_pid")
             unfinished = self._engine.get_num_unfinished_requests()
@@ -103,6 +110,8 @@ class _Worker:
             # A request names its adapter for good: with another or none, it must be asked again.
             switched = (adapter is None) != (self._lora is None)
             await engine.pause_generation(mode="abort" if switched else "keep", clear_cache=True)
+            if self._asleep:
+                await engine.wake_up(["weights"])
             if adapter is None:
                 await engine.start_weight_update()
                 await engine.update_weights(
@@ -116,6 +125,9 @@ class _Worker:
                 # Later requests name the adapter that is there; they must not load it each time.
                 self._lora = LoRARequest("policy", _ADAPTER, str(adapter))
                 await engine.update_weight_version(version)
+            if self._asleep:
+                await engine.wake_up(["kv_cache"])
+                self._asleep = False
             cleared = await engine.reset_prefix_cache(reset_running_requests=True)
             await engine.resume_generation()
             paused = time.monotonic() - started

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,10 +33,10 @@ from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.rows import Row
-from swarm_node.policy.sampler import InterruptibleSampler, Sampler, SampleRequest
+from swarm_node.policy.sampler import InterruptibleSampler, RestingSampler, Sampler, SampleRequest
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_worker import TrainerHost
-from swarm_node.policy.vllm_sampler import VllmSampler
+from swarm_node.policy.vllm_sampler import Deadlines, VllmSampler
 from swarm_node.policy.weights import WeightStore
 from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
 
@@ -50,6 +50,7 @@ CODEC = Codec.from_directory(TINY)
 LONG = 900
 RANK = 4
 ENDLESS = 10
+SYNC_SECONDS = 30.0
 LORA = TrainerSettings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=RANK)
 _Result = TypeVar("_Result")
 
@@ -97,7 +98,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     config = Qwen2.from_directory(TINY).config
     plan = plan_engine(config, device="cpu", max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
     with asyncio.Runner() as runner:
-        sampler = VllmSampler.from_directory(TINY, plan)
+        # On a CPU there is no memory to give back, but the engine goes through the same states.
+        plan = replace(plan, sleep_level=1)
+        sampler = VllmSampler.from_directory(TINY, plan, deadlines=Deadlines(sync=SYNC_SECONDS))
         made = Bench(runner, sampler, WeightStore(tmp_path_factory.mktemp("weights")))
         path, version = made.publish(0)
         made.run(lambda sampler: sampler.load(path, version))
@@ -230,6 +233,28 @@ async def until_sampling(sampler: VllmSampler) -> None:
     """Until everything asked of the engine before has some tokens: it starts rows in order. One
     round trip, because on a busy machine the engine is far ahead of whoever waits for it."""
     await sampler.sample([request(n=1, room=4, seed=99)])
+
+
+def test_what_is_under_way_goes_on_after_a_rest(bench: Bench) -> None:
+    protocol: Sampler = bench.sampler
+    assert isinstance(protocol, RestingSampler)
+    path, version = bench.publish(ENDLESS + 5)
+    asked = request(n=32, room=LONG, seed=31)
+
+    async def body(sampler: VllmSampler) -> tuple[Completion, ...]:
+        call = asyncio.ensure_future(sampler.sample([asked]))
+        await until_sampling(sampler)
+        assert await sampler.rest()
+        late = asyncio.ensure_future(sampler.sample([request(n=1)]))
+        done, _ = await asyncio.wait([call, late], timeout=1.0)
+        assert not done
+        await sampler.load(path, version)
+        assert (await late)[0][0].spans[0].version == version
+        return (await call)[0]
+
+    group = bench.run(body)
+    assert any([span.version for span in one.spans] == [version - 1, version] for one in group)
+    assert not bench.sampler.faults
 
 
 def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
@@ -419,6 +444,27 @@ def test_a_killed_engine_core_costs_a_restart_and_no_request(bench: Bench) -> No
     assert largest_gap(bench.models[bench.sampler.version], asked, group) < 1e-4
     (again,) = bench.run(lambda sampler: sampler.sample([asked]))
     assert tokens(again) == tokens(group)
+
+
+def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench) -> None:
+    core = bench.run(lambda sampler: sampler.stats())["core"]
+    faults = bench.sampler.faults.get("engine", 0)
+    path, version = bench.publish(1)
+
+    async def body(sampler: VllmSampler) -> tuple[Completion, ...]:
+        os.kill(core, signal.SIGSTOP)
+        started = asyncio.get_running_loop().time()
+        load = asyncio.ensure_future(sampler.load(path, version))
+        call = asyncio.ensure_future(sampler.sample([request(seed=4)]))
+        await load
+        assert asyncio.get_running_loop().time() - started >= SYNC_SECONDS
+        return (await call)[0]
+
+    group = bench.run(body)
+    assert bench.sampler.faults["engine"] == faults + 1
+    assert not psutil.pid_exists(core)
+    assert {span.version for one in group for span in one.spans} == {version}
+    assert largest_gap(bench.models[version], request(seed=4), group) < 1e-4
 
 
 def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> None:
