@@ -289,15 +289,16 @@ def test_an_interrupted_group_goes_on_where_it_was(bench: Bench) -> None:
 
 def test_rows_whose_prefixes_do_not_fit_one_step_go_on(bench: Bench) -> None:
     """60 rows of 600 tokens each are computed anew; vLLM takes some thousand tokens a step."""
+    ids = np.random.default_rng(0).integers(3, 200, (60, 600)).astype(np.uint32)
+    spans = (VersionSpan(bench.sampler.version, 0, 600),)
+    begun = [Row(row, np.zeros(600, np.float32), spans, None) for row in ids]
     asked = request(n=60, room=604, seed=5)
-    ids = np.random.default_rng(0).integers(3, 200, 600).astype(np.uint32)
-    version = bench.sampler.version
-    begun = Row(ids, np.zeros(600, np.float32), (VersionSpan(version, 0, 600),), None)
     engine = bench.sampler.pid
-    rows = bench.run(lambda sampler: sampler.complete(asked, [begun] * 60))
+    rows = bench.run(lambda sampler: sampler.complete(asked, begun))
     assert bench.sampler.pid == engine
-    assert all(row.token_ids[:600].tolist() == ids.tolist() for row in rows)
-    assert len({tuple(row.token_ids[600:].tolist()) for row in rows}) > 30
+    for before, after in zip(begun, rows, strict=True):
+        assert after.token_ids[:600].tolist() == before.token_ids.tolist()
+        assert 600 < len(after.token_ids) <= 604
 
 
 def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
