@@ -26,6 +26,7 @@ import psutil
 import torch
 
 from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.device_weights import DeviceBuffers
 from swarm_node.policy.engine_plan import (
     EnginePlan,
     engine_arguments,
@@ -38,7 +39,7 @@ from swarm_node.policy.models import Codec, load_tokenizer, resolve
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
-from swarm_node.policy.vllm_sampler import VllmSampler
+from swarm_node.policy.vllm_sampler import Sync, VllmSampler
 from swarm_node.policy.weights import WeightStore
 from swarm_node.rollout import Provenance
 
@@ -130,6 +131,37 @@ def memory_mib(pid: int) -> float:
     return sum(p.memory_info().rss for p in [top, *top.children(recursive=True)]) / 2**20
 
 
+async def sync_times(
+    sampler: VllmSampler,
+    store: WeightStore,
+    model: Qwen2,
+    first: int,
+    buffers: DeviceBuffers | None,
+) -> list[Sync]:
+    """Three syncs after one that warms up, through files or, with `buffers`, the GPU's memory."""
+    syncs = []
+    for version in range(first, first + 4):
+        header, weights = measure_canary(model).to_metadata(), model.hf_state()
+        if buffers is None:
+            file = store.publish(version, weights, header)
+        else:
+            file = store.publish(version, {}, header | buffers.put(weights))
+        await sampler.load(file, version)
+        assert sampler.last_sync is not None
+        syncs.append(sampler.last_sync)
+    return syncs[1:]
+
+
+def print_syncs(how: str, syncs: list[Sync]) -> None:
+    taken, paused = (
+        statistics.median(getattr(sync, part) for sync in syncs) for part in ("seconds", "paused")
+    )
+    print(
+        f"sync       {taken * 1e3:.0f} ms in all, {paused * 1e3:.0f} ms without generation ({how})"
+    )
+    print(f"canary     mean difference {max(sync.difference for sync in syncs):.2g}")
+
+
 async def measure(arguments: argparse.Namespace) -> None:
     path = resolve(arguments.model)
     model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
@@ -145,12 +177,9 @@ async def measure(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         store = WeightStore(Path(directory))
         try:
-            syncs = []
-            for version in range(4):
-                file = store.publish(version, model.hf_state(), measure_canary(model).to_metadata())
-                await sampler.load(file, version)
-                assert sampler.last_sync is not None
-                syncs.append(sampler.last_sync)
+            print_syncs("files", await sync_times(sampler, store, model, 0, None))
+            if device == "cuda":
+                print_syncs("ipc", await sync_times(sampler, store, model, 4, DeviceBuffers()))
             ours = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
             assert sampler.pid is not None
             resident = memory_mib(sampler.pid)
@@ -164,10 +193,6 @@ async def measure(arguments: argparse.Namespace) -> None:
     fast, slow = statistics.median(bare), statistics.median(ours)
     print(f"device {device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens")
     print(f"sampling   node {slow:.0f} tok/s, bare vLLM {fast:.0f} tok/s, ratio {slow / fast:.2f}")
-    taken = statistics.median(sync.seconds for sync in syncs[1:])
-    paused = statistics.median(sync.paused for sync in syncs[1:])
-    print(f"sync       {taken * 1e3:.0f} ms in all, {paused * 1e3:.0f} ms without generation")
-    print(f"canary     mean difference {max(s.difference for s in syncs):.2g}")
     print(f"memory     engine {resident:.0f} MiB resident")
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()

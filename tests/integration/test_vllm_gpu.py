@@ -1,0 +1,129 @@
+"""vLLM on a GPU: its numbers in bfloat16, its sleep, and adapters. What needs no GPU is tested in
+test_vllm_sampler.py."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.engine_plan import EnginePlan, plan_engine
+from swarm_node.policy.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.models import resolve
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.trainer import TrainerSettings
+from swarm_node.policy.trainer_worker import TrainerHost
+from swarm_node.policy.vllm_sampler import VllmSampler
+from swarm_node.policy.weights import WeightStore
+from swarm_node.rollout import Completion, Provenance
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None,
+        reason="needs a CUDA device and vllm",
+    ),
+]
+TINY = resolve("tiny")
+#: Mean |Δ log-prob|: bfloat16 against the trainer's float32.
+NEAR = 0.1
+ASKED = SampleRequest(tuple(range(5, 45)), 8, 3, 48)
+MIB = 1 << 20
+
+
+def plan(**changes: int) -> EnginePlan:
+    model = Qwen2.from_directory(TINY).config
+    rank = changes.pop("lora_rank", 0)
+    made = plan_engine(model, device="cuda", max_rows=64, max_new_tokens=64, lora_rank=rank)
+    return replace(made, **changes)
+
+
+def serve(plan: EnginePlan, body: Callable[[VllmSampler], Awaitable[None]]) -> None:
+    async def run() -> None:
+        sampler = VllmSampler.from_directory(TINY, plan)
+        try:
+            await body(sampler)
+        finally:
+            await sampler.close()
+        assert not sampler.faults
+
+    asyncio.run(run())
+
+
+@torch.no_grad()
+def gap(model: Qwen2, group: tuple[Completion, ...]) -> float:
+    prompt = np.asarray(ASKED.prompt_ids, np.uint32)
+    rows = [TrainRow(prompt, one.token_ids, None, 0.0, Provenance.OWN) for one in group]
+    said = completion_logprobs(model, rows, 1.0).cpu().numpy()
+    return float(np.abs(said - np.concatenate([one.logprobs for one in group])).mean())
+
+
+def test_log_probs_are_near_the_trainers_before_and_after_a_sync(tmp_path: Path) -> None:
+    store, model = WeightStore(tmp_path), Qwen2.from_directory(TINY)
+    random = Qwen2(model.config, generator=torch.Generator().manual_seed(1))
+
+    async def body(sampler: VllmSampler) -> None:
+        for version, now in enumerate((model, random, model)):
+            path = store.publish(version, now.hf_state(), measure_canary(now).to_metadata())
+            await sampler.load(path, version)
+            (group,) = await sampler.sample([ASKED])
+            assert gap(now, group) < NEAR
+
+    serve(plan(), body)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_asleep_the_engine_holds_no_memory_and_a_sync_wakes_it(tmp_path: Path, level: int) -> None:
+    store, model = WeightStore(tmp_path), Qwen2.from_directory(TINY)
+    random = Qwen2(model.config, generator=torch.Generator().manual_seed(1))
+
+    async def body(sampler: VllmSampler) -> None:
+        await sampler.load(
+            store.publish(0, model.hf_state(), measure_canary(model).to_metadata()), 0
+        )
+        awake = torch.cuda.mem_get_info()[0]
+        call = asyncio.ensure_future(sampler.sample([replace(ASKED, n=64)]))
+        assert await sampler.rest()
+        # The cache of keys and values alone is far more than that.
+        assert torch.cuda.mem_get_info()[0] > awake + 1024 * MIB
+        header = measure_canary(random).to_metadata()
+        await sampler.load(store.publish(1, random.hf_state(), header), 1)
+        await call
+        (group,) = await sampler.sample([ASKED])
+        assert gap(random, group) < NEAR
+
+    serve(plan(sleep_level=level), body)
+
+
+def test_adapters_are_swapped_in_place(tmp_path: Path) -> None:
+    settings = TrainerSettings(
+        learning_rate=0.02, warmup_updates=0, lora_rank=4, published="adapter"
+    )
+    (tmp_path / "w").mkdir()
+    host = TrainerHost(TINY, tmp_path / "c", tmp_path / "w", settings)
+
+    async def body(sampler: VllmSampler) -> None:
+        await sampler.load(host.published, 0)
+        (group,) = await sampler.sample([ASKED])
+        prompt = np.asarray(ASKED.prompt_ids, np.uint32)
+        rows = [
+            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.OWN)
+            for place, one in enumerate(group)
+        ]
+        result = host.update(Batch(tuple(rows)))
+        await sampler.load(result.weights, result.stats.version)
+        (group,) = await sampler.sample([ASKED])
+        assert {span.version for one in group for span in one.spans} == {1}
+        assert gap(host.core.model, group) < NEAR
+
+    serve(plan(lora_rank=4), body)
