@@ -20,6 +20,7 @@ from swarm_node.parts import Parts
 from swarm_node.policy.model_files import weight_files
 from swarm_node.policy.model_memory import check_memory
 from swarm_node.policy.models import Codec, policy_digests, resolve
+from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.torch_sampler import TorchSampler
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_process import ProcessTrainer
@@ -65,7 +66,11 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
     return Parts(
         transport=transport,
-        sampler=TorchSampler.from_directory(model_dir, threads=settings.run.threads),
+        sampler=TorchSampler.from_directory(
+            model_dir,
+            place(settings.run.device, settings.policy.dtype, hardware()),
+            threads=settings.run.threads,
+        ),
         trainer=trainer,
         environment=environment,
         storage=Storage(home.database),
@@ -90,6 +95,10 @@ def trainer_settings(settings: Settings) -> TrainerSettings:
         off_policy_mask=settings.policy.off_policy_mask,
         activation_checkpointing=settings.policy.activation_checkpointing,
         lora_rank=settings.policy.lora_rank,
+        optimizer=settings.policy.optimizer,
+        device=settings.run.device,
+        dtype=settings.policy.dtype,
+        processes=settings.run.trainer_processes,
         seed=settings.run.seed,
     )
 
