@@ -44,6 +44,8 @@ experiments: setup
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
 	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
+	$(BIN)/swarm-node experiment staleness
+	$(BIN)/swarm-node experiment broad
 
 clean:
 	rm -rf $(VENV) demo-report build dist *.egg-info

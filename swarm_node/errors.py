@@ -6,6 +6,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
+│   └── RefusedError         the peer answered, and said no
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── CheckpointError          no stored state verifies, or it belongs to another model
 ├── ModelError               a model or tokenizer cannot be used as asked
@@ -41,6 +42,10 @@ class NotRunningError(SwarmNodeError):
 
 class TransportError(SwarmNodeError):
     """The network layer failed, or a peer did not answer as the protocol says."""
+
+
+class RefusedError(TransportError):
+    """The peer answered and said no; the text is the peer's."""
 
 
 class ChildError(SwarmNodeError):

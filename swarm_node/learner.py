@@ -80,6 +80,7 @@ class Learner:
             parts.codec.eos_id,
             self._settings.policy.correction,
             self._settings.policy.advantage,
+            drawn.beside,
         )
         try:
             result = await parts.trainer.update(batch)
