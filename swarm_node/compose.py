@@ -18,7 +18,6 @@ from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
 from swarm_node.policy.model_files import weight_files
-from swarm_node.policy.model_memory import check_memory
 from swarm_node.policy.models import Codec, policy_digests, resolve
 from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.torch_sampler import TorchSampler
@@ -35,8 +34,11 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
 
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
+        ConfigError: settings do not fit together, or the machine.
     """
-    model_dir = resolve(settings.model, check_memory)
+    training = trainer_settings(settings)
+    where = place(training.device, training.dtype, hardware(), ranks=training.processes)
+    model_dir = resolve(settings.model)
     model, tokenizer = policy_digests(model_dir)
     codec = Codec.from_directory(model_dir)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
@@ -51,7 +53,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        trainer_settings(settings),
+        training,
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -66,11 +68,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
     return Parts(
         transport=transport,
-        sampler=TorchSampler.from_directory(
-            model_dir,
-            place(settings.run.device, settings.policy.dtype, hardware()),
-            threads=settings.run.threads,
-        ),
+        sampler=TorchSampler.from_directory(model_dir, where, threads=settings.run.threads),
         trainer=trainer,
         environment=environment,
         storage=Storage(home.database),

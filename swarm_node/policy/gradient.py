@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.batch import TrainRow, micro_batches
+from swarm_node.policy.batch import TrainRow
 from swarm_node.policy.logprobs import (
     ReferencePolicy,
     RowReference,
@@ -102,15 +102,14 @@ class GradientPass:
             if not _out_of_memory(error):
                 raise
             if self._ranks.count > 1:
-                self._ranks.shrink(self.token_budget)
+                self._note_smaller(rows)
                 raise
             return None
 
     def _accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
         done = Accumulated()
         references: dict[int, RowReference] | None = None
-        judged = self._reference is not None
-        mine = rounds(rows, self.token_budget, self._ranks, whole_groups=judged)
+        mine = self._rounds(rows)
         if self._reference is not None:
             references = self._reference.judge(self._model, rows, self._temperature, mine)
         for indices in mine:
@@ -143,19 +142,32 @@ class GradientPass:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def _rounds(self, rows: Sequence[TrainRow]) -> list[list[int]]:
+        judged = self._reference is not None
+        return rounds(rows, self.token_budget, self._ranks, whole_groups=judged)
+
     def _halve(self, rows: Sequence[TrainRow]) -> None:
-        groups = micro_batches(rows, self.token_budget)
-        if all(len(group) == 1 for group in groups):
+        self.token_budget = self._smaller(rows)
+        self.halvings += 1
+        _log.warning("out of memory: micro-batches of %d tokens from now on", self.token_budget)
+
+    def _note_smaller(self, rows: Sequence[TrainRow]) -> None:
+        try:
+            self._ranks.shrink(self._smaller(rows))
+        except ModelError as error:  # this process dies all the same, of what it ran out of
+            _log.error("%s", error)
+
+    def _smaller(self, rows: Sequence[TrainRow]) -> int:
+        groups = self._rounds(rows)
+        if all(len(group) <= 1 for group in groups):
             raise ModelError(
                 f"not enough memory to train on one row at a time, of {max(map(len, rows))} tokens "
                 "at most: set policy.activation_checkpointing, or policy.lora_rank, or a smaller "
                 "sampling.max_new_tokens"
             )
         # Of the largest micro-batch there was: half of a budget far above it would change nothing.
-        largest = max(len(group) * max(len(rows[i]) for i in group) for group in groups)
-        self.token_budget = max(1, min(self.token_budget, largest) // 2)
-        self.halvings += 1
-        _log.warning("out of memory: micro-batches of %d tokens from now on", self.token_budget)
+        largest = max(len(group) * max(len(rows[i]) for i in group) for group in groups if group)
+        return max(1, min(self.token_budget, largest) // 2)
 
 
 def _out_of_memory(error: RuntimeError | MemoryError) -> bool:

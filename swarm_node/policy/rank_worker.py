@@ -14,8 +14,6 @@ import msgpack
 
 from swarm_node.child import die_with_parent, serve
 from swarm_node.errors import SwarmNodeError
-from swarm_node.policy.sharded import Group
-from swarm_node.policy.trainer_worker import TrainerWorker
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +21,10 @@ _log = logging.getLogger(__name__)
 def main(directory: Path) -> None:
     """Serve until the node closes the pipe; `directory` is for these processes alone."""
     die_with_parent()
+    # After that: these take seconds, and one that nobody watches waits for the others for ever.
+    from swarm_node.policy.sharded import Group
+    from swarm_node.policy.trainer_worker import TrainerWorker
+
     group = Group(directory)
     worker = TrainerWorker(group)
 

@@ -65,7 +65,7 @@ class Ranks(Protocol):
         ...
 
     def shrink(self, token_budget: int) -> None:
-        """Note that `token_budget` was too much, for those who start after this process dies."""
+        """Note a smaller `token_budget`, for those who start after this process dies."""
         ...
 
 

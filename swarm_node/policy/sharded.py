@@ -147,8 +147,7 @@ class Group:
         return min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
 
     def shrink(self, token_budget: int) -> None:
-        smaller = max(1, token_budget // 2)
-        _log.error("out of memory: micro-batches of %d tokens after a restart", smaller)
+        _log.error("out of memory: micro-batches of %d tokens after a restart", token_budget)
         temporary = self._budget.with_suffix(f".{self.index}")
-        temporary.write_text(str(smaller))
+        temporary.write_text(str(token_budget))
         temporary.replace(self._budget)

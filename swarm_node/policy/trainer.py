@@ -274,7 +274,8 @@ class TrainerCore:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Take over a stored state; hyper-parameters stay those of the current settings.
+        """Take over a stored state; hyper-parameters stay those of the current settings. Another
+        optimizer cannot read the moments, and begins with none.
 
         Raises:
             CheckpointError: it belongs to another base model, or trained another part of it.
@@ -301,10 +302,11 @@ class TrainerCore:
         else:
             self._ranks.load(self.model, state.weights)
         self._optimizer.state.clear()
-        for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-            part = self._parts[name]
-            here = self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
-            self._optimizer.state.setdefault(part, {})[kind] = here
+        if state.settings.get("optimizer") == self.settings.optimizer:
+            for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
+                part = self._parts[name]
+                here = self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                self._optimizer.state.setdefault(part, {})[kind] = here
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 
