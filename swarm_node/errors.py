@@ -4,6 +4,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
 ├── HomeError                the node's directory is missing, unreadable or readable by others
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
+│   └── TicketExpiredError   it fits together, but its time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
 │   └── RefusedError         the peer answered, and said no
@@ -34,6 +35,14 @@ class HomeError(SwarmNodeError):
 
 class TicketError(SwarmNodeError):
     """A ticket cannot be used."""
+
+
+class TicketExpiredError(TicketError):
+    """A ticket for the swarm `swarm_id` (32 bytes) that admits nobody any more."""
+
+    def __init__(self, message: str, swarm_id: bytes) -> None:
+        super().__init__(message)
+        self.swarm_id = swarm_id
 
 
 class NotRunningError(SwarmNodeError):

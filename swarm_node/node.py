@@ -75,6 +75,7 @@ class Node:
         self.info: EnvironmentInfo | None = None
         self.own_families: tuple[str, ...] = ()
         self.started = parts.clock.now()
+        self.running_since: float | None = None
         self.directory = Directory(membership.identity.peer_id)
         self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
         # Streams of their own, so that a slow peer does not change what is drawn for training.
@@ -102,6 +103,7 @@ class Node:
         try:
             await self._open()
             self.state = "running"
+            self.running_since = self.parts.clock.now()
             if on_running is not None:
                 on_running(self.parts.transport.addresses())
             await self._live()
@@ -327,7 +329,7 @@ class Node:
         return self._exchange
 
     def _room(self) -> int:
-        return self.buffer.own_room(self.parts.trainer.version)
+        return self.buffer.own_room(self.parts.trainer.version, training=self._learner.training)
 
     def _external_room(self) -> Callable[[str | None], int]:
         """Room for peers' groups, of one author or of anybody."""

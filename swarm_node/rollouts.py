@@ -54,6 +54,7 @@ class RolloutMaker:
             await asyncio.sleep(_PAUSE_SECONDS)  # the next ones are no shorter: do not spin
             return []
         version = parts.sampler.version
+        drawing = parts.clock.now()
         sampled = await parts.sampler.sample(
             [
                 SampleRequest(
@@ -67,6 +68,7 @@ class RolloutMaker:
                 for ref, _, prompt_ids in tasks
             ]
         )
+        self._tally.drawing.add(parts.clock.now() - drawing, count)
         policy = PolicyRef(parts.policy.model, parts.policy.tokenizer, version)
         scored = []
         for (ref, prompt, _), completions in zip(tasks, sampled, strict=True):

@@ -24,10 +24,6 @@ class AdamW:
         self._weight_decay = weight_decay
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
-    def zero_grad(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""

@@ -215,16 +215,19 @@ class ReplayBuffer:
             self._depart(held)
         self._totals["expired"] += len(stale)
 
-    def own_room(self, version: int, running: int = 0) -> int:
-        """How many own groups to begin sampling now, with `running` begun and not yet admitted.
+    def own_room(self, version: int, running: int = 0, training: int = 0) -> int:
+        """How many own groups to begin sampling now, with `running` begun and not yet admitted and
+        `training` in the update under way.
 
         AReaL's admission (arXiv 2505.24298): a group begun behind n others is drawn about n / own
-        updates later, so at most (max_lag + 1) * own may be under way. Counting only what was not
-        consumed yet needs no resetting after a restart. Two batches' worth keep the trainer busy;
-        more would only be older when its turn comes.
+        updates later, so at most (max_lag + 1) * own may be under way; with a `max_lag` of 0,
+        sampling and training take turns. Counting only what was not consumed yet needs no resetting
+        after a restart. Two batches' worth keep the trainer busy; more would only be older when its
+        turn comes.
         """
         self.expire(version)
-        slots = min((self.settings.max_lag + 1) * max(self.mixture.own, 1), 2 * self.mixture.size)
+        in_time = (self.settings.max_lag + 1) * max(self.mixture.own, 1) - training
+        slots = min(in_time, 2 * self.mixture.size)
         return max(0, slots - len(self._own) - running)
 
     def external_room(self, version: int, author: str | None = None) -> int:

@@ -208,6 +208,17 @@ def test_sampling_goes_on_while_its_groups_will_be_fresh() -> None:
     assert buffer(own=4, external=4, max_lag=0).own_room(0) == 4
 
 
+def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:
+    held = buffer(own=4, external=4, max_lag=0)
+    admit(held, *own(4))
+    drawn = held.draw(0, random.Random(1))
+    assert drawn is not None
+    assert held.own_room(0, training=drawn.own_count) == 0
+    assert held.own_room(1) == 4
+    assert buffer(own=4, external=4, max_lag=1).own_room(0, training=4) == 4
+    assert buffer(own=4, external=4, max_lag=8).own_room(0, training=8) == 16
+
+
 def test_stale_groups_make_room_for_new_ones() -> None:
     held = buffer(own=2, external=2, max_lag=1, max_age=1)
     admit(held, *own(4), *(group(f"p{index}", "peer") for index in range(8)))
