@@ -202,4 +202,5 @@ def test_settings_by_name_reach_the_trainer() -> None:
     made = trainer_settings(load_settings(flags, environ={}))
     assert (made.lora_rank, made.activation_checkpointing) == (8, True)
     assert (made.loss, made.off_policy_mask, made.longest_answer) == ("cispo", 0.3, 9)
-    assert trainer_settings(load_settings({}, environ={})) == TrainerSettings()
+    plain = trainer_settings(load_settings({}, environ={}))
+    assert plain == TrainerSettings(device="auto", dtype="auto")
