@@ -11,10 +11,12 @@ RANK_MODULE = "swarm_node.policy.rank_worker"
 _PREFIX = "ranks-"
 
 
-def launch_ranks(weights: Path, count: int) -> Sequence[str]:
+def launch_ranks(
+    weights: Path, count: int, program: Sequence[str] = ("-m", RANK_MODULE)
+) -> Sequence[str]:
     """What the interpreter runs to start `count` ranks on this machine, which share the private
-    directory `weights` and one new directory in it. The first of them has the launcher's standard
-    input; when one dies, the launcher kills the others and ends."""
+    directory `weights` and one new directory in it, the last argument of their `program`. They have
+    the launcher's standard input; when one dies, the launcher kills the others and ends."""
     for leftover in weights.glob(_PREFIX + "*"):
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=weights))
@@ -26,7 +28,8 @@ def launch_ranks(weights: Path, count: int) -> Sequence[str]:
         *("--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"),
         *("--rdzv-endpoint", str(directory / "launcher"), "--rdzv-id", directory.name),
         *("--local-addr", "127.0.0.1", "--log-dir", str(directory)),
-        *("-m", RANK_MODULE, str(directory)),
+        *program,
+        str(directory),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -85,6 +86,8 @@ class Group:
             layer.set_gradient_divide_factor(1.0)
             layer.set_force_sum_reduction_for_comms(True)  # gloo knows no other
         register_fsdp_forward_method(model, "whole")
+        # True of a layer's keys and values, which are for sampling: nobody here changes them.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
         if not isinstance(parameter, DTensor):
