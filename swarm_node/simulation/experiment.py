@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +108,7 @@ def reward_table(results: Results) -> Table:
 
 def mechanism_table(results: Results) -> Table:
     """What each arm had to learn from and what it cost."""
-    table = experiment_table("per update and node; expected = p·I + min(J, (N-1)·p·I)")
+    table = experiment_table("per update and node; expected = p·I + min(B-I, (N-1)·p·I)")
     for heading in ("arm", "informative", "expected", "made", "CPU ms", "KiB in"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, reports in results.items():
@@ -120,7 +119,7 @@ def mechanism_table(results: Results) -> Table:
         table.add_row(
             arm.name,
             f"{estimate([counted for counted, _ in counts]).mean:.2f}",
-            "-" if math.isnan(expected) else f"{expected:.2f}",
+            f"{expected:.2f}",
             f"{sum(report.groups_made for report in reports) / updates:.2f}",
             f"{1000 * sum(report.cpu_seconds for report in reports) / updates:.0f}",
             f"{received / updates / 1024:.1f}",
