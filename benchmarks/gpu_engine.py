@@ -36,6 +36,7 @@ from swarm_node.policy.engine_plan import (
 from swarm_node.policy.engine_view import HeadPadding, write_view
 from swarm_node.policy.logprobs import measure_canary
 from swarm_node.policy.models import Codec, load_tokenizer, resolve
+from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
@@ -168,9 +169,9 @@ async def measure(arguments: argparse.Namespace) -> None:
     # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
     never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     codec = Codec(tokenizer, model.config.vocab_size, [never])
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = place("auto", "auto", hardware())
     plan = plan_engine(
-        model.config, device=device, max_rows=arguments.rows, max_new_tokens=arguments.new
+        model.config, where=where, max_rows=arguments.rows, max_new_tokens=arguments.new
     )
     prompts = prompts_of(arguments.rows // GROUP, model.config.vocab_size)
     sampler = VllmSampler(model.config, codec, plan)
@@ -178,8 +179,8 @@ async def measure(arguments: argparse.Namespace) -> None:
         store = WeightStore(Path(directory))
         try:
             print_syncs("files", await sync_times(sampler, store, model, 0, None))
-            if device == "cuda":
-                print_syncs("ipc", await sync_times(sampler, store, model, 4, DeviceBuffers()))
+            if where.device != "cpu":
+                print_syncs("ipc", await sync_times(sampler, store, model, 4, DeviceBuffers(where)))
             ours = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
             assert sampler.pid is not None
             resident = memory_mib(sampler.pid)
@@ -191,13 +192,15 @@ async def measure(arguments: argparse.Namespace) -> None:
             await sampler.close()
         bare = bare_rates(plan, view, prompts, arguments.new, arguments.repetitions)
     fast, slow = statistics.median(bare), statistics.median(ours)
-    print(f"device {device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens")
+    print(f"device {where.device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens")
     print(f"sampling   node {slow:.0f} tok/s, bare vLLM {fast:.0f} tok/s, ratio {slow / fast:.2f}")
     print(f"memory     engine {resident:.0f} MiB resident")
-    if device == "cuda":
+    if where.device != "cpu":
         free, total = torch.cuda.mem_get_info()
         print(f"           device {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB in use")
-    core = TrainerCore(path, TrainerSettings(longest_answer=arguments.new))
+    core = TrainerCore(
+        path, TrainerSettings(longest_answer=arguments.new, device="auto", dtype="auto")
+    )
     rate = train_rate(core, min(arguments.rows, 32), arguments.new)
     parameters = sum(parameter.numel() for parameter in core.model.parameters())
     line = f"training   {rate:.0f} tok/s"

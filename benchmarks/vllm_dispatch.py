@@ -26,6 +26,7 @@ from swarm_node.harvest import Harvest, Job
 from swarm_node.policy.engine_plan import plan_engine
 from swarm_node.policy.logprobs import measure_canary
 from swarm_node.policy.models import Codec, load_tokenizer, resolve
+from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.vllm_sampler import VllmSampler
@@ -94,7 +95,7 @@ async def main(calls: int, repetitions: int, places: int) -> None:
     # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
     never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     codec = Codec(tokenizer, model.config.vocab_size, [never])
-    plan = plan_engine(model.config, device="cpu", max_rows=places, max_new_tokens=LONGEST)
+    plan = plan_engine(model.config, where=ON_CPU, max_rows=places, max_new_tokens=LONGEST)
     sampler = VllmSampler(model.config, codec, plan)
     with tempfile.TemporaryDirectory() as directory:
         canary = measure_canary(model).to_metadata()

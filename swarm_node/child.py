@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import msgpack
@@ -31,9 +31,18 @@ class Child:
     """The parent's end: start, call, stop. Restarting is the caller's decision, because only the
     caller knows what state the new child must be given."""
 
-    def __init__(self, name: str, module: str, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        launch: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """`launch` gives, at each start, what the interpreter runs instead of `module` by itself: a
+        launcher of it that passes on standard input and output."""
         self.name = name
-        self._module = module
+        self._launch = launch or (lambda: ("-m", module))
         self._env = dict(env or {})
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -51,8 +60,7 @@ class Child:
         await self.stop(grace=0.0)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            self._module,
+            *self._launch(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **self._env},

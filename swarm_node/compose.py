@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
 from swarm_node.control import ControlServer
@@ -22,8 +20,8 @@ from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
 from swarm_node.policy.engine_plan import EnginePlan, has_vllm, plan_engine
 from swarm_node.policy.model_files import Qwen2Config, weight_files
-from swarm_node.policy.model_memory import check_memory
 from swarm_node.policy.models import Codec, policy_digests, resolve
+from swarm_node.policy.placement import Placement, hardware, place
 from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.trainer import Published, TrainerSettings
 from swarm_node.policy.trainer_process import ProcessTrainer
@@ -39,10 +37,15 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
 
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
+        ConfigError: settings do not fit together, or the machine.
     """
-    model_dir = resolve(settings.model, check_memory)
+    where = place(
+        settings.run.device, settings.policy.dtype, hardware(), ranks=settings.run.trainer_processes
+    )
+    training = trainer_settings(settings, published(settings, where))
+    model_dir = resolve(settings.model)
     model, tokenizer = policy_digests(model_dir)
-    sampler = make_sampler(settings, model_dir)
+    sampler = make_sampler(settings, model_dir, where)
     codec = Codec.from_directory(model_dir, sampler.positions)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
         raise ModelError(
@@ -56,7 +59,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        trainer_settings(settings, published=published(settings)),
+        training,
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -87,39 +90,41 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     )
 
 
-def make_sampler(settings: Settings, model_dir: Path) -> TorchSampler | VllmSampler:
-    """The sampler that `sampling.engine` names.
+def make_sampler(
+    settings: Settings, model_dir: Path, where: Placement
+) -> TorchSampler | VllmSampler:
+    """The sampler that `sampling.engine` names, for a trainer that computes at `where`.
 
     Raises:
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
         ConfigError: it cannot do what the settings ask.
     """
     sampling = settings.sampling
-    if not samples_with_vllm(settings):
+    if not samples_with_vllm(settings, where):
         if sampling.over_provision > 1:
             raise ConfigError(
                 "sampling.over_provision: only vLLM can interrupt answers; set sampling.engine"
             )
         if sampling.sync != "file":
             raise ConfigError("sampling.sync: only vLLM shares the GPU's memory; set it to file")
-        return TorchSampler.from_directory(model_dir, threads=settings.run.threads)
+        return TorchSampler.from_directory(model_dir, where, threads=settings.run.threads)
     if sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    plan = engine_plan(settings, Qwen2Config.from_directory(model_dir))
-    if sampling.sync == "ipc" and (plan.device != "cuda" or plan.lora_rank):
+    plan = engine_plan(settings, Qwen2Config.from_directory(model_dir), where)
+    if sampling.sync == "ipc" and (where.device == "cpu" or plan.lora_rank):
         raise ConfigError(
             'sampling.sync = "ipc" is for all weights on a GPU (adapters are files): set it to file'
         )
     return VllmSampler.from_directory(model_dir, plan)
 
 
-def samples_with_vllm(settings: Settings) -> bool:
-    """Whether `sampling.engine` comes to vLLM on this machine."""
+def samples_with_vllm(settings: Settings, where: Placement) -> bool:
+    """Whether `sampling.engine` comes to vLLM there."""
     engine = settings.sampling.engine
-    return engine == "vllm" or (engine == "auto" and torch.cuda.is_available() and has_vllm())
+    return engine == "vllm" or (engine == "auto" and where.device != "cpu" and has_vllm())
 
 
-def engine_plan(settings: Settings, model: Qwen2Config) -> EnginePlan:
+def engine_plan(settings: Settings, model: Qwen2Config, where: Placement) -> EnginePlan:
     """What vLLM may use. The one place that decides: a plan of the GPU's memory replaces
     `gpu_share`, `kv_bytes`, `max_rows`, `tensor_parallel` and `sleep_level` of it.
 
@@ -129,7 +134,7 @@ def engine_plan(settings: Settings, model: Qwen2Config) -> EnginePlan:
     sampling = settings.sampling
     return plan_engine(
         model,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        where=where,
         max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
         kv_gib=sampling.kv_gib,
@@ -138,10 +143,10 @@ def engine_plan(settings: Settings, model: Qwen2Config) -> EnginePlan:
     )
 
 
-def published(settings: Settings) -> Published:
+def published(settings: Settings, where: Placement) -> Published:
     """What the trainer must publish for the sampler of these settings: vLLM swaps adapters in
     place, the built-in sampler takes them merged."""
-    if not samples_with_vllm(settings):
+    if not samples_with_vllm(settings, where):
         return "merged"
     if settings.policy.lora_rank:
         return "adapter"
@@ -159,6 +164,10 @@ def trainer_settings(settings: Settings, published: Published = "merged") -> Tra
         activation_checkpointing=settings.policy.activation_checkpointing,
         lora_rank=settings.policy.lora_rank,
         published=published,
+        optimizer=settings.policy.optimizer,
+        device=settings.run.device,
+        dtype=settings.policy.dtype,
+        processes=settings.run.trainer_processes,
         seed=settings.run.seed,
     )
 

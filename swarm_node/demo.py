@@ -60,6 +60,9 @@ class DemoNode:
         arguments += ["--set", "run.eval_seconds=5"]
         if self.sampler is not None:
             arguments += ["--sampler", self.sampler]
+        if self.sampler != "vllm":
+            # Nodes of so small a model would only wait for one GPU's kernels to start.
+            arguments += ["--set", "run.device=cpu"]
         if ticket_file is not None:
             arguments += ["--ticket-file", str(ticket_file)]
         with (self.home.path / "log").open("ab") as log:

@@ -16,37 +16,47 @@ import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.placement import Placement
 
 _KEY = "device_memory"
 _SLOTS = 2
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 #: Tensors start at multiples of so many elements, as kernels like it.
 _ALIGNMENT = 128
 
 
 class DeviceBuffers:
-    """Memory for the two newest versions on the current CUDA device, in one piece each."""
+    """Memory for the two newest versions where a trainer computes, in one piece each, of the type
+    that its matrix products take."""
 
-    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        self._dtype = dtype
+    def __init__(self, where: Placement) -> None:
+        """
+        Raises:
+            ModelError: it is not a GPU.
+        """
+        if where.device == "cpu":
+            raise ModelError('sampling.sync = "ipc" needs a GPU: set it to "file"')
+        self._device, self._dtype = where.device, "bfloat16" if where.half else "float32"
         self._slots: list[Tensor] = []
         self._next = 0
 
     def put(self, weights: Mapping[str, Tensor]) -> dict[str, str]:
-        """Copy all of a model's weights in; returns what a file's header must say of them.
-
-        Raises:
-            ModelError: there is no CUDA device.
-        """
-        if not torch.cuda.is_available():
-            raise ModelError('sampling.sync = "ipc" needs a GPU: set it to "file"')
+        """Copy all of a model's weights in; returns what a file's header must say of them."""
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
-            self._slots.append(torch.empty(total, dtype=self._dtype, device="cuda"))
+            dtype = _DTYPES[self._dtype]
+            self._slots.append(torch.empty(total, dtype=dtype, device=self._device))
         slot = self._slots[self._next % _SLOTS]
         self._next += 1
         fill(slot, weights, table)
         torch.cuda.synchronize(slot.device)
-        return {_KEY: json.dumps({"handle": _exported(slot), "tensors": table})}
+        stored = {"handle": _exported(slot), "dtype": self._dtype, "tensors": table}
+        return {_KEY: json.dumps(stored)}
+
+
+def in_place(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight where it is, for `DeviceBuffers.put`, which casts it."""
+    return part.detach()
 
 
 def layout(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, tuple[int, list[int]]], int]:
@@ -79,13 +89,13 @@ def is_on_device(metadata: Mapping[str, str]) -> bool:
     return _KEY in metadata
 
 
-def read_device(
-    metadata: Mapping[str, str], dtype: torch.dtype = torch.bfloat16
-) -> Iterator[tuple[str, Tensor]]:
+def read_device(metadata: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     """The tensors that a file's header stands for, as views of the other process's memory: copy
-    them before the next version is put. To be run in another process than `put` was."""
+    them before the next version is put. To be run in another process than `put` was, whose first
+    visible GPU is the one that they are on."""
     stored = json.loads(metadata[_KEY])
-    yield from views(_imported(stored["handle"], dtype), stored["tensors"])
+    flat = _imported(stored["handle"], _DTYPES[stored["dtype"]])
+    yield from views(flat, stored["tensors"])
 
 
 def _exported(flat: Tensor) -> list[Any]:
@@ -95,6 +105,7 @@ def _exported(flat: Tensor) -> list[Any]:
 
 
 def _imported(handle: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
-    storage = torch.UntypedStorage._new_shared_cuda(*parts)
+    _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
+    # The trainer counts all GPUs of the machine, an engine those it may use (`engine_environment`).
+    storage = torch.UntypedStorage._new_shared_cuda(0, *parts)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)

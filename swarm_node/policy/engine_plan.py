@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.placement import Placement
 
-Device = Literal["cpu", "cuda"]
 #: Heads that vLLM's attention kernels for CPUs take; those for CUDA take any multiple of 8.
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -24,8 +24,14 @@ _MIB = 1 << 20
 #: Of a GPU's memory, for weights, cache and activations, where a trainer shares the device.
 _GPU_SHARE = 0.4
 #: Mean |Δ log-prob| over the canary's tokens above which a sync counts as failed. In float32 the
-#: engine agrees within 1e-5; in bfloat16 rounding alone makes 1e-2.
-_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.05}
+#: engine agrees within 1e-5 on a CPU, on a GPU kernels may use TF32; in bfloat16 rounding alone
+#: makes 1e-2.
+_TOLERANCE = {
+    ("cpu", "float32"): 1e-4,
+    ("cpu", "bfloat16"): 0.1,
+    ("cuda", "float32"): 0.01,
+    ("cuda", "bfloat16"): 0.1,
+}
 INSTALL = (
     "the vLLM sampler needs vllm 0.32.0, which is not installed: on a machine with CUDA run "
     '`pip install "swarm-node[vllm]"`, or take the built-in one with `--sampler torch`'
@@ -34,15 +40,16 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What an engine may use. `max_rows` sequences of at most `max_model_len` tokens run at once.
-    `kv_bytes` of memory hold keys and values; None takes `gpu_share` of the GPU for everything.
-    `lora_rank` is the largest rank of adapters, 0 for none. `head_size` is what the engine computes
-    with; where it is not the model's own, heads are padded (see `engine_view`). `tensor_parallel`
-    GPUs hold a part of every matrix each. With a `sleep_level` the engine gives back the GPU's
-    memory while the trainer works: 1 keeps the weights in the machine's memory, 2 forgets them."""
+    """What an engine may use. `device` is "cpu" or "cuda:N", the first of its GPUs. `max_rows`
+    sequences of at most `max_model_len` tokens run at once. `kv_bytes` of memory hold keys and
+    values; None takes `gpu_share` of the GPU for everything. `lora_rank` is the largest rank of
+    adapters, 0 for none. `head_size` is what the engine computes with; where it is not the model's
+    own, heads are padded (see `engine_view`). `tensor_parallel` GPUs hold a part of every matrix
+    each. With a `sleep_level` the engine gives back the GPU's memory while the trainer works: 1
+    keeps the weights in the machine's memory, 2 forgets them."""
 
-    device: Device
-    dtype: Literal["float32", "bfloat16", "float16"]
+    device: str
+    dtype: Literal["float32", "bfloat16"]
     max_model_len: int
     max_rows: int
     kv_bytes: int | None
@@ -56,29 +63,34 @@ class EnginePlan:
     @property
     def tolerance(self) -> float:
         """Largest mean |Δ log-prob| between trainer and engine after a sync."""
-        return _TOLERANCE[self.dtype]
+        return _TOLERANCE["cuda" if self.on_gpu else "cpu", self.dtype]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it computes with CUDA."""
+        return self.device != "cpu"
 
 
 def plan_engine(
     model: Qwen2Config,
     *,
-    device: Device,
+    where: Placement,
     max_rows: int,
     max_new_tokens: int,
     kv_gib: float = 0.0,
     lora_rank: int = 0,
     threads: int = 1,
 ) -> EnginePlan:
-    """A plan for `model`. `kv_gib` (GiB) bounds the cache of keys and values; 0 chooses: on a CPU
-    what `max_rows` answers with short prompts need, within 32 MiB and 1 GiB, on CUDA a share of the
-    device.
+    """A plan for `model` beside a trainer that computes at `where`. `kv_gib` (GiB) bounds the cache
+    of keys and values; 0 chooses: on a CPU what `max_rows` answers with short prompts need, within
+    32 MiB and 1 GiB, on CUDA a share of the device.
 
     Raises:
         ModelError: no kernel fits the model's heads, the cache does not hold one sequence, or the
             rank is more than vLLM takes.
     """
-    dtype: Literal["float32", "bfloat16"] = "float32" if device == "cpu" else "bfloat16"
-    head = _head_size(model, device)
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if where.half else "float32"
+    head = _head_size(model, where.device)
     rank = next((known for known in _LORA_RANKS if known >= lora_rank), None) if lora_rank else 0
     if rank is None:
         raise ModelError(f"policy.lora_rank: vLLM takes {_LORA_RANKS[-1]} at most")
@@ -87,7 +99,7 @@ def plan_engine(
     token *= 4 if dtype == "float32" else 2
     longest = token * (length + 128)  # whole blocks
     kv_bytes: int | None = int(kv_gib * 1024 * _MIB) or None
-    if kv_bytes is None and device == "cpu":
+    if kv_bytes is None and where.device == "cpu":
         typical = max_rows * token * min(length, 256 + max_new_tokens)
         kv_bytes = max(longest, min(max(typical, 32 * _MIB), 1024 * _MIB))
     if kv_bytes is not None and kv_bytes < longest:
@@ -95,7 +107,9 @@ def plan_engine(
             f"sampling.kv_gib is too small: one sequence of {length} tokens needs "
             f"{longest / 2**30:.2f} GiB of keys and values"
         )
-    return EnginePlan(device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads)
+    return EnginePlan(
+        where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads
+    )
 
 
 def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, Any]:
@@ -119,7 +133,7 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
     }
     if plan.kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = plan.kv_bytes
-    if plan.device == "cuda":
+    if plan.on_gpu:
         arguments["gpu_memory_utilization"] = plan.gpu_share
         arguments["tensor_parallel_size"] = plan.tensor_parallel
         arguments["enable_sleep_mode"] = plan.sleep_level > 0
@@ -132,9 +146,12 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
     return arguments
 
 
-def engine_environment(plan: EnginePlan, cache: Path) -> Mapping[str, str]:
+def engine_environment(
+    plan: EnginePlan, cache: Path, visible: str | None = None
+) -> Mapping[str, str]:
     """Variables of the engine's process, set by whoever starts it; `cache` is a directory for what
-    vLLM wants to write. Nothing is fetched and nothing reported."""
+    vLLM wants to write, `visible` the GPUs that this process sees (CUDA_VISIBLE_DEVICES) if not
+    all. Nothing is fetched and nothing reported."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -146,7 +163,13 @@ def engine_environment(plan: EnginePlan, cache: Path) -> Mapping[str, str]:
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": str(plan.threads),
     }
-    if plan.device == "cpu":
+    if plan.on_gpu:
+        # vLLM takes the first ones it sees.
+        first = int(plan.device.removeprefix("cuda:"))
+        gpus = range(first, first + plan.tensor_parallel)
+        names = visible.split(",") if visible else None
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in gpus)
+    else:
         # Compiling one sampling helper takes seconds and a C++ compiler; binding threads to cores
         # would put every node's engine on the same core.
         variables |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -167,9 +190,9 @@ def require_vllm() -> None:
         raise ModelError(INSTALL)
 
 
-def _head_size(model: Qwen2Config, device: Device) -> int:
+def _head_size(model: Qwen2Config, device: str) -> int:
     own = model.head_dim
-    if device == "cuda" or own in _CPU_HEADS:
+    if device != "cpu" or own in _CPU_HEADS:
         return own
     larger = next((size for size in _CPU_HEADS if size % own == 0), None)
     # Zeros beside a head would count in the mean that it is normalised by.

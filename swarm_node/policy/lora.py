@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.qwen2 import Qwen2, on_host
 
 #: The projections of every layer, by where the lean layer computes them.
 _SITES = {
@@ -38,8 +38,9 @@ _ADAPTER, _PREFIX = "default", "base_model.model."
 
 
 class Adapter:
-    """The adapters of one model, whose own weights are frozen from now on. At first they add
-    nothing: one factor of each is random (by `seed`), the other zero."""
+    """The adapters of one model, whose own weights are frozen from now on, and stay where and of
+    what type they are; adapters are float32. At first they add nothing: one factor of each is
+    random (by `seed`), the other zero."""
 
     def __init__(self, model: Qwen2, rank: int, *, base: str, seed: int = 0) -> None:
         """`rank` ≥ 1; `base` is the name of the base model that the exported adapter states."""
@@ -61,11 +62,13 @@ class Adapter:
             for name, parameter in tree.named_parameters()
             if parameter.requires_grad
         }
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()  # peft makes them of the base's type
         self._attach()
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the adapters' tensors."""
-        return {name: value.detach().clone() for name, value in self.parameters.items()}
+        """A copy of the adapters' tensors, in main memory."""
+        return {name: on_host(value) for name, value in self.parameters.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave.
@@ -84,11 +87,15 @@ class Adapter:
                 parameter.copy_(state[name])
 
     @torch.no_grad()
-    def merged(self) -> dict[str, Tensor]:
-        """The whole model's weights with the adapters added, under transformers' names."""
-        state = self._model.hf_state()
-        for name, projection in self._projections.items():
-            state[f"{name}.weight"] += projection.get_delta_weight(_ADAPTER)
+    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The whole model's weights with the adapters added, as `Qwen2.hf_state` gives them."""
+        state: dict[str, Tensor] = {}
+        for name, weight in self._model.hf_views():
+            projection = self._projections.get(name.removesuffix(".weight"))
+            total = weight
+            if projection is not None:
+                total = weight.float() + projection.get_delta_weight(_ADAPTER)
+            state[name] = on_host(total, dtype or weight.dtype)
         return state
 
     def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.placement import Placement
 
 #: Bytes of memory per weight, all in float32: the trainer's weights, gradients and two moments of
 #: AdamW, the copy it publishes, and the sampler's weights.
 FULL_TRAINING = 4 * (1 + 1 + 2 + 1 + 1)
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_check(placement: Placement, trainer_processes: int) -> Callable[[Qwen2Config], None]:
+    """`check_memory` for a node that computes there. Where that is a GPU, main memory holds only
+    what is on its way: weights that each trainer process and the sampler load, and published ones.
+    """
+    if placement.device == "cpu":
+        # Every process has the whole model for the moment in which it takes its part of it.
+        return partial(check_memory, bytes_per_weight=FULL_TRAINING + 4 * (trainer_processes - 1))
+    return partial(check_memory, bytes_per_weight=4 * (trainer_processes + 2))
 
 
 def check_memory(config: Qwen2Config, bytes_per_weight: int = FULL_TRAINING) -> None:

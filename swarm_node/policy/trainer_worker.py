@@ -15,8 +15,9 @@ from swarm_node.child import serve
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.batch import Batch, unpack_batch
 from swarm_node.policy.checkpoint import newest_valid, read, remove_leftovers, save
-from swarm_node.policy.device_weights import DeviceBuffers
+from swarm_node.policy.device_weights import DeviceBuffers, in_place
 from swarm_node.policy.logprobs import measure_canary
+from swarm_node.policy.ranks import ALONE, Ranks
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings, UpdateStats
 from swarm_node.policy.weights import WeightStore
 
@@ -42,8 +43,10 @@ class TrainerHost:
         *,
         at_least: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Load the newest valid checkpoint, or the base model when there is none, and publish it.
+        Of several `ranks` all are given every call, and the first one writes.
 
         Raises:
             ModelError: the base model cannot be trained here.
@@ -51,13 +54,18 @@ class TrainerHost:
         """
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
-        self._buffers = DeviceBuffers() if settings.published == "ipc" else None
-        self.core = TrainerCore(model_dir, settings, clock)
+        self._leads = not ranks.index
+        self.core = TrainerCore(model_dir, settings, clock, ranks)
+        self._buffers: DeviceBuffers | None = None
+        if settings.published == "ipc" and self._leads:
+            self._buffers = DeviceBuffers(self.core.placement)
         #: What the caller stored with the checkpoint.
         self.extra: dict[str, Any] = {}
         #: The generator state of the checkpoint; empty when there was none.
         self.rng = b""
-        remove_leftovers(checkpoints)
+        if self._leads:
+            remove_leftovers(checkpoints)
+        ranks.sums([0.0])  # the others look once that is done
         newest = newest_valid(checkpoints)
         if newest is not None:
             state = read(newest)
@@ -82,25 +90,36 @@ class TrainerHost:
             CheckpointError: the disk refused, or `extra` is too large.
         """
         rng = bytes(torch.get_rng_state().numpy())
-        return save(self._checkpoints, self.core.state(rng, extra))
+        state = self.core.state(rng, extra)
+        return save(self._checkpoints, state) if self._leads else self._checkpoints
 
     def _publish(self) -> Path:
         core, store = self.core, self._store
-        canary = measure_canary(core.model)
+        canary = measure_canary(core.model).to_metadata()  # all ranks compute it together
         if core.adapter is not None and core.settings.published == "adapter":
-            save = partial(core.adapter.save, metadata=canary.to_metadata())
-            return store.publish_adapter(core.version, save)
+            save = partial(core.adapter.save, metadata=canary)
+            return store.publish_adapter(core.version, save) if self._leads else store.directory
+        weights = core.weights(in_place) if core.settings.published == "ipc" else core.weights()
+        if not self._leads:
+            return store.directory
         if self._buffers is not None:
-            handle = self._buffers.put(core.weights())
-            return store.publish(core.version, {}, canary.to_metadata() | handle)
-        return store.publish(core.version, core.weights(), canary.to_metadata())
+            weights, canary = {}, canary | self._buffers.put(weights)
+        return store.publish(core.version, weights, canary)
 
 
-class _Worker:
-    def __init__(self) -> None:
+class TrainerWorker:
+    """Answers the requests of `ProcessTrainer`."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self._host: TrainerHost | None = None
+        self._ranks = ranks
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to one request.
+
+        Raises:
+            SwarmNodeError, ValueError: it cannot be done; the next one may be.
+        """
         operation = request.get("op")
         if operation == "init":
             return self._init(request)
@@ -123,6 +142,7 @@ class _Worker:
             Path(request["weights"]),
             settings,
             at_least=request["at_least"],
+            ranks=self._ranks,
         )
         if host.rng:
             torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
@@ -135,4 +155,4 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    serve(_Worker().handle)
+    serve(TrainerWorker().handle)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -345,7 +346,8 @@ class VllmSampler:
 
     async def _start(self) -> None:
         write_view(self._model, self._padding, self._scratch)
-        await self._child.start(engine_environment(self._plan, self._scratch))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        await self._child.start(engine_environment(self._plan, self._scratch, visible))
         await self._child.call(
             {
                 "op": "init",

@@ -17,6 +17,7 @@ from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.engine_plan import EnginePlan, plan_engine
 from swarm_node.policy.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.models import resolve
+from swarm_node.policy.placement import Placement
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.trainer import TrainerSettings
@@ -35,6 +36,7 @@ pytestmark = [
     ),
 ]
 TINY = resolve("tiny")
+ON_GPU = Placement("cuda:0", half=True)
 #: Mean |Δ log-prob|: bfloat16 against the trainer's float32.
 NEAR = 0.1
 ASKED = SampleRequest(tuple(range(5, 45)), 8, 3, 48)
@@ -44,7 +46,7 @@ MIB = 1 << 20
 def plan(**changes: int) -> EnginePlan:
     model = Qwen2.from_directory(TINY).config
     rank = changes.pop("lora_rank", 0)
-    made = plan_engine(model, device="cuda", max_rows=64, max_new_tokens=64, lora_rank=rank)
+    made = plan_engine(model, where=ON_GPU, max_rows=64, max_new_tokens=64, lora_rank=rank)
     return replace(made, **changes)
 
 

@@ -31,6 +31,7 @@ from swarm_node.policy.engine_plan import plan_engine
 from swarm_node.policy.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.rows import Row
 from swarm_node.policy.sampler import InterruptibleSampler, RestingSampler, Sampler, SampleRequest
@@ -96,7 +97,7 @@ def noisy(seed: int) -> Qwen2:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     torch.set_num_threads(1)
     config = Qwen2.from_directory(TINY).config
-    plan = plan_engine(config, device="cpu", max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
+    plan = plan_engine(config, where=ON_CPU, max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
     with asyncio.Runner() as runner:
         # On a CPU there is no memory to give back, but the engine goes through the same states.
         plan = replace(plan, sleep_level=1)
@@ -480,10 +481,10 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     save_file(base.hf_state(), place / "model.safetensors")
     flags = {"sampling.engine": "vllm", "policy.lora_rank": 3, "policy.learning_rate": 0.02}
     settings = load_settings(flags, environ={})
-    chosen = trainer_settings(settings, published(settings))
+    chosen = trainer_settings(settings, published(settings, ON_CPU))
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
-    sampler = make_sampler(settings, place)
+    sampler = make_sampler(settings, place, ON_CPU)
     assert isinstance(sampler, VllmSampler)
     asked = request(n=4)
 

@@ -22,7 +22,7 @@ def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 48
+    assert len(variables) <= 50
     assert "SWARM_NODE_POLICY__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]
@@ -42,6 +42,10 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ('[sampling]\nengine = "sglang"', "sampling.engine"),
         ('[environment]\nscoring = "fuzzy"', "environment.scoring"),
         ("[network]\nlisten = []", "network.listen"),
+        ('[policy]\ndtype = "float16"', "policy.dtype"),
+        ('[policy]\noptimizer = "sgd"', "policy.optimizer"),
+        ('[run]\ndevice = "tpu"', "run.device"),
+        ("[run]\ntrainer_processes = 0", "run.trainer_processes"),
         ("policy = 3", "policy"),
     ],
 )

@@ -16,12 +16,14 @@ from swarm_node.policy.device_weights import DeviceBuffers, fill, is_on_device, 
 from swarm_node.policy.engine_plan import plan_engine
 from swarm_node.policy.logprobs import measure_canary
 from swarm_node.policy.models import resolve
+from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.policy.vllm_sampler import VllmSampler
 from swarm_node.policy.weights import WeightStore
 
 TINY = resolve("tiny")
+ON_GPU = Placement("cuda:0", half=True)
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -41,10 +43,9 @@ def test_tensors_are_laid_side_by_side_and_found_again() -> None:
     assert torch.equal(dict(views(rounded, table))[name], state[name].bfloat16())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing without a GPU")
 def test_without_a_gpu_the_setting_is_named() -> None:
     with pytest.raises(ModelError, match=r"sampling\.sync"):
-        DeviceBuffers().put({"w": torch.ones(2)})
+        DeviceBuffers(ON_CPU)
 
 
 #: Reads a published file in another process and says whether it holds what the file was made of.
@@ -65,7 +66,7 @@ assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
-    state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers()
+    state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
     store = WeightStore(tmp_path)
     first = store.publish(0, {}, buffers.put(state))
     store.publish(1, {}, buffers.put({name: value + 1 for name, value in state.items()}))
@@ -76,8 +77,8 @@ def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
 @NEEDS_GPU
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
     model = Qwen2.from_directory(TINY)
-    plan = plan_engine(model.config, device="cuda", max_rows=8, max_new_tokens=24)
-    buffers, store = DeviceBuffers(), WeightStore(tmp_path)
+    plan = plan_engine(model.config, where=ON_GPU, max_rows=8, max_new_tokens=24)
+    buffers, store = DeviceBuffers(ON_GPU), WeightStore(tmp_path)
     sampler = VllmSampler.from_directory(TINY, plan)
 
     async def run() -> None:

@@ -19,14 +19,16 @@ from swarm_node.policy.engine_plan import (
 )
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.placement import ON_CPU, Placement
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
+ON_GPU = Placement("cuda:1", half=True)
 HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
 MIB = 1 << 20
 
 
 def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
-    plan = plan_engine(TINY, device="cpu", max_rows=64, max_new_tokens=24)
+    plan = plan_engine(TINY, where=ON_CPU, max_rows=64, max_new_tokens=24)
     assert (plan.head_size, plan.dtype, plan.max_model_len) == (32, "float32", 1024)
     assert plan.kv_bytes is not None
     assert 32 * MIB <= plan.kv_bytes <= 1024 * MIB
@@ -41,32 +43,41 @@ def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
 
 
 def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
-    plan = plan_engine(HALF_BILLION, device="cuda", max_rows=256, max_new_tokens=1024)
+    plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=256, max_new_tokens=1024)
     assert (plan.head_size, plan.dtype, plan.kv_bytes) == (64, "bfloat16", None)
     arguments = engine_arguments(plan, Path("view"))
     assert 0 < arguments["gpu_memory_utilization"] < 0.5
-    assert "TORCHDYNAMO_DISABLE" not in engine_environment(plan, Path("cache"))
+    environment = engine_environment(plan, Path("cache"))
+    assert "TORCHDYNAMO_DISABLE" not in environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+    two = replace(plan, device="cuda:0", tensor_parallel=2)
+    assert engine_environment(two, Path("cache"), "5,7,2")["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert engine_arguments(two, Path("view"))["tensor_parallel_size"] == 2
+    exact = plan_engine(
+        HALF_BILLION, where=Placement("cuda:0", half=False), max_rows=256, max_new_tokens=1024
+    )
+    assert (exact.dtype, exact.tolerance) == ("float32", 0.01)
     explicit = plan_engine(
-        HALF_BILLION, device="cuda", max_rows=256, max_new_tokens=1024, kv_gib=2.0
+        HALF_BILLION, where=ON_GPU, max_rows=256, max_new_tokens=1024, kv_gib=2.0
     )
     assert engine_arguments(explicit, Path("view"))["kv_cache_memory_bytes"] == 2048 * MIB
 
 
 def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
-    plan = plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=12)
+    plan = plan_engine(TINY, where=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=12)
     assert engine_arguments(plan, Path("view"))["max_lora_rank"] == 16
     with pytest.raises(ModelError, match="rank"):
-        plan_engine(TINY, device="cpu", max_rows=8, max_new_tokens=24, lora_rank=1024)
+        plan_engine(TINY, where=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=1024)
 
 
 def test_what_cannot_work_is_refused_with_a_way_out() -> None:
     with pytest.raises(ModelError, match=r"kv_gib.*GiB"):
-        plan_engine(HALF_BILLION, device="cuda", max_rows=1, max_new_tokens=8, kv_gib=0.001)
+        plan_engine(HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=8, kv_gib=0.001)
     odd = Qwen2Config(64, 34 * 4, 64, 1, 4, 4)
     normalising = replace(TINY, model_type="qwen3")
     for model in (odd, normalising):
         with pytest.raises(ModelError, match="--sampler torch"):
-            plan_engine(model, device="cpu", max_rows=1, max_new_tokens=8)
+            plan_engine(model, where=ON_CPU, max_rows=1, max_new_tokens=8)
 
 
 def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,20 +89,20 @@ def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
     over = load_settings({"sampling.over_provision": 2.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
-        make_sampler(over, resolve("tiny"))
+        make_sampler(over, resolve("tiny"), ON_CPU)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, resolve("tiny"))
+        make_sampler(hot, resolve("tiny"), ON_CPU)
     for engine in ("torch", "vllm"):
         shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
         with pytest.raises(ConfigError, match=r"sampling\.sync"):
-            make_sampler(shared, resolve("tiny"))
+            make_sampler(shared, resolve("tiny"), ON_CPU)
 
 
 def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
     def of(rank: int = 0, **sampling: str) -> str:
         keys = {f"sampling.{key}": value for key, value in sampling.items()}
-        return published(load_settings({**keys, "policy.lora_rank": rank}, environ={}))
+        return published(load_settings({**keys, "policy.lora_rank": rank}, environ={}), ON_CPU)
 
     assert of() == of(8, engine="torch") == of(engine="vllm") == "merged"
     assert of(8, engine="vllm") == "adapter"
@@ -100,7 +111,7 @@ def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
 
 def test_prompts_too_long_for_the_engine_do_not_fit_the_codec() -> None:
     long = replace(TINY, max_position_embeddings=1 << 17)
-    plan = plan_engine(long, device="cpu", max_rows=8, max_new_tokens=24)
+    plan = plan_engine(long, where=ON_CPU, max_rows=8, max_new_tokens=24)
     assert plan.max_model_len < long.max_position_embeddings
     codec = Codec.from_directory(resolve("tiny"), 100)
     assert codec.fits(range(76), 24)
