@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.batch import Batch, TrainRow, micro_batches
+from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.canary import read_canary
 from swarm_node.policy.checkpoint import read
 from swarm_node.policy.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.lora import ADAPTER_FILE, TARGETS, Adapter
+from swarm_node.policy.packing import micro_batches
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
 from swarm_node.policy.trainer_worker import TrainerHost
