@@ -15,6 +15,7 @@ import typer
 from swarm_node import __version__
 from swarm_node.errors import SwarmNodeError
 from swarm_node.exporting import export
+from swarm_node.planning import plan
 from swarm_node.refusals import refusals as _refusals
 from swarm_node.simulation import commands as simulation
 
@@ -30,6 +31,7 @@ app.add_typer(model_app, name="model", rich_help_panel="Model")
 
 _BASIC, _NETWORK = "Basic", "Network"
 app.command(rich_help_panel="Model")(export)
+app.command(rich_help_panel="Model")(plan)
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
 

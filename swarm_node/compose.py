@@ -7,6 +7,11 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import structlog
+import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -17,16 +22,19 @@ from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
-from swarm_node.policy.model_files import weight_files
-from swarm_node.policy.model_memory import check_memory
+from swarm_node.planning import check_fits, plan_node
+from swarm_node.policy.model_files import Qwen2Config, weight_files
 from swarm_node.policy.models import Codec, policy_digests, resolve
-from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.policy.plan import Plan
+from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_process import ProcessTrainer
 from swarm_node.policy.weights import shared_memory_dir
 from swarm_node.rollout import PolicyRef
 from swarm_node.status import take_snapshot
 from swarm_node.storage import Storage
+
+_log = structlog.get_logger(__name__)
 
 
 def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts:
@@ -35,7 +43,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
     """
-    model_dir = resolve(settings.model, check_memory)
+    model_dir = resolve(settings.model, partial(check_fits, settings))
     model, tokenizer = policy_digests(model_dir)
     codec = Codec.from_directory(model_dir)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
@@ -43,6 +51,9 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
+    plan = plan_node(settings, Qwen2Config.from_directory(model_dir))
+    if plan is not None:
+        _log.info("planned for the GPU", gib=round(plan.total / 2**30, 1), how=plan.described())
     trainer = ProcessTrainer(
         model_dir,
         home.checkpoints,
@@ -50,7 +61,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        trainer_settings(settings),
+        trainer_settings(settings, plan),
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -65,7 +76,13 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
     return Parts(
         transport=transport,
-        sampler=TorchSampler.from_directory(model_dir, threads=settings.run.threads),
+        sampler=TorchSampler.from_directory(
+            model_dir,
+            device="cpu" if plan is None else "cuda",
+            dtype=torch.float32 if plan is None else torch.bfloat16,
+            max_rows=MAX_ROWS if plan is None else plan.rows,
+            threads=settings.run.threads,
+        ),
         trainer=trainer,
         environment=environment,
         storage=Storage(home.database),
@@ -80,9 +97,10 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     )
 
 
-def trainer_settings(settings: Settings) -> TrainerSettings:
-    """What of a node's settings the trainer needs."""
-    return TrainerSettings(
+def trainer_settings(settings: Settings, plan: Plan | None = None) -> TrainerSettings:
+    """What of a node's settings the trainer needs; a `plan` of the GPU decides what the user left
+    open (it has kept to the rest)."""
+    chosen = TrainerSettings(
         loss=settings.policy.loss,
         learning_rate=settings.policy.learning_rate,
         temperature=settings.sampling.temperature,
@@ -91,6 +109,17 @@ def trainer_settings(settings: Settings) -> TrainerSettings:
         activation_checkpointing=settings.policy.activation_checkpointing,
         lora_rank=settings.policy.lora_rank,
         seed=settings.run.seed,
+    )
+    if plan is None:
+        return chosen
+    training = plan.training
+    return replace(
+        chosen,
+        device="cuda",
+        base=training.base,
+        lora_rank=training.lora_rank,
+        activation_checkpointing=training.checkpointing,
+        micro_batch_tokens=training.micro_batch_tokens,
     )
 
 

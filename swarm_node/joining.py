@@ -15,7 +15,7 @@ from swarm_node.config import Settings
 from swarm_node.errors import TicketError
 from swarm_node.home import Home, Membership
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.policy.model_memory import check_memory
+from swarm_node.planning import check_fits
 from swarm_node.policy.models import resolve
 
 _MAX_TICKET_FILE = 16 * 1024
@@ -31,7 +31,7 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    model = resolve(settings.model, check_memory)
+    model = resolve(settings.model, partial(check_fits, settings))
     settings = settings.model_copy(update={"model": str(model)})
     home = Home(settings.home)
     with home.lock():

@@ -110,7 +110,7 @@ class GradientPass:
             logp = completion_logprobs(self._model, part, self._temperature)
             known = [references[index] for index in indices] if references else None
             tokens = token_vectors(part, logp, version, known)
-            tokens, implausible = check_claims(tokens, claimed_tokens(part))
+            tokens, implausible = check_claims(tokens, claimed_tokens(part).to(logp.device))
             done.implausible += implausible
             if self._mask is not None:
                 tokens, masked = off_policy_mask(tokens, self._mask)

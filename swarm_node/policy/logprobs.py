@@ -17,12 +17,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.policy.batch import TrainRow, micro_batches
+from swarm_node.policy.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.loss_types import Tokens
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.rollout import Provenance
-
-#: Logits held at once, in elements (128 MiB of float32): more tokens than that go in pieces.
-LOGIT_ELEMENTS = 1 << 25
 
 
 def completion_logprobs(
@@ -34,8 +32,10 @@ def completion_logprobs(
     """log π f32[N] of the completion tokens of `rows`, row after row, with gradient.
 
     Logits exist at completion positions only; when they exceed `logit_elements` they are made in
-    pieces, and again in the backward pass, instead of being kept.
+    pieces, and again in the backward pass, instead of being kept. The result is on the model's
+    device.
     """
+    device = model.embedding.device
     ids = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.int64)
     at_row, at_position, targets = [], [], []
     for index, row in enumerate(rows):
@@ -45,8 +45,9 @@ def completion_logprobs(
         at_position.append(torch.arange(row.prompt_ids.size - 1, len(sequence) - 1))
         at_row.append(torch.full_like(at_position[-1], index))
         targets.append(torch.from_numpy(sequence[row.prompt_ids.size :]))
-    hidden = model.hidden(ids)[torch.cat(at_row), torch.cat(at_position)]
-    wanted = torch.cat(targets)
+    where = torch.cat(at_row).to(device), torch.cat(at_position).to(device)
+    hidden = model.hidden(ids.to(device))[where]
+    wanted = torch.cat(targets).to(device)
 
     def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
         logits = model.logits(hidden).float() / temperature
@@ -83,13 +84,13 @@ class ReferencePolicy:
         self._switched = switched
 
     @classmethod
-    def from_directory(cls, model_dir: Path) -> Self:
-        """A copy of the model beside the one being trained.
+    def from_directory(cls, model_dir: Path, device: str = "cpu") -> Self:
+        """A copy of the model beside the one being trained, on the same device.
 
         Raises:
             ModelError: `model_dir` holds no model that can be used here.
         """
-        return cls(Qwen2.from_directory(model_dir).requires_grad_(False))
+        return cls(Qwen2.from_directory(model_dir).to(device).requires_grad_(False))
 
     @torch.no_grad()
     def judge(
@@ -102,10 +103,10 @@ class ReferencePolicy:
         for indices in micro_batches(rows, token_budget):
             part = [rows[index] for index in indices]
             sizes = [row.completion_ids.size for row in part]
-            now = torch.split(completion_logprobs(model, part, temperature), sizes)
+            now = torch.split(completion_logprobs(model, part, temperature).cpu(), sizes)
             with self._switched():
-                base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
-            for index, ours, theirs in zip(indices, now, base, strict=True):
+                base = completion_logprobs(self._model, part, temperature).cpu()
+            for index, ours, theirs in zip(indices, now, torch.split(base, sizes), strict=True):
                 logps[index] = theirs.numpy()
                 distances[index] = float((ours - theirs).double().sum())
         groups: dict[int, list[float]] = defaultdict(list)
@@ -121,14 +122,15 @@ def token_vectors(
     version: int,
     references: Sequence[RowReference] | None = None,
 ) -> Tokens:
-    """The rows' token vectors, in the order of `logp`, for an update of policy `version`."""
+    """The rows' token vectors, in the order of `logp` and on its device, for an update of policy
+    `version`."""
     sizes = [row.completion_ids.size for row in rows]
 
     def spread(values: Sequence[float | bool], dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes))
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes)).to(logp.device)
 
     def joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts))
+        return torch.from_numpy(np.concatenate(parts)).to(logp.device)
 
     zeros = [np.zeros(size, np.float32) for size in sizes]
     return Tokens(

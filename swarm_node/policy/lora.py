@@ -50,6 +50,9 @@ class Adapter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(self._config(inference=False), tree, adapter_name=_ADAPTER)
+        for parameter in tree.parameters():
+            if parameter.requires_grad:  # peft makes them in the type of the base
+                parameter.data = parameter.data.float()
         self._projections: dict[str, Any] = {
             name: tree.get_submodule(name) for name, *_ in _projections(model)
         }
@@ -86,7 +89,7 @@ class Adapter:
         """The whole model's weights with the adapters added, under transformers' names."""
         state = self._model.hf_state()
         for name, projection in self._projections.items():
-            state[f"{name}.weight"] += projection.get_delta_weight(_ADAPTER)
+            state[f"{name}.weight"] += projection.get_delta_weight(_ADAPTER).cpu()
         return state
 
     def save(self, directory: Path) -> None:
@@ -127,9 +130,11 @@ class Adapter:
 
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
-    """What the adapters of the projections fused at `site` add, side by side, for x [..., in]."""
-    outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](x)) for part in parts[site]]
-    return SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])
+    """What the adapters of the projections fused at `site` add, side by side, for x [..., in] and
+    in its type; the adapters themselves are float32, whatever the base is."""
+    wide = x.float()
+    outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](wide)) for part in parts[site]]
+    return (SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])).to(x.dtype)
 
 
 def _projections(model: Qwen2) -> Iterator[tuple[str, Tensor]]:

@@ -7,27 +7,27 @@ from pathlib import Path
 import psutil
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.footprint import Training, footprint
 from swarm_node.policy.model_files import Qwen2Config
 
-#: Bytes of memory per weight, all in float32: the trainer's weights, gradients and two moments of
-#: AdamW, the copy it publishes, and the sampler's weights.
-FULL_TRAINING = 4 * (1 + 1 + 2 + 1 + 1)
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(config: Qwen2Config, bytes_per_weight: int = FULL_TRAINING) -> None:
-    """Refuse a model whose weights alone, held as a node holds them, exceed the free memory.
+def check_memory(config: Qwen2Config, lora_rank: int = 0) -> None:
+    """Refuse a model whose weights, gradients and moments alone exceed the free memory when a node
+    trains it on its CPU, all of it or adapters of `lora_rank`.
 
     Raises:
         ModelError: it does not fit; the message says how much it needs.
     """
-    needed, free = config.weight_count * bytes_per_weight, available_memory()
+    parts = footprint(config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1)
+    needed, free = parts.resident, available_memory()
     if needed > free:
+        lighter = "" if lora_rank else "set policy.lora_rank, which takes about half, or "
         raise ModelError(
             f"a model of {config.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / 1e9:.1f} GB of memory here ({bytes_per_weight} bytes a weight) and "
-            f"{free / 1e9:.1f} GB are free: choose a smaller one, such as qwen2.5-0.5b or tiny, or "
-            "a machine with more memory"
+            f"{needed / 1e9:.1f} GB of memory here and {free / 1e9:.1f} GB are free: {lighter}"
+            "choose a smaller one, such as qwen2.5-0.5b or tiny, or a machine with more memory"
         )
 
 

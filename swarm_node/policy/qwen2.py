@@ -134,13 +134,21 @@ class DecoderLayer(nn.Module):
         query, key, value = self.project(x, cos, sin)
         attended = F.scaled_dot_product_attention(
             query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+            self._shared(key).transpose(1, 2),
+            self._shared(value).transpose(1, 2),
             attn_mask=mask,
             is_causal=mask is None,
             enable_gqa=True,
         )
         return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Key or value [B, T, key/value heads, d], repeated for each query head in float32 on CUDA:
+        there the only attention that is not quadratic in memory takes no grouped queries."""
+        if not x.is_cuda or x.dtype != torch.float32:
+            return x
+        config = self.config
+        return x.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 2)
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = F.linear(x, weight, bias)
@@ -241,9 +249,11 @@ class Qwen2(nn.Module):
         return self._normalise(x)
 
     def hf_state(self) -> dict[str, Tensor]:
-        """A copy of the weights under transformers' names, contiguous; without `lm_head.weight`
-        when the embedding is tied to it."""
-        return {name: part.detach().clone().contiguous() for name, part in self.hf_views()}
+        """A copy of the weights under transformers' names, contiguous and outside of any GPU;
+        without `lm_head.weight` when the embedding is tied to it."""
+        return {
+            name: part.detach().to("cpu", copy=True).contiguous() for name, part in self.hf_views()
+        }
 
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in from transformers' names, casting to this model's type.

@@ -19,6 +19,7 @@ from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.checkpoint import TrainingState
+from swarm_node.policy.footprint import Device, Precision
 from swarm_node.policy.gradient import Accumulated, GradientPass
 from swarm_node.policy.logprobs import ReferencePolicy
 from swarm_node.policy.lora import Adapter
@@ -45,7 +46,8 @@ class TrainerSettings:
     `off_policy_mask`, rows of negative advantage further than that many nats per token from the
     policy that sampled them are left out; None trains on them all. With a `lora_rank` only adapters
     of that rank are trained, 0 trains everything; `published` can name the adapter only with one.
-    `activation_checkpointing` trades time for memory, and changes nothing else.
+    `activation_checkpointing` trades time for memory, and changes nothing else. `device` is where
+    it computes; `base` the type of the weights below an adapter (what is trained is float32).
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -67,6 +69,8 @@ class TrainerSettings:
     activation_checkpointing: bool = False
     lora_rank: int = 0
     published: Published = "merged"
+    device: Device = "cpu"
+    base: Precision = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,6 +90,8 @@ class TrainerSettings:
             "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
             "lora_rank": 0 <= self.lora_rank <= 1024,
             "published": self.published == "merged" or self.lora_rank > 0,
+            "device": self.device in ("cpu", "cuda"),
+            "base": self.base == "float32" or (self.base == "bfloat16" and self.lora_rank > 0),
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
@@ -147,7 +153,8 @@ class TrainerCore:
         """
         self.settings = settings
         self.version = 0
-        self.model = Qwen2.from_directory(model_dir)
+        self.model = Qwen2.from_directory(model_dir, getattr(torch, settings.base))
+        self.model.to(settings.device)
         self.model.recompute = settings.activation_checkpointing
         #: What is trained when not everything is.
         self.adapter: Adapter | None = None
@@ -177,6 +184,8 @@ class TrainerCore:
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
+            # On CUDA, torch would by default hold the square roots of all second moments at once.
+            foreach=False,
         )
 
     def update(self, batch: Batch) -> UpdateStats:
@@ -231,7 +240,7 @@ class TrainerCore:
         """Everything that `restore` needs to go on as if nothing had happened; of an adapter's
         base the digest alone."""
         moments = {
-            f"{kind}:{name}": value.clone()
+            f"{kind}:{name}": value.to("cpu", copy=True)
             for name, parameter in self._trained.items()
             for kind, value in self._optimizer.state.get(parameter, {}).items()
         }
@@ -275,7 +284,10 @@ class TrainerCore:
             self.model.load_hf_state(state.weights)
         self._optimizer.state.clear()
         for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-            self._optimizer.state[self._trained[name]][kind] = value.clone()
+            parameter = self._trained[name]
+            # AdamW keeps its count of steps on the CPU.
+            place = "cpu" if kind == "step" else parameter.device
+            self._optimizer.state[parameter][kind] = value.to(place, copy=True)
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 
@@ -283,7 +295,7 @@ class TrainerCore:
         """Beneath an adapter the base model is still there; else it takes a copy."""
         if self.adapter:
             return ReferencePolicy(self.model, self.adapter.disabled)
-        return ReferencePolicy.from_directory(model_dir)
+        return ReferencePolicy.from_directory(model_dir, self.settings.device)
 
     def _fits(self, row: TrainRow) -> bool:
         """A peer's row that the model cannot take must cost that row, not the update."""
