@@ -219,3 +219,39 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
             torch.testing.assert_close(
                 distributions(loaded), distributions(host.core.model), rtol=0.0, atol=1e-5
             )
+
+
+def test_a_bfloat16_base_is_kept_and_its_adapter_learns_in_float32(random_qwen2: Path) -> None:
+    core = trained(random_qwen2, base="bfloat16")
+    assert core.adapter is not None
+    assert {p.dtype for p in core.model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in core.adapter.parameters.values()} == {torch.float32}
+    wide = trained(random_qwen2)
+    assert wide.adapter is not None
+    moved = torch.cat([p.detach().flatten() for p in core.adapter.parameters.values()])
+    alike = torch.cat([p.detach().flatten() for p in wide.adapter.parameters.values()])
+    # bfloat16 has 8 bits: the same direction, not the same numbers.
+    assert torch.nn.functional.cosine_similarity(moved, alike, 0) > 0.95
+    merged = core.weights()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert merged[name].dtype == torch.bfloat16
+    assert not torch.equal(merged[name], core.model.hf_state()[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_gpu_trains_as_the_cpu_does(random_qwen2: Path, rank: int) -> None:
+    there, here = (
+        trained(random_qwen2, lora_rank=rank, learning_rate=1e-3, device=device)
+        for device in ("cuda", "cpu")
+    )
+    for name, weight in there.weights().items():
+        assert weight.device.type == "cpu"
+        torch.testing.assert_close(weight, here.weights()[name], rtol=1e-3, atol=1e-4)
+    again = TrainerCore(random_qwen2, there.settings)
+    again.restore(there.state(b"", {}))
+    again.update(rows())
+    there.update(rows())
+    for name, weight in again.weights().items():
+        torch.testing.assert_close(weight, there.weights()[name])
