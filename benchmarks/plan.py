@@ -3,12 +3,19 @@
     python benchmarks/plan.py [--tokens N] [--models tiny 67m]
 
 The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, vocabulary 32,768,
-67 million weights), trained on N tokens in one micro-batch. Each case runs in a process of its own
-with one thread: `weights` is the resident set after loading less that before (torch and the trainer
-imported), `optimizer` what two updates leave behind (gradients and moments), `activations` the
-peak of the second update over that, `sampler` the peak of loading a sampler and drawing 64 answers,
-its weights included. The kernel's peak counter is reset before each. malloc gives large blocks back
-(MALLOC_MMAP_THRESHOLD_), so that what is resident is what is held.
+67 million weights), trained on two micro-batches of N tokens. Two measurements of each case:
+
+- By part, in a process of its own with one thread: `weights` is the resident set after loading less
+  that before, `optimizer` what two updates leave behind (gradients and moments), `activations` the
+  peak of the third update over that, `sampler` the peak of loading a sampler and drawing 64
+  answers, its weights included. A model of next to nothing goes through the same before, so that no
+  library is counted. malloc gives large blocks back (MALLOC_MMAP_THRESHOLD_): what is resident is
+  what is held.
+- `trainer process`: the peak of the node's real trainer process (`ProcessTrainer`, malloc as it is)
+  in the third update, which publishes its weights, over that of one with a model of next to
+  nothing.
+
+The kernel's peak counters are reset before each peak.
 """
 
 from __future__ import annotations
@@ -46,6 +53,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "LoRA 32": {"lora_rank": 32},
     "LoRA 32, recomputed": {"lora_rank": 32, "checkpointing": True},
     "LoRA 32 on bfloat16": {"lora_rank": 32, "base": "bfloat16"},
+}
+#: So small that what is resident beside it is libraries.
+LEAST: dict[str, Any] = {
+    **{"vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+    **{"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 2048},
+    "tie_word_embeddings": True,
 }
 ROW = 256
 ROWS, NEW = 64, 32
@@ -90,6 +103,18 @@ def batch_of(vocabulary: int, tokens: int) -> Any:
     )
 
 
+def trainer_settings(training: Any, device: str) -> Any:
+    from swarm_node.policy.trainer import TrainerSettings
+
+    return TrainerSettings(
+        lora_rank=training.lora_rank,
+        activation_checkpointing=training.checkpointing,
+        micro_batch_tokens=training.micro_batch_tokens,
+        base=training.base,
+        device="cuda" if device == "cuda" else "cpu",
+    )
+
+
 def phases(
     directory: Path,
     training: Any,
@@ -111,21 +136,14 @@ def training_phases(
     peak: Callable[[Callable[[], Any]], int],
 ) -> dict[str, int]:
     """All but the sampler; the trainer is gone when it returns."""
-    from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+    from swarm_node.policy.trainer import TrainerCore
 
-    settings = TrainerSettings(
-        lora_rank=training.lora_rank,
-        activation_checkpointing=training.checkpointing,
-        micro_batch_tokens=training.micro_batch_tokens,
-        base=training.base,
-        device="cuda" if device == "cuda" else "cpu",
-    )
-    if training.lora_rank:
-        import peft  # noqa: F401 - not a part of the model
+    settings = trainer_settings(training, device)
     start = held()
     core = TrainerCore(directory, settings)
     loaded = held()
-    batch = batch_of(core.model.config.vocab_size, training.micro_batch_tokens)
+    # Two micro-batches: the second one meets the gradients of the first.
+    batch = batch_of(core.model.config.vocab_size, 2 * training.micro_batch_tokens)
 
     def update() -> None:
         assert core.update(batch).skipped is None
@@ -185,64 +203,112 @@ def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
     }
 
 
+def estimated_trainer(config: Any, training: Any) -> int:
+    """Bytes of the trainer alone; what it publishes it copies when the activations are gone."""
+    from swarm_node.policy.footprint import footprint
+
+    parts = footprint(config, training, device="cpu", rows=1, max_new_tokens=1)
+    return parts.trainer_weights + parts.optimizer + max(parts.activations, parts.published)
+
+
 def resident() -> int:
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return _status("VmRSS")
+    return _status("self", "VmRSS")
 
 
 def resident_peak(run: Callable[[], Any]) -> int:
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from what is resident
+    _reset_peak("self")
     run()
-    return _status("VmHWM")
+    return _status("self", "VmHWM")
 
 
-def _status(name: str) -> int:
-    rows = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+def _reset_peak(process: str) -> None:
+    Path(f"/proc/{process}/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
+
+
+def _status(process: str, name: str) -> int:
+    rows = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
     return next(int(row[1]) for row in rows if row[0] == f"{name}:") * 1024
 
 
-def child(directory: Path, variant: str, tokens: int) -> None:
+def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
     import torch
 
-    from swarm_node.policy import torch_sampler, trainer  # noqa: F401 - imported before measuring
-    from swarm_node.policy.footprint import Training
-    from swarm_node.policy.model_files import Qwen2Config
-
     torch.set_num_threads(1)
-    training = Training(micro_batch_tokens=tokens, **VARIANTS[variant])
-    found = phases(directory, training, "cpu", resident, resident_peak)
-    config = Qwen2Config.from_directory(directory)
-    print(json.dumps([estimated(config, training, "cpu"), found]))
+    phases(least, training, "cpu", resident, resident_peak)
+    return phases(directory, training, "cpu", resident, resident_peak)
+
+
+async def process_peak(directory: Path, training: Any) -> int:
+    """The most that a real trainer process has resident in its third update."""
+    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.trainer_process import ProcessTrainer
+
+    vocabulary = Qwen2Config.from_directory(directory).vocab_size
+    batch = batch_of(vocabulary, 2 * training.micro_batch_tokens)
+    with tempfile.TemporaryDirectory() as work:
+        places = Path(work) / "checkpoints", Path(work) / "weights"
+        for place in places:
+            place.mkdir()
+        trainer = ProcessTrainer(directory, *places, trainer_settings(training, "cpu"))
+        await trainer.start()
+        try:
+            await trainer.update(batch)
+            await trainer.update(batch)
+            process = str(trainer.pid)
+            _reset_peak(process)
+            await trainer.update(batch)
+            return _status(process, "VmHWM")
+        finally:
+            await trainer.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        child(Path(arguments.child[0]), arguments.child[1], arguments.tokens)
-        return
+    from swarm_node.policy.footprint import Training
     from swarm_node.policy.model_files import Qwen2Config
     from swarm_node.policy.models import resolve
 
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    if arguments.child:
+        directory, least, variant = arguments.child
+        training = Training(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
+        print(json.dumps(by_part(Path(directory), Path(least), training)))
+        return
     print("estimated / measured, and MiB measured")
     with tempfile.TemporaryDirectory() as work:
+        least = make_directory(Path(work) / "least", Qwen2Config(**LEAST))
         for name in arguments.models:
             shape = MODELS[name]
             directory = resolve("tiny")
             if shape is not None:
                 directory = make_directory(Path(work) / name, Qwen2Config(**shape))
-            for variant in VARIANTS:
-                command = [sys.executable, __file__, "--tokens", str(arguments.tokens)]
-                command += ["--child", str(directory), variant]
-                done = subprocess.run(
-                    command, env=environment, capture_output=True, text=True, check=True
-                )
-                report(f"{name}, {variant}", *json.loads(done.stdout.splitlines()[-1]))
+            for variant, chosen in VARIANTS.items():
+                training = Training(micro_batch_tokens=arguments.tokens, **chosen)
+                run_case(f"{name}, {variant}", directory, least, variant, training)
+
+
+def run_case(title: str, directory: Path, least: Path, variant: str, training: Any) -> None:
+    from swarm_node.policy.model_files import Qwen2Config
+
+    command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
+    command += ["--child", str(directory), str(least), variant]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    planned = estimated(Qwen2Config.from_directory(directory), training, "cpu")
+    report(title, planned, json.loads(done.stdout.splitlines()[-1]))
+    peak, libraries = (asyncio.run(process_peak(place, training)) for place in (directory, least))
+    needed = estimated_trainer(Qwen2Config.from_directory(directory), training)
+    used = peak - libraries
+    print(
+        f"{'':28} trainer process {needed / used:.2f} ({used / _MIB:.0f} over "
+        f"{libraries / _MIB:.0f}), whole {(needed + libraries) / peak:.2f}",
+        flush=True,
+    )
 
 
 def report(title: str, planned: dict[str, int], found: dict[str, int]) -> None:
@@ -252,7 +318,7 @@ def report(title: str, planned: dict[str, int], found: dict[str, int]) -> None:
         for part in found
     ]
     total = sum(planned.values()) / max(sum(found.values()), 1)
-    print(f"{title:32} {', '.join(cells)}, sum {total:.2f}", flush=True)
+    print(f"{title:28} {', '.join(cells)}, sum {total:.2f}", flush=True)
 
 
 if __name__ == "__main__":
