@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+TRL_VENV := .venv-trl
+TRL_STAMP := $(TRL_VENV)/.ready
 
-.PHONY: setup demo test lint bench experiments clean
+.PHONY: setup demo test lint bench bench-trl experiments image clean
 
 setup: $(STAMP)
 
@@ -34,6 +36,15 @@ bench: setup
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/trainer.py
 
+# TRL in an environment of its own, beside a whole node; ten minutes, after two of set-up.
+bench-trl: setup $(TRL_STAMP)
+	$(BIN)/python benchmarks/trl_grpo.py --trl-python $(TRL_VENV)/bin/python --repetitions 3
+
+$(TRL_STAMP): benchmarks/trl-requirements.txt
+	$(PYTHON) -m venv $(TRL_VENV)
+	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
+	touch $(TRL_STAMP)
+
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md and docs/mixture.md.
 experiments: setup
 	$(BIN)/python benchmarks/correction.py
@@ -44,6 +55,12 @@ experiments: setup
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
 	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
+	$(BIN)/swarm-node experiment staleness
+	$(BIN)/swarm-node experiment broad
+
+# As root, on Debian with debootstrap and buildah: docs/docker.md.
+image:
+	docker/build-and-check.sh build/image
 
 clean:
-	rm -rf $(VENV) demo-report build dist *.egg-info
+	rm -rf $(VENV) $(TRL_VENV) demo-report build dist *.egg-info

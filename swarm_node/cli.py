@@ -239,7 +239,7 @@ def status(
     home: HomeOption = None,
     json: JsonOption = False,
     healthy: Annotated[
-        bool, typer.Option(help="Only say by exit code whether the node runs and works.")
+        bool, typer.Option(help="Only the state; exit code 0 if it is running.")
     ] = False,
 ) -> None:
     """Show what the running node does and whether it gets better."""
@@ -247,6 +247,7 @@ def status(
 
     snapshot = _ask(home, lambda client: client.status())
     if healthy:
+        typer.echo(snapshot.state)
         raise typer.Exit(0 if snapshot.state == "running" else 1)
     _show(snapshot, json, status_view)
 

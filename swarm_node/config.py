@@ -76,6 +76,9 @@ class Sampling(_Table):
     tasks_per_call: int = Field(8, ge=1, le=1024, description="Tasks sampled in one batch.")
     max_new_tokens: int = Field(24, ge=1, le=32_768, description="Longest completion.")
     temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
+    common_share: float = Field(
+        0.0, ge=0, le=1, description="Share of tasks that the whole swarm samples and compares."
+    )
 
 
 class Policy(_Table):

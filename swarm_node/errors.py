@@ -4,8 +4,10 @@ SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
 ├── HomeError                the node's directory is missing, unreadable or readable by others
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
+│   └── TicketExpiredError   it fits together, but its time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
+│   └── RefusedError         the peer answered, and said no
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── CheckpointError          no stored state verifies, or it belongs to another model
 ├── ModelError               a model or tokenizer cannot be used as asked
@@ -35,12 +37,24 @@ class TicketError(SwarmNodeError):
     """A ticket cannot be used."""
 
 
+class TicketExpiredError(TicketError):
+    """A ticket for the swarm `swarm_id` (32 bytes) that admits nobody any more."""
+
+    def __init__(self, message: str, swarm_id: bytes) -> None:
+        super().__init__(message)
+        self.swarm_id = swarm_id
+
+
 class NotRunningError(SwarmNodeError):
     """No running node answers for this home."""
 
 
 class TransportError(SwarmNodeError):
     """The network layer failed, or a peer did not answer as the protocol says."""
+
+
+class RefusedError(TransportError):
+    """The peer answered and said no; the text is the peer's."""
 
 
 class ChildError(SwarmNodeError):

@@ -12,11 +12,12 @@ from functools import partial
 import structlog
 
 from swarm_node.config import Settings
-from swarm_node.errors import TicketError
+from swarm_node.errors import TicketError, TicketExpiredError
 from swarm_node.home import Home, Membership
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.planning import check_fits
 from swarm_node.policy.models import resolve
+from swarm_node.service import notify
 
 _MAX_TICKET_FILE = 16 * 1024
 TICKET_SECONDS = 7 * 86_400
@@ -35,13 +36,17 @@ def join_swarm(settings: Settings) -> None:
     settings = settings.model_copy(update={"model": str(model)})
     home = Home(settings.home)
     with home.lock():
-        membership, founded = _belong(settings, home)
+        membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
         network = settings.network.model_copy(update={"bootstrap": bootstrap})
         settings = settings.model_copy(update={"network": network})
         from swarm_node.compose import run_node  # imports torch and the network stack
 
-        on_running = partial(_offer_ticket, home) if founded else None
+        def on_running(addresses: Sequence[str]) -> None:
+            if founded:
+                _offer_ticket(home, addresses)
+            notify("READY=1")
+
         asyncio.run(run_node(settings, home, membership, on_running))
 
 
@@ -65,12 +70,21 @@ def set_up_logging(verbose: bool) -> None:
     )
 
 
-def _belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
-    """This node's membership, and whether it just founded the swarm."""
+def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
+    """This node's membership, and whether it just founded the swarm.
+
+    Raises:
+        HomeError, TicketError: no membership can be had; the message says what to do.
+    """
     text = _ticket_text(settings)
     now = time.time()
     if text is not None:
-        return home.join_swarm(parse_ticket(text, now), now), False
+        try:
+            return home.join_swarm(parse_ticket(text, now), now), False
+        except TicketExpiredError as error:
+            # Services start with the same command for ever; a member needs no ticket.
+            if not home.has_swarm or home.swarm().swarm_id != error.swarm_id:
+                raise
     if home.has_swarm:
         return home.membership(), False
     name = f"swarm of {home.identity().peer_id[-6:]}"

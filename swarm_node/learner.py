@@ -41,6 +41,8 @@ class Learner:
         self._buffer = buffer
         self._rng = rng
         self._mixer = Mixer(settings.policy, tally, buffer)
+        #: Own groups in the update under way, until the sampler has its weights.
+        self.training = 0
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and give the sampler its weights.
@@ -68,10 +70,18 @@ class Learner:
         The use of every group is stored before the update: a crash in between loses that use, and
         no group is trained on twice.
         """
-        parts, tally = self._parts, self._tally
-        drawn = self._buffer.draw(parts.trainer.version, self._rng)
+        drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
         if drawn is None:
             return False
+        self.training = drawn.own_count
+        try:
+            await self._learn(drawn, stopping)
+        finally:
+            self.training = 0
+        return True
+
+    async def _learn(self, drawn: Drawn, stopping: Callable[[], bool]) -> None:
+        parts, tally = self._parts, self._tally
         await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
         batch = build_batch(
             drawn.groups,
@@ -80,20 +90,22 @@ class Learner:
             parts.codec.eos_id,
             self._settings.policy.correction,
             self._settings.policy.advantage,
+            drawn.beside,
         )
+        started = parts.clock.now()
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
             await self._restart(error, stopping)
-            return True
+            return
+        tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
         self._mixer.update()
         if result.stats.skipped is not None:
-            return True
+            return
         await parts.sampler.load(result.weights, result.stats.version)
         if tally.updates % self._settings.run.checkpoint_updates == 0:
             await self.checkpoint()
-        return True
 
     async def checkpoint(self) -> None:
         """Store training state and tally; a failure is counted and told, the node goes on."""

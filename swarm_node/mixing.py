@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from swarm_node.config import Policy
+from swarm_node.config import Policy, Settings
 from swarm_node.p2p.peers import BLAMELESS
 from swarm_node.parts import Tally
 from swarm_node.policy.mixture import (
@@ -22,8 +22,9 @@ from swarm_node.policy.replay import ReplayBuffer, ReplaySettings, ReplayStats
 from swarm_node.snapshot import EvalPoint, MixtureRow
 
 
-def replay_settings(policy: Policy) -> ReplaySettings:
-    """The buffer for `policy`; where `external` is "auto", large enough for any mixture."""
+def replay_settings(settings: Settings) -> ReplaySettings:
+    """The node's buffer; where `external` is "auto", large enough for any mixture."""
+    policy = settings.policy
     own, external = policy.own, policy.external
     if external == "auto":
         adaptive = adaptive_settings(policy)
@@ -38,6 +39,7 @@ def replay_settings(policy: Policy) -> ReplaySettings:
         draw=policy.draw,
         half_life=policy.half_life or math.inf,
         filter_own=policy.filter_own,
+        merge=settings.sampling.common_share > 0,
     )
 
 

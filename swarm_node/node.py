@@ -55,6 +55,7 @@ _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
 _LIST_PEERS = 3
+_PARALLEL_PULLS = 4
 _KNOWN_PEERS = 32
 _KEEP_OWN_GROUPS = 4096
 _REQUESTS_PER_SECOND = 50.0
@@ -74,8 +75,9 @@ class Node:
         self.info: EnvironmentInfo | None = None
         self.own_families: tuple[str, ...] = ()
         self.started = parts.clock.now()
+        self.running_since: float | None = None
         self.directory = Directory(membership.identity.peer_id)
-        self.buffer = ReplayBuffer(replay_settings(settings.policy), self.directory.quality)
+        self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
         # Streams of their own, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"
         train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
@@ -101,6 +103,7 @@ class Node:
         try:
             await self._open()
             self.state = "running"
+            self.running_since = self.parts.clock.now()
             if on_running is not None:
                 on_running(self.parts.transport.addresses())
             await self._live()
@@ -181,8 +184,8 @@ class Node:
         """Read the newest announcements of a few random peers, no more than can be pulled."""
         storage = self.parts.storage
         while True:
-            room = partial(self.buffer.external_room, self.parts.trainer.version)
-            wanted = room() - self.directory.offered(room)
+            room = self._external_room()
+            wanted = room(None) - self._sharing.on_offer(room)
             self.tally.offered += await self._sharing.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self.buffer.collect_departed())
@@ -190,20 +193,25 @@ class Node:
             await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _pull(self) -> None:
-        """Pull and verify as many offered groups as there is room to train on."""
+        """Pull and verify offered groups while there is room to train on them; a few at once, so
+        that a slow or lost answer does not hold up the others."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_PARALLEL_PULLS):
+                group.create_task(self._pull_singly())
+
+    async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._wanted() > 0)
+            await self._until(lambda: self._sharing.on_offer(self._external_room()) > 0)
             version = self.parts.trainer.version
-            room = partial(self.buffer.external_room, version)
             try:
-                pulled = await self._sharing.pull_some(self._wanted(), room, version)
+                group = await self._sharing.pull(self._external_room(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
-            for group in pulled:
+            if group is not None:
                 self._admit(group)
-            self.tally.groups.received += len(pulled)
-            await self._notify()
+                self.tally.groups.received += 1
+                await self._notify()
 
     async def _meet(self) -> None:
         """Find peers, be found, repair: often at first, then every heartbeat."""
@@ -261,6 +269,7 @@ class Node:
             info,
             self.own_families,
             self.membership.identity.peer_id,
+            self.membership.swarm.swarm_id,
         )
         self._evaluator = Evaluator(
             settings=self.settings,
@@ -320,13 +329,11 @@ class Node:
         return self._exchange
 
     def _room(self) -> int:
-        return self.buffer.own_room(self.parts.trainer.version)
+        return self.buffer.own_room(self.parts.trainer.version, training=self._learner.training)
 
-    def _wanted(self) -> int:
-        """How many of the groups on offer there is room for."""
-        room = partial(self.buffer.external_room, self.parts.trainer.version)
-        free = room()
-        return min(free, self.directory.offered(room)) if free else 0
+    def _external_room(self) -> Callable[[str | None], int]:
+        """Room for peers' groups, of one author or of anybody."""
+        return partial(self.buffer.external_room, self.parts.trainer.version)
 
     def _admit(self, group: VerifiedGroup) -> None:
         refused = self.buffer.admit(group, self.parts.trainer.version)

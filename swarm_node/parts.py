@@ -54,7 +54,8 @@ class Tally:
     """What a node did, for its snapshot. The first three are kept in checkpoints; `rejected` counts
     peers' faults by reason, `faults` own ones by part, `offered` groups that peers announced as
     worth a pull.
-    `sampling` and `judging` are per own group made and per peer's group judged."""
+    `sampling` and `judging` are per own group made and per peer's group judged; `drawing` is the
+    sampler's part of the first, per group, and `updating` the trainer's time per update."""
 
     updates: int = 0
     groups: GroupCounts = field(default_factory=GroupCounts)
@@ -67,4 +68,6 @@ class Tally:
     offered: int = 0
     sampling: Pace = field(default_factory=Pace)
     judging: Pace = field(default_factory=Pace)
+    drawing: Pace = field(default_factory=Pace)
+    updating: Pace = field(default_factory=Pace)
     mixture: MixtureRow | None = None

@@ -102,6 +102,12 @@ class RolloutGroup:
         if len(self.completions) != len(self.claimed) or not self.completions:
             raise ValueError("a group needs completions and as many claimed rewards")
 
+    @property
+    def oldest_version(self) -> int:
+        """Of the policies that sampled its tokens; `policy`'s where there are none."""
+        versions = (span.version for each in self.completions for span in each.spans)
+        return min(versions, default=self.policy.version)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifiedGroup:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from swarm_node.config import Settings
+from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo, Judgement
 from swarm_node.environments.seeds import task_seed
 from swarm_node.parts import Parts, Tally
@@ -29,6 +30,7 @@ class RolloutMaker:
         info: EnvironmentInfo,
         families: Sequence[str],
         peer_id: str,
+        swarm_id: bytes,
     ) -> None:
         self._settings = settings
         self._parts = parts
@@ -36,6 +38,7 @@ class RolloutMaker:
         self._info = info
         self._families = tuple(families)
         self._peer_id = peer_id
+        self._swarm_id = swarm_id
 
     async def make(self, count: int) -> list[tuple[RolloutGroup, str]]:
         """Groups of `count` new tasks, each with its prompt; `claimed` are the local rewards.
@@ -51,18 +54,21 @@ class RolloutMaker:
             await asyncio.sleep(_PAUSE_SECONDS)  # the next ones are no shorter: do not spin
             return []
         version = parts.sampler.version
+        drawing = parts.clock.now()
         sampled = await parts.sampler.sample(
             [
                 SampleRequest(
                     prompt_ids,
                     n=sampling.group_size,
-                    seed=task_seed("sample", self._settings.run.seed, ref.seed),
+                    # Peers may sample the same task, from nearly the same weights.
+                    seed=task_seed("sample", self._settings.run.seed, self._peer_id, ref.seed),
                     max_new_tokens=sampling.max_new_tokens,
                     temperature=sampling.temperature,
                 )
                 for ref, _, prompt_ids in tasks
             ]
         )
+        self._tally.drawing.add(parts.clock.now() - drawing, count)
         policy = PolicyRef(parts.policy.model, parts.policy.tokenizer, version)
         scored = []
         for (ref, prompt, _), completions in zip(tasks, sampled, strict=True):
@@ -108,12 +114,23 @@ class RolloutMaker:
         return fitting
 
     async def _next_refs(self, count: int) -> list[TaskRef]:
-        """The next tasks of this node's own stream, which no restart repeats."""
-        storage = self._parts.storage
+        """The next tasks of this node's own stream and of the swarm's, which no restart repeats."""
+        storage, share = self._parts.storage, self._settings.sampling.common_share
         first = await storage.run(storage.advance, "tasks", count)
-        refs = []
-        for index in range(first, first + count):
+        own = [index for index in range(first, first + count) if not is_common(index, share)]
+        tasks = await self._common_tasks(count - len(own)) if len(own) < count else []
+        for index in own:
             seed = task_seed("train", self._settings.run.seed, self._peer_id, index)
-            family = self._families[seed % len(self._families)]
-            refs.append(TaskRef(self._info.name, self._info.version, family, seed))
-        return refs
+            tasks.append((self._families[seed % len(self._families)], seed))
+        info = self._info
+        return [TaskRef(info.name, info.version, family, seed) for family, seed in tasks]
+
+    async def _common_tasks(self, count: int) -> list[tuple[str, int]]:
+        storage = self._parts.storage
+        used = await storage.run(storage.counter, "common")
+        first = first_number(used, self._parts.clock.wall())
+        tasks, after = common_tasks(
+            self._swarm_id, self._info.families, self._families, first, count
+        )
+        await storage.run(storage.advance, "common", after - used)
+        return tasks

@@ -77,6 +77,15 @@ class MixtureRow(msgspec.Struct, frozen=True):
     allowance: float
 
 
+class BusyRow(msgspec.Struct, frozen=True):
+    """Seconds that the sampler spent on own rollouts and the trainer on updates, of the `seconds`
+    since the node began to run. Both work at once, so the two may add up to more."""
+
+    sampler: float
+    trainer: float
+    seconds: float
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything worth showing of a node at one moment."""
 
@@ -103,3 +112,4 @@ class Snapshot(msgspec.Struct, frozen=True):
     addresses: list[str]
     processes: dict[str, int]
     mixture: MixtureRow | None = None
+    busy: BusyRow | None = None

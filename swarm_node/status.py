@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from swarm_node.node import Node
-from swarm_node.snapshot import SCHEMA, PeerRow, Snapshot
+from swarm_node.snapshot import SCHEMA, BusyRow, PeerRow, Snapshot
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
@@ -43,7 +43,15 @@ def take_snapshot(node: Node) -> Snapshot:
         addresses=node.parts.transport.addresses() if node.state == "running" else [],
         processes=dict(node.parts.processes()),
         mixture=node.tally.mixture,
+        busy=_busy(node, now),
     )
+
+
+def _busy(node: Node, now: float) -> BusyRow | None:
+    if node.running_since is None:
+        return None
+    tally = node.tally
+    return BusyRow(tally.drawing.seconds, tally.updating.seconds, now - node.running_since)
 
 
 def _peers(node: Node, now: float) -> list[PeerRow]:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from swarm_node.policy.loss_names import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
-from swarm_node.snapshot import SCHEMA, EvalPoint, MixtureRow, Snapshot
+from swarm_node.snapshot import SCHEMA, BusyRow, EvalPoint, MixtureRow, Snapshot
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "loss": LOSS_CHOICES,
@@ -31,6 +31,7 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         "own groups": f"{groups.published} published, {groups.trained_own} trained",
         "peers' groups": f"{groups.received} received, {groups.trained_external} trained",
         "each update": _mixture(snapshot.mixture),
+        "busy": _busy(snapshot.busy),
         "rejected": _counts(snapshot.rejected),
         "faults": _counts(snapshot.faults),
     }
@@ -103,6 +104,12 @@ def _mixture(row: MixtureRow | None) -> str:
         error = "" if row.mixed_share_error is None else f" ± {row.mixed_share_error:.0%}"
         text += f"; {row.mixed_share:.0%}{error} of own groups have mixed rewards"
     return text
+
+
+def _busy(row: BusyRow | None) -> str:
+    if row is None or row.seconds <= 0:
+        return "not known yet"
+    return f"sampler {row.sampler / row.seconds:.0%}, trainer {row.trainer / row.seconds:.0%}"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -15,13 +15,21 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed, seal
 from swarm_node.p2p.identity import Identity, public_key_of
 from swarm_node.p2p.membership import SwarmInfo, verify_chain
 from swarm_node.p2p.peers import Candidate, Directory, Peer
-from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.serving import (
+    HELLO,
+    LIST,
+    NOT_HERE,
+    PEERS,
+    PULL,
+    UNKNOWN_MEMBER,
+    hello_body,
+)
 from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
 from swarm_node.p2p.verify import GroupVerifier
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
@@ -34,7 +42,6 @@ _HEARTBEATS_PER_BEAT = 8
 _MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
 _REQUEST_SECONDS = 10.0
 _PULL_SECONDS = 60.0
-_PARALLEL_PULLS = 4
 _HEARTBEAT_LIVES = 3
 _log = structlog.get_logger(__name__)
 
@@ -66,6 +73,7 @@ class Exchange:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
+        self._pulling: Counter[str] = Counter()
         self._unread = 0  # beats to come without reading the others'
 
     async def publish(
@@ -146,20 +154,25 @@ class Exchange:
         limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
         return sum(await asyncio.gather(*(self._list(peer, limit) for peer in peers)))
 
-    async def pull_some(
-        self, count: int, room: Callable[[str], int], version: int
-    ) -> list[VerifiedGroup]:
-        """Draw up to `count` offered groups at random, of each author at most `room(author)`;
-        pull and verify them."""
-        offers = self._directory.draw_candidates(self._rng, count, room)
-        slots = asyncio.Semaphore(_PARALLEL_PULLS)
+    def on_offer(self, room: Callable[[str | None], int]) -> int:
+        """How many offered groups could be pulled now, beside those that are being pulled: of each
+        author at most `room(author)`, of all at most `room(None)`."""
+        free = room(None) - self._pulling.total()
+        if free <= 0:
+            return 0
+        return min(free, self._directory.offered(self._left(room), self._clock.now()))
 
-        async def pull(offer: Candidate) -> VerifiedGroup | None:
-            async with slots:
+    async def pull(self, room: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
+        """Draw one offered group at random, pull and verify it. None when nothing is on offer, when
+        nobody answered, or when it was refused, which is counted."""
+        drawn = self._directory.draw_candidates(self._rng, 1, self._left(room), self._clock.now())
+        for offer in drawn:
+            self._pulling[offer.author] += 1
+            try:
                 return await self._pull(offer, version)
-
-        results = await asyncio.gather(*(pull(offer) for offer in offers))
-        return [group for group in results if group is not None]
+            finally:
+                self._pulling[offer.author] -= 1
+        return None
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer it came from."""
@@ -168,6 +181,9 @@ class Exchange:
         if peer is not None:
             peer.rejected[rejected.reason] += 1
         _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
+
+    def _left(self, room: Callable[[str | None], int]) -> Callable[[str], int]:
+        return lambda author: room(author) - self._pulling[author]
 
     def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
         group = verified.group
@@ -287,6 +303,7 @@ class Exchange:
             if author is not None:
                 author.received += 1
             return result
+        self._directory.give_back(offer)
         return None
 
     def _holders(self, offer: Candidate) -> list[Peer]:
@@ -308,14 +325,14 @@ class Exchange:
     ) -> bytes | None:
         """One request to a member, greeting it first; None, counted, when it did not work."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
                     await self._greet(peer)
                 try:
                     reply = await self._transport.request(
                         peer.peer_id, protocol, payload, max_reply=max_reply
                     )
-                except TransportError as error:
+                except RefusedError as error:
                     if UNKNOWN_MEMBER not in str(error):
                         raise
                     await self._greet(peer)  # it restarted and forgot us
@@ -323,6 +340,10 @@ class Exchange:
                         peer.peer_id, protocol, payload, max_reply=max_reply
                     )
         except (TransportError, TimeoutError) as error:
+            if isinstance(error, RefusedError) and NOT_HERE in str(error):
+                peer.answered(self._clock.now())  # what it does not hold says nothing about it
+                self._rejected["not_here"] += 1
+                return None
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))

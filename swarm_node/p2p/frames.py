@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from swarm_node.errors import TransportError
+from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 
 CHUNK_BYTES = 256 * 1024
@@ -51,12 +51,13 @@ class Reply:
         """The payload.
 
         Raises:
-            TransportError: it is a refusal (the text is the peer's), or over `limit` bytes.
+            RefusedError: it is a refusal; the text is the peer's.
+            TransportError: it is over `limit` bytes.
         """
         if self.refused:
             # The reason ends up in logs and terminals: a peer must not choose control characters.
             reason = self.payload.decode("utf-8", "replace")
-            raise TransportError("".join(c if c.isprintable() else "?" for c in reason))
+            raise RefusedError("".join(c if c.isprintable() else "?" for c in reason))
         check_size("reply", len(self.payload), limit)
         return self.payload
 

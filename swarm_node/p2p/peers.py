@@ -9,15 +9,20 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 CANDIDATES_PER_PEER = 64
 #: Peers to keep to in a large swarm, and how often one is drawn from all of it nevertheless.
 PARTNERS = 32
 _NEW_PARTNER = 0.02
+#: How often a group is asked for before its offer is forgotten.
+TRIES = 3
 #: Reasons of rejection that say nothing about the peer: no room, too late, or come twice.
 BLAMELESS = frozenset(
-    {"capacity", "duplicate", "old_epoch", "quota", "stale", "too_old", "unreachable", "used"}
+    {
+        *("capacity", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
+        *("unreachable", "used"),
+    }
 )
 _BACKOFF_SECONDS = (1.0, 60.0)
 
@@ -31,6 +36,7 @@ class Candidate:
     epoch: int
     seq: int
     size: int
+    tries: int = 0
 
 
 @dataclass(slots=True)
@@ -60,7 +66,8 @@ class Peer:
         shortest, longest = _BACKOFF_SECONDS
         self.retry_at = now + min(longest, shortest * 2.0**self.failures)
         self.failures = min(self.failures + 1, 16)
-        self.greeted = False
+        if self.failures > 1:  # one lost message is no reason to dial and greet anew
+            self.greeted = False
 
     @property
     def quality(self) -> float:
@@ -125,22 +132,33 @@ class Directory:
             ready = greeted
         return rng.sample(ready, min(count, len(ready)))
 
-    def offered(self, room: Callable[[str], int]) -> int:
-        """How many groups could be drawn, of each author at most `room(author)`."""
+    def offered(self, room: Callable[[str], int], now: float) -> int:
+        """How many groups could be drawn now, of each author at most `room(author)`."""
         return sum(
             min(len(peer.candidates), room(key))
             for key, peer in self._peers.items()
-            if peer.candidates
+            if peer.candidates and peer.retry_at <= now
         )
 
+    def give_back(self, offer: Candidate) -> None:
+        """Offer a drawn group again, because nobody answered; TRIES times at most."""
+        author = self._peers.get(offer.author)
+        if author is not None and offer.tries + 1 < TRIES:
+            author.candidates.append(replace(offer, tries=offer.tries + 1))
+
     def draw_candidates(
-        self, rng: random.Random, count: int, room: Callable[[str], int]
+        self, rng: random.Random, count: int, room: Callable[[str], int], now: float
     ) -> list[Candidate]:
         """Take up to `count` announced groups out, of each author at most `room(author)`: uniformly
         over peers and then over what each offers, so a peer that announces more is not heard more.
+        Authors that are left alone for now are not drawn from.
         """
         drawn: list[Candidate] = []
-        left = {key: room(key) for key, peer in sorted(self._peers.items()) if peer.candidates}
+        left = {
+            key: room(key)
+            for key, peer in sorted(self._peers.items())
+            if peer.candidates and peer.retry_at <= now
+        }
         while len(drawn) < count:
             offering = [key for key, more in left.items() if more > 0]
             if not offering:

@@ -25,6 +25,7 @@ LIST = "/swarm-node/list/1"
 PULL = "/swarm-node/pull/1"
 PEERS = "/swarm-node/peers/1"
 UNKNOWN_MEMBER = "say hello first"
+NOT_HERE = "not here (any more)"
 
 Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 
@@ -93,7 +94,7 @@ class Server:
         request = _parse(wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
-            raise TransportError("not here (any more)")
+            raise TransportError(NOT_HERE)
         return sealed
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from swarm_node.errors import Rejected, TicketError
+from swarm_node.errors import Rejected, TicketError, TicketExpiredError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     CLOCK_SKEW_SECONDS,
@@ -122,8 +122,9 @@ def parse_ticket(text: str, now: float) -> Ticket:
     """The ticket in `text`; blanks and line breaks, which pasting adds, do not matter.
 
     Raises:
-        TicketError: malformed, cut short, expired or inconsistent; the message says which, and
-            never quotes the ticket.
+        TicketError: malformed, cut short or inconsistent; the message says which, and never
+            quotes the ticket.
+        TicketExpiredError: its time is over.
     """
     body = unpack(_TicketBody, _decode(text), max_bytes=MAX_TICKET_CHARS)
     if isinstance(body, Rejected):
@@ -146,7 +147,7 @@ def parse_ticket(text: str, now: float) -> Ticket:
         raise TicketError("this ticket holds a key it has no certificate for: ask for a new one")
     if issuer.not_after != body.expires:
         raise TicketError("the expiry of this ticket was altered: ask for a new one")
-    _check_time(issuer, now)
+    _check_time(issuer, info, now)
     return Ticket(
         info, body.addresses, body.expires, issuer, body.issuer_certificate, body.issuer_seed
     )
@@ -158,7 +159,7 @@ def redeem(ticket: Ticket, identity: Identity, now: float) -> tuple[SwarmInfo, C
     Raises:
         TicketError: the ticket has expired since it was parsed, or does not admit.
     """
-    _check_time(ticket.issuer, now)
+    _check_time(ticket.issuer, ticket.info, now)
     not_before = int(now)
     certificate = issue_member(
         Identity.from_seed(ticket.issuer_seed),
@@ -204,9 +205,11 @@ def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(_CHECKSUM_DOMAIN + body).digest()[:_CHECKSUM_BYTES]
 
 
-def _check_time(issuer: IssuerBody, now: float) -> None:
+def _check_time(issuer: IssuerBody, info: SwarmInfo, now: float) -> None:
     if now > issuer.not_after:
-        raise TicketError(f"this ticket expired on {_date(issuer.not_after)}: ask for a new one")
+        raise TicketExpiredError(
+            f"this ticket expired on {_date(issuer.not_after)}: ask for a new one", info.swarm_id
+        )
     if now < issuer.not_before - CLOCK_SKEW_SECONDS:
         raise TicketError(
             f"this ticket is valid only from {_date(issuer.not_before)}: "

@@ -59,6 +59,21 @@ def rloo(rewards: ArrayLike) -> NDArray[np.float32]:
     return _unless_equal(values, values - others)
 
 
+def broad(
+    advantage: AdvantageFn, rewards: ArrayLike, beside: ArrayLike = ()
+) -> NDArray[np.float32]:
+    """Advantages f32[G] of `rewards` f32[G] within one group of these and `beside` f32[H], which
+    others' answers to the same task got (after Hu et al., "BroRL", arXiv 2510.01180: many rollouts
+    to a prompt). A group of equal rewards says something here if the others' differ from it.
+
+    Raises:
+        ValueError: not one-dimensional, empty, or not finite.
+    """
+    values = _checked(rewards)
+    whole = np.concatenate([values, np.asarray(beside, dtype=np.float64)])
+    return advantage(whole)[: values.size]
+
+
 def _checked(rewards: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:

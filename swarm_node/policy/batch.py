@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_node.policy.advantage import ADVANTAGES, EQUAL_WITHIN
+from swarm_node.policy.advantage import ADVANTAGES, EQUAL_WITHIN, broad
 from swarm_node.policy.loss_names import AdvantageName
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
@@ -94,9 +94,11 @@ def build_batch(
     eos_id: int,
     correction: Correction = "positive",
     advantage: AdvantageName = "grpo",
+    beside: Sequence[Sequence[float]] = (),
 ) -> Batch:
     """The training rows of `groups`; advantages, of the kind named, come from our own rewards,
-    never from claims.
+    never from claims. `beside` are, for each group, rewards of other groups of its task that it is
+    judged together with; none at all: each by itself.
 
     Foreign text is tokenised by `encode_answer`, with `eos_id` after an answer that was finished.
     A completion without any token is left out (its reward still counts in its group).
@@ -108,7 +110,8 @@ def build_batch(
     rows: list[TrainRow] = []
     for number, verified in enumerate(groups):
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        advantages = ADVANTAGES[advantage](verified.rewards).tolist()
+        others = beside[number] if beside else ()
+        advantages = broad(ADVANTAGES[advantage], verified.rewards, others).tolist()
         for completion, value in zip(verified.group.completions, advantages, strict=True):
             if value < 0 and correction == "positive" and verified.provenance is not _OWN:
                 continue

@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-LossName = Literal["dapo", "dr_grpo", "decoupled", "tis", "icepop", "cispo", "gspo", "dppo", "tba"]
+LossName = Literal[
+    "reinforce",
+    "dapo",
+    "dr_grpo",
+    "decoupled",
+    "tis",
+    "icepop",
+    "cispo",
+    "gspo",
+    "dppo",
+    "tba",
+]
 AdvantageName = Literal["grpo", "dr_grpo", "rloo"]
 
 
@@ -22,6 +33,10 @@ class Choice(NamedTuple):
 
 LOSS_CHOICES: Mapping[LossName, Choice] = MappingProxyType(
     {
+        "reinforce": Choice(
+            "policy gradient without any correction for old samples",
+            "Williams 1992, doi.org/10.1007/BF00992696",
+        ),
         "dapo": Choice(
             "clipped ratio, more room upwards; mean over the batch's tokens",
             "arXiv 2503.14476 (GRPO: 2402.03300)",

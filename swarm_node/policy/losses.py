@@ -42,6 +42,15 @@ DPPO_MOVE, DPPO_PULL = 0.2, 1e-3
 TBA_BETA = 0.012
 
 
+def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """Policy gradient (Williams 1992): Σ −A·log π / N. Takes every token as if π had just drawn it,
+    however old it is: what the others correct for, this shows."""
+    delta = log_ratio(tokens, bounds).detach()
+    nothing = torch.zeros_like(tokens.measured)
+    weight = torch.ones_like(delta)
+    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, nothing)
+
+
 def dapo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
     """The token-level loss of DAPO (Yu et al., arXiv 2503.14476, equation 8):
 
@@ -193,6 +202,7 @@ def _at_cap(delta: Tensor, bounds: ClipBounds) -> Tensor:
 #: Every loss by the name the settings use.
 LOSSES: Mapping[LossName, LossFn] = MappingProxyType(
     {
+        "reinforce": reinforce,
         "dapo": dapo,
         "dr_grpo": dr_grpo,
         "decoupled": decoupled,

@@ -166,11 +166,6 @@ def informative(own: float, external: float, share: float, supply: float) -> flo
     return share * own + min(external, supply)
 
 
-def balanced_own(batch: float, rate: float) -> float:
-    """I* = B / (1 + s), where own sampling and what peers return for it fill the batch."""
-    return batch / (1.0 + rate)
-
-
 def start(settings: MixtureSettings, own: int) -> MixtureState:
     """Nothing is known: `own` groups of `settings.batch`, as far as the limits allow."""
     least = settings.batch - settings.most_external

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ TINY = "tiny"
 #: How a question is put to a model whose tokenizer has no chat template, such as a base model.
 PLAIN_PROMPT = "Question: {}\nAnswer:"
 _CHUNK_BYTES = 1 << 20
+_PROMPTS_KEPT = 1024
 
 
 def resolve(name: str, admit: Callable[[Qwen2Config], None] = lambda config: None) -> Path:
@@ -94,6 +96,8 @@ class Codec:
         self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_id if pad is None else pad
+        # A prompt is needed when it is sampled and again whenever its group is trained on.
+        self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
 
     @classmethod
     def from_directory(cls, path: Path) -> Self:
@@ -117,6 +121,9 @@ class Codec:
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Token ids of a question, up to where the answer starts: by the tokenizer's chat template
         (without thinking aloud, where it offers that), else by `PLAIN_PROMPT`."""
+        return self._encoded(text)
+
+    def _encode_prompt(self, text: str) -> tuple[int, ...]:
         if self._tokenizer.chat_template is None:
             prompt = PLAIN_PROMPT.format(text)
         else:

@@ -160,8 +160,11 @@ class Qwen2(nn.Module):
     only the input of each layer for the backward pass, which runs the layers again: the same
     gradient for less memory and more time."""
 
-    def __init__(self, config: Qwen2Config, *, generator: torch.Generator | None = None) -> None:
-        """Random weights, normal with standard deviation 0.02 (biases 0, norms 1)."""
+    def __init__(
+        self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
+    ) -> None:
+        """Random weights, normal with standard deviation 0.02 (biases 0, norms 1); unless `draw`,
+        matrices are left as they are, to be loaded."""
         super().__init__()
         self.config = config
         self.recompute = False
@@ -173,7 +176,7 @@ class Qwen2(nn.Module):
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self._rotary_table: tuple[Tensor, Tensor] | None = None
         for parameter in self.parameters():
-            if parameter.ndim == 2:
+            if draw and parameter.ndim == 2:
                 nn.init.normal_(parameter, std=_INIT_STD, generator=generator)
 
     @classmethod
@@ -183,9 +186,8 @@ class Qwen2(nn.Module):
         Raises:
             ModelError: a file is missing, malformed or does not fit the architecture.
         """
-        with torch.device("meta"):
-            model = cls(Qwen2Config.from_directory(path))
-        model = model.to(dtype).to_empty(device="cpu")
+        # Not by way of the "meta" device: torch imports its compiler for that, 70 MiB.
+        model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
         state: dict[str, Tensor] = {}
         for file in weight_files(path):
             state.update(load_safetensors(file))

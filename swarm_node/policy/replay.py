@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
+from swarm_node.policy.baselines import Baselines
 from swarm_node.policy.drawing import DrawPolicy, Quality, draw_weight, weighted_sample
 from swarm_node.policy.mixture import Mixture
 from swarm_node.rollout import Provenance, VerifiedGroup
@@ -34,7 +35,7 @@ class ReplaySettings:
     (I and J) are where the buffer starts and bound the capacities; `half_life` is used by the
     weighted draw. With `filter_own`, own groups whose rewards are all equal leave at once, so that
     every batch is full of informative ones (DAPO's dynamic sampling, arXiv 2503.14476) at the price
-    of more sampling.
+    of more sampling. With `merge`, groups of one task are judged together (`baselines.py`).
 
     Raises:
         ConfigError: a value is impossible; the message names it.
@@ -52,6 +53,7 @@ class ReplaySettings:
     draw: DrawPolicy = "uniform"
     half_life: float = math.inf
     filter_own: bool = False
+    merge: bool = False
 
     def __post_init__(self) -> None:
         for name in ("own", "external", "max_lag", "max_age"):
@@ -86,17 +88,20 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One batch: `own_count` own groups first, then `external_count` external ones."""
+    """One batch: `own_count` own groups first, then `external_count` external ones. `beside` are
+    for each of them the rewards of others' groups of its task."""
 
     groups: tuple[VerifiedGroup, ...]
     own_count: int
     external_count: int
+    beside: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
     """What is held now, and totals since the start. `own_informative / own_admitted` estimates the
-    share p of own groups with mixed rewards, which decides how much sharing pays."""
+    share p of own groups with mixed rewards, which decides how much sharing pays; `merged` of those
+    drawn were judged together with others of their task."""
 
     own: int
     external: int
@@ -109,6 +114,7 @@ class ReplayStats:
     expired: int
     evicted: int
     own_filtered: int
+    merged: int
     rejected: dict[str, int]
 
 
@@ -135,6 +141,7 @@ class ReplayBuffer:
         self._uncollected: deque[bytes] = deque(maxlen=self._memory)
         self._totals: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
+        self._baselines = Baselines(self._memory)
 
     def admit(self, group: VerifiedGroup, version: int) -> Rejected | None:
         """Take `group` at policy `version`, or say why not: "duplicate", "stale",
@@ -149,9 +156,11 @@ class ReplayBuffer:
     def restore(self, group: VerifiedGroup, uses: int, version: int) -> Rejected | None:
         """`admit` for a stored group that was already drawn `uses` times before a restart; "used"
         if it has no use left."""
-        verdict = self._admit(_Held(group, _oldest_version(group), uses), version)
+        verdict = self._admit(_Held(group, group.group.oldest_version, uses), version)
         if verdict is not None:
             self._rejected[verdict.reason] += 1
+        elif self.settings.merge:
+            self._baselines.note(group)
         return verdict
 
     def aim(self, mixture: Mixture) -> None:
@@ -189,7 +198,11 @@ class ReplayBuffer:
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = tuple(held.group for held in (*own, *external))
-        return Drawn(groups, len(own), len(external))
+        beside = tuple(
+            self._baselines.beside(group, version, self.settings.max_age) for group in groups
+        )
+        self._totals["merged"] += sum(map(bool, beside))
+        return Drawn(groups, len(own), len(external), beside)
 
     def expire(self, version: int) -> None:
         """Drop what is too old to be drawn at policy `version`."""
@@ -202,25 +215,20 @@ class ReplayBuffer:
             self._depart(held)
         self._totals["expired"] += len(stale)
 
-    def own_backlog(self) -> int:
-        """Own groups that wait to be drawn."""
-        return len(self._own)
-
-    def own_room(self, version: int, running: int = 0) -> int:
-        """How many own groups to begin sampling now, with `running` begun and not yet admitted.
+    def own_room(self, version: int, running: int = 0, training: int = 0) -> int:
+        """How many own groups to begin sampling now, with `running` begun and not yet admitted and
+        `training` in the update under way.
 
         AReaL's admission (arXiv 2505.24298): a group begun behind n others is drawn about n / own
-        updates later, so at most (max_lag + 1) * own may be under way. Counting only what was not
-        consumed yet needs no resetting after a restart. Two batches' worth keep the trainer busy;
-        more would only be older when its turn comes.
+        updates later, so at most (max_lag + 1) * own may be under way; with a `max_lag` of 0,
+        sampling and training take turns. Counting only what was not consumed yet needs no resetting
+        after a restart. Two batches' worth keep the trainer busy; more would only be older when its
+        turn comes.
         """
         self.expire(version)
-        slots = min((self.settings.max_lag + 1) * max(self.mixture.own, 1), 2 * self.mixture.size)
+        in_time = (self.settings.max_lag + 1) * max(self.mixture.own, 1) - training
+        slots = min(in_time, 2 * self.mixture.size)
         return max(0, slots - len(self._own) - running)
-
-    def wants_own(self, version: int, running: int = 0) -> bool:
-        """Whether to begin another own group."""
-        return self.own_room(version, running) > 0
 
     def external_room(self, version: int, author: str | None = None) -> int:
         """How many external groups are worth pulling now, from `author` or from anybody."""
@@ -253,6 +261,7 @@ class ReplayBuffer:
             expired=totals["expired"],
             evicted=totals["evicted"],
             own_filtered=totals["own_filtered"],
+            merged=totals["merged"],
             rejected=dict(self._rejected),
         )
 
@@ -355,9 +364,3 @@ class ReplayBuffer:
 
     def _holdings(self) -> Counter[str]:
         return Counter(held.group.author for held in self._external.values())
-
-
-def _oldest_version(group: VerifiedGroup) -> int:
-    """Of the policies that sampled its tokens."""
-    versions = (s.version for c in group.group.completions for s in c.spans)
-    return min(versions, default=group.group.policy.version)

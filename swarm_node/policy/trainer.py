@@ -17,6 +17,7 @@ from torch import Tensor
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
+from swarm_node.policy.adamw import AdamW
 from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.checkpoint import TrainingState
 from swarm_node.policy.footprint import Device, Precision
@@ -179,14 +180,7 @@ class TrainerCore:
             off_policy_mask=settings.off_policy_mask,
             reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
         )
-        self._optimizer = torch.optim.AdamW(
-            list(self._trained.values()),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            # On CUDA, torch would by default hold the square roots of all second moments at once.
-            foreach=False,
-        )
+        self._optimizer = AdamW(self._trained.values(), settings.betas, settings.weight_decay)
 
     def update(self, batch: Batch) -> UpdateStats:
         """One optimizer step on `batch`; the version rises by one when it was applied.
@@ -285,9 +279,8 @@ class TrainerCore:
         self._optimizer.state.clear()
         for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
             parameter = self._trained[name]
-            # AdamW keeps its count of steps on the CPU.
-            place = "cpu" if kind == "step" else parameter.device
-            self._optimizer.state[parameter][kind] = value.to(place, copy=True)
+            moments = self._optimizer.state.setdefault(parameter, {})
+            moments[kind] = value.to(parameter.device, copy=True)
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 
@@ -322,8 +315,7 @@ class TrainerCore:
 
     def _step(self) -> None:
         warmup = max(self.settings.warmup_updates, 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup)
-        self._optimizer.step()
+        rate = self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup)
+        self._optimizer.step(rate)
         self._updates += 1
         self.version += 1

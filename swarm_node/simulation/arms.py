@@ -111,7 +111,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, quantile * math.sqrt(variance / count))
 
 
-def expected_informative(own: int, external: int, nodes: int, p: float) -> float:
+def expected_informative(own: float, external: float, nodes: int, p: float) -> float:
     """Informative groups per update if a share `p` of own groups is: p·I + min(J, (N−1)·p·I).
 
     With J borrowed groups per update every node's informative groups go round at most N−1 times.
@@ -121,16 +121,14 @@ def expected_informative(own: int, external: int, nodes: int, p: float) -> float
 
 def informative_counts(report: SimulationReport, arm: Arm) -> tuple[float, float]:
     """Informative groups per update as counted, and as `expected_informative` says round by round
-    from the share of informative ones among the groups made. A filter leaves nothing else; NaN
-    where the arm chooses its own shares."""
-    rounds = report.rounds
-    if arm.settings.get("policy.external") == "auto":
-        return report.informative_per_update, math.nan  # its own and external share change
+    from the share of informative ones among the groups made. I is what nodes made, within a batch:
+    they make up for what peers did not send in time. A filter leaves nothing else."""
+    rounds, size = report.rounds, arm.own + arm.external
     if arm.settings.get("policy.filter_own"):
-        return report.informative_per_update, float(arm.own)
-    predicted = [
-        expected_informative(arm.own, arm.external, len(report.nodes), mixed / made)
-        for mixed, made in zip(rounds.mixed, rounds.made, strict=True)
-        if made
-    ]
+        return report.informative_per_update, float(size)
+    predicted = []
+    for mixed, made in zip(rounds.mixed, rounds.made, strict=True):
+        if made:
+            own = min(made, size)
+            predicted.append(expected_informative(own, size - own, len(report.nodes), mixed / made))
     return report.informative_per_update, sum(predicted) / max(1, len(predicted))

@@ -22,14 +22,14 @@ def budget_table(results: Mapping[Arm, Sequence[SimulationReport]]) -> Table:
     updates, groups made, CPU seconds (each of one node)."""
     costs: dict[str, Cost] = {
         "updates": _updates,
-        "groups made": _groups_made,
-        "CPU s": _cpu_seconds,
+        "groups made": groups_made,
+        "CPU s": cpu_seconds,
     }
     budgets = {
         name: min(cost(report)[-1] for reports in results.values() for report in reports)
         for name, cost in costs.items()
     }
-    title = "held-out reward at equal cost of a node, mean ± 95% confidence interval"
+    title = "held-out reward at equal cost of a node, mean ± 95% interval"
     table = Table(title=title, title_justify="left", box=SIMPLE)
     table.add_column("arm")
     for name, budget in budgets.items():
@@ -60,11 +60,13 @@ def _updates(report: SimulationReport) -> Sequence[float]:
     return range(len(report.rounds.made) + 1)
 
 
-def _groups_made(report: SimulationReport) -> Sequence[float]:
+def groups_made(report: SimulationReport) -> Sequence[float]:
+    """Of a node, up to the end of each round."""
     return list(accumulate(report.rounds.made, initial=0.0))
 
 
-def _cpu_seconds(report: SimulationReport) -> Sequence[float]:
-    """The run's CPU seconds are known as a whole; its rounds are taken to cost the same."""
+def cpu_seconds(report: SimulationReport) -> Sequence[float]:
+    """Of a node, up to the end of each round. The run's are known as a whole; its rounds are taken
+    to cost the same."""
     rounds, nodes = len(report.rounds.made), len(report.nodes)
     return [report.cpu_seconds / nodes * entry / rounds for entry in range(rounds + 1)]

@@ -148,3 +148,73 @@ def heterogeneous(
         flags = parse_assignments(assign or [])
         names = tuple(arms.split(","))
         run_comparison(Comparison(nodes, rounds, seeds, names, strong, weak, flags), report)
+
+
+@experiment_app.command()
+def staleness(
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 4,
+    rounds: Annotated[int, typer.Option(min=3, help="Updates of each node.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 3,
+    lags: Annotated[str, typer.Option(help="Updates, comma-separated.")] = "0,1,2,4,8,16",
+    corrections: Annotated[
+        str, typer.Option(help="positive, sampler and none, comma-separated.")
+    ] = "positive,sampler,none",
+    delay: Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")] = "0.5,4",
+    loss: Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")] = 0.1,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("staleness-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Train on groups of set ages over a network that delays, reorders and loses messages, with and
+    without correction for their age.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.staleness import Staleness, run_staleness
+
+        experiment = Staleness(
+            nodes,
+            rounds,
+            seeds,
+            _whole_numbers("--lags", lags),
+            tuple(corrections.split(",")),
+            _range("--delay", delay),
+            loss,
+            parse_assignments(assign or []),
+        )
+        run_staleness(experiment, report)
+
+
+@experiment_app.command()
+def broad(
+    regime: Annotated[
+        str, typer.Option(help="dense, sparse, very-sparse or specialised.")
+    ] = "dense",
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each node.")] = 40,
+    seeds: Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")] = 4,
+    report: Annotated[Path, typer.Option(help="Directory of the reports; reused.")] = (
+        Path("broad-report")
+    ),
+    assign: SetOption = None,
+) -> None:
+    """Compare swarms whose nodes sample none, half or all of their tasks in common.
+
+    Runs that are in the report directory already are not made again: run it again to resume.
+    """
+    with refusals():
+        from swarm_node.config import parse_assignments
+        from swarm_node.simulation.broad import Broad, run_broad
+
+        flags = parse_assignments(assign or [])
+        run_broad(Broad(regime, nodes, rounds, seeds, flags=flags), report)
+
+
+def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers, such as 0,4,16, not {text!r}") from None

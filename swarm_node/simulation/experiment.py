@@ -1,13 +1,8 @@
-"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables.
-
-Every run leaves a report.json in a directory of its own. One that is there, whole and made with the
-same settings is not made again, so an interrupted experiment goes on where it stopped.
-"""
+"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm_node.building import build_once
-from swarm_node.config import Settings
 from swarm_node.errors import ConfigError
 from swarm_node.policy.models import TINY
 from swarm_node.simulation.arms import (
@@ -32,7 +26,7 @@ from swarm_node.simulation.arms import (
 from swarm_node.simulation.budgets import budget_table
 from swarm_node.simulation.plots import draw_experiment
 from swarm_node.simulation.report import SimulationReport
-from swarm_node.simulation.run import progress_bar, resumed, simulation_settings
+from swarm_node.simulation.resume import Case, run_cases
 from swarm_node.simulation.swarm import Plan
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
@@ -63,16 +57,11 @@ def run_experiment(experiment: Experiment, directory: Path) -> None:
     if experiment.regime not in REGIMES:
         raise ConfigError(f"there is no regime {experiment.regime}: use {', '.join(REGIMES)}")
     arms = chosen_arms(experiment.arms)
-    model = experiment.model or _base(experiment.regime, directory)
+    model = experiment.model or regime_model(experiment.regime, directory)
     place = directory / f"{experiment.regime}-n{experiment.nodes}-r{experiment.rounds}"
-    total = len(arms) * experiment.seeds * experiment.nodes * experiment.rounds
-    results: dict[Arm, list[SimulationReport]] = {arm: [] for arm in arms}
-    with progress_bar(experiment.regime, total) as advance:
-        for index, seed in enumerate(declared_seeds(experiment.seeds)):
-            # Seed by seed, so that an experiment cut short compares arms over the same seeds.
-            for arm in arms:
-                run = place / arm.directory / f"seed-{index}"
-                results[arm].append(_report(experiment, arm, seed, model, run, advance))
+    cases = [_case(experiment, arm, model) for arm in arms]
+    reports = run_cases(experiment.regime, cases, declared_seeds(experiment.seeds), place)
+    results = dict(zip(arms, reports, strict=True))
     console = Console(highlight=False)
     for table in (held_out_table, budget_table, reward_table, mechanism_table):
         console.print(table(results))
@@ -119,7 +108,7 @@ def reward_table(results: Results) -> Table:
 
 def mechanism_table(results: Results) -> Table:
     """What each arm had to learn from and what it cost."""
-    table = experiment_table("per update and node; expected = p·I + min(J, (N-1)·p·I)")
+    table = experiment_table("per update and node; expected = p·I + min(B-I, (N-1)·p·I)")
     for heading in ("arm", "informative", "expected", "made", "CPU ms", "KiB in"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, reports in results.items():
@@ -130,7 +119,7 @@ def mechanism_table(results: Results) -> Table:
         table.add_row(
             arm.name,
             f"{estimate([counted for counted, _ in counts]).mean:.2f}",
-            "-" if math.isnan(expected) else f"{expected:.2f}",
+            f"{expected:.2f}",
             f"{sum(report.groups_made for report in reports) / updates:.2f}",
             f"{1000 * sum(report.cpu_seconds for report in reports) / updates:.0f}",
             f"{received / updates / 1024:.1f}",
@@ -138,33 +127,24 @@ def mechanism_table(results: Results) -> Table:
     return table
 
 
-def _report(
-    experiment: Experiment,
-    arm: Arm,
-    seed: int,
-    model: str,
-    directory: Path,
-    advance: Callable[[], None],
-) -> SimulationReport:
-    """The report of one arm and seed, from its directory or from a new run."""
+def _case(experiment: Experiment, arm: Arm, model: str) -> Case:
     specialised = REGIMES[experiment.regime].specialised
-    plan = Plan(experiment.nodes, experiment.rounds, seed, specialised=specialised, models=(model,))
-    settings = arm_settings(arm, seed, experiment.flags or {})
-    return resumed(plan, settings, directory, advance)
+    plan = Plan(experiment.nodes, experiment.rounds, specialised=specialised, models=(model,))
+    return Case(arm.directory, plan, arm_flags(arm, experiment.flags or {}))
 
 
-def arm_settings(arm: Arm, seed: int, flags: Mapping[str, Any]) -> Settings:
-    """What the nodes of an arm are set to; `flags` are for all arms, and give way to the arm's own.
+def arm_flags(arm: Arm, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What the nodes of an arm are set to, by dotted key; `flags` are for all arms, and give way to
+    the arm's own."""
+    return {"policy.own": arm.own, "policy.external": arm.external, **flags, **arm.settings}
+
+
+def regime_model(name: str, directory: Path) -> str:
+    """The model that a regime starts from, built once below `directory`.
 
     Raises:
-        ConfigError: an unknown key or an impossible value, by name.
+        SwarmNodeError: it cannot be built.
     """
-    mixture = {"policy.own": arm.own, "policy.external": arm.external}
-    return simulation_settings(seed, {**mixture, **flags, **arm.settings})
-
-
-def _base(name: str, directory: Path) -> str:
-    """The model that a regime starts from; built once."""
     recipe = REGIMES[name].recipe
     return TINY if recipe is None else str(build_once(recipe, directory))
 

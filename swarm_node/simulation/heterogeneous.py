@@ -20,11 +20,11 @@ from swarm_node.errors import ConfigError
 from swarm_node.policy.build_tiny import Noise, Recipe
 from swarm_node.policy.models import TINY
 from swarm_node.simulation.arms import Arm, chosen_arms, declared_seeds, estimate
-from swarm_node.simulation.experiment import arm_settings, experiment_table
+from swarm_node.simulation.experiment import arm_flags, experiment_table
 from swarm_node.simulation.kinds import model_digests
 from swarm_node.simulation.plots import draw_kinds
 from swarm_node.simulation.report import SimulationReport
-from swarm_node.simulation.run import progress_bar, resumed
+from swarm_node.simulation.resume import Case, run_cases
 from swarm_node.simulation.swarm import Plan
 
 ALONE = "8/0"
@@ -78,16 +78,16 @@ def run_comparison(comparison: Comparison, directory: Path) -> None:
     if len({*model_digests(list(models.values()))}) < len(models):
         raise ConfigError("the strong and the weak model are the same: give another with --weak")
     place = directory / f"n{comparison.nodes}-r{comparison.rounds}"
-    total = len(runs) * comparison.seeds * comparison.nodes * comparison.rounds
-    results: dict[Run, list[SimulationReport]] = {run: [] for run in runs}
-    with progress_bar("heterogeneous", total) as advance:
-        for index, seed in enumerate(declared_seeds(comparison.seeds, "heterogeneous")):
-            for run in runs:
-                named = tuple(models[kind] for kind in run.kinds)
-                plan = Plan(comparison.nodes, comparison.rounds, seed, models=named)
-                settings = arm_settings(run.arm, seed, comparison.flags)
-                run_place = place / "-".join(run.kinds) / run.arm.directory / f"seed-{index}"
-                results[run].append(resumed(plan, settings, run_place, advance))
+    cases = [
+        Case(
+            f"{'-'.join(run.kinds)}/{run.arm.directory}",
+            Plan(comparison.nodes, comparison.rounds, models=tuple(models[k] for k in run.kinds)),
+            arm_flags(run.arm, comparison.flags),
+        )
+        for run in runs
+    ]
+    seeds = declared_seeds(comparison.seeds, "heterogeneous")
+    results = dict(zip(runs, run_cases("heterogeneous", cases, seeds, place), strict=True))
     console = Console(highlight=False)
     for table in (groups_table, gains_table):
         console.print(table(results))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +39,15 @@ class Pace:
 
 class PacedSampler:
     """A `Sampler` around one that computes inline. One call at a time, as in a real node: new
-    weights wait for the call under way."""
+    weights wait for the call under way. It is given weights `behind` updates late, of which it
+    keeps copies in `place`; the first so many updates are sampled for by the start."""
 
-    def __init__(self, sampler: Sampler, token_seconds: float) -> None:
+    def __init__(self, sampler: Sampler, token_seconds: float, behind: int, place: Path) -> None:
         self._sampler = sampler
         self._token_seconds = token_seconds
+        self._behind = behind
+        self._place = place
+        self._late: deque[tuple[Path, int]] = deque()
         self._busy = asyncio.Lock()
 
     @property
@@ -57,10 +63,20 @@ class PacedSampler:
 
     async def load(self, weights: Path, version: int) -> None:
         async with self._busy:
+            if self._behind:
+                weights, version = self._late_by_now(weights, version)
             await self._sampler.load(weights, version)
 
     async def close(self) -> None:
         await self._sampler.close()
+
+    def _late_by_now(self, weights: Path, version: int) -> tuple[Path, int]:
+        copy = self._place / f"late-{version}.safetensors"  # the trainer keeps but two of its own
+        shutil.copyfile(weights, copy)
+        self._late.append((copy, version))
+        if len(self._late) > self._behind + 1:
+            self._late.popleft()[0].unlink()
+        return self._late[0]
 
 
 class PacedTrainer:

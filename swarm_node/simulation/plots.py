@@ -9,14 +9,15 @@ from typing import Any
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.simulation.arms import Arm, Estimate, estimate, informative_counts
+from swarm_node.simulation.budgets import cpu_seconds, groups_made
 from swarm_node.simulation.report import SimulationReport
 
 
 def draw_experiment(
     results: Mapping[Arm, Sequence[SimulationReport]], directory: Path
 ) -> list[Path]:
-    """Held-out reward over rounds and over groups made, and informative groups as counted against
-    as expected. Returns the file; none without matplotlib.
+    """Held-out reward over updates, groups made and CPU seconds, and informative groups as counted
+    against as expected. Returns the file; none without matplotlib.
 
     Raises:
         SwarmNodeError: the directory cannot be written.
@@ -25,23 +26,29 @@ def draw_experiment(
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    by_round, by_group, counts = figure.subplots(1, 3)
+    figure = Figure(figsize=(11, 7.6), layout="constrained")
+    (by_round, by_group), (by_seconds, counts) = figure.subplots(2, 2)
     for arm, reports in results.items():
         rounds, points = _over_seeds([report.held_out.curve for report in reports])
         colour = _draw_band(by_round, rounds, points, arm.name)
-        by_group.plot(_groups_made(reports, rounds), [point.mean for point in points], color=colour)
+        for panel, cost in ((by_group, groups_made), (by_seconds, cpu_seconds)):
+            spent = [sum(at) / len(reports) for at in zip(*map(cost, reports), strict=True)]
+            # The start cost nothing, which a logarithm cannot show.
+            _draw_band(panel, [spent[entry] for entry in rounds][1:], points[1:], arm.name)
         pairs = [informative_counts(report, arm) for report in reports]
         counts.scatter(*zip(*((b, a) for a, b in pairs), strict=True), color=colour)
-    by_round.set(xlabel="updates", ylabel="held-out reward (pass@1)", title="equal training")
-    by_group.set(xlabel="groups made per node", title="equal generation")
+    by_round.set(xlabel="updates", title="equal training")
+    by_group.set(xlabel="groups made per node", title="equal generation", xscale="log")
+    by_seconds.set(xlabel="CPU seconds per node", title="equal compute", xscale="log")
+    for panel in (by_round, by_group, by_seconds):
+        panel.set(ylabel="held-out reward (pass@1)")
     counts.set(
         ylabel="counted",
-        xlabel="p·I + min(J, (N-1)·p·I)",
+        xlabel="p·I + min(B-I, (N-1)·p·I)",
         title="informative groups per update",
     )
     counts.axline((0, 0), slope=1, color="gray", linewidth=0.8)
-    for panel in (by_round, by_group, counts):
+    for panel in (by_round, by_group, by_seconds, counts):
         panel.grid(alpha=0.3)
     figure.legend(*by_round.get_legend_handles_labels(), loc="outside right upper")
     return _saved(figure, directory / "arms.png")
@@ -80,7 +87,7 @@ def _saved(figure: Any, path: Path) -> list[Path]:
     return [path]
 
 
-def _draw_band(panel: Any, rounds: Sequence[int], points: Sequence[Estimate], label: str) -> Any:
+def _draw_band(panel: Any, rounds: Sequence[float], points: Sequence[Estimate], label: str) -> Any:
     """A line with its confidence interval; returns its colour."""
     means = [point.mean for point in points]
     (line,) = panel.plot(rounds, means, label=label)
@@ -97,12 +104,4 @@ def _over_seeds(
     rounds = [entry for entry, _ in curves[0]]
     return rounds, [
         estimate([reward for _, reward in points]) for points in zip(*curves, strict=True)
-    ]
-
-
-def _groups_made(reports: Sequence[SimulationReport], rounds: Sequence[int]) -> list[float]:
-    """Per node up to each of `rounds`, mean over seeds."""
-    return [
-        sum(sum(report.rounds.made[:entry]) for report in reports) / len(reports)
-        for entry in rounds
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.p2p.verify import restored_group
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
@@ -18,6 +19,7 @@ class _Outcome(NamedTuple):
     reward: float
     mixed: bool
     provenance: Provenance
+    version: int
 
 
 @dataclass
@@ -29,7 +31,9 @@ class Record:
     trained on, SAPO's own metric; `drawn` counts these groups, `informative` those whose rewards
     differ, `external` those of peers and `foreign` those of peers with another model; `made` and
     `mixed` count own groups, all and those whose rewards differ. `curve` is (round, held-out
-    reward), `received` how many groups of peers came.
+    reward), `received` how many groups of peers came. `own_lags` and `peers_lags` are, for every
+    group trained on, by how many updates the policy that sampled it was older than the one it
+    trained: in a simulation all nodes count from one start.
     """
 
     own: list[float] = field(default_factory=list)
@@ -42,6 +46,9 @@ class Record:
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
     received: int = 0
+    own_lags: list[int] = field(default_factory=list)
+    peers_lags: list[int] = field(default_factory=list)
+    _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
     _batch: list[_Outcome] = field(default_factory=list)
@@ -66,8 +73,8 @@ class Record:
         """A batch was drawn; what was drawn before and not trained on is forgotten."""
         self._batch = [self._known[identifier] for identifier in identifiers]
 
-    def end_round(self) -> None:
-        """The batch drawn last was trained on."""
+    def end_round(self, version: int) -> None:
+        """The batch drawn last was trained on; now the policy is of `version`."""
         fresh, drawn = self._fresh, self._batch
         last = self.own[-1] if self.own else 0.0
         self.own.append(_mean(fresh) if fresh else last)
@@ -79,6 +86,11 @@ class Record:
         self.foreign.append(origins.count(Provenance.FOREIGN))
         self.made.append(len(fresh))
         self.mixed.append(sum(outcome.mixed for outcome in fresh))
+        for outcome in drawn:
+            own = outcome.provenance is Provenance.OWN
+            lags = self.own_lags if own else self.peers_lags
+            lags.append(self._version - outcome.version)
+        self._version = version
         self._fresh, self._batch = [], []
 
 
@@ -108,7 +120,9 @@ class WatchedStorage(Storage):
 def _outcome(group: StoredGroup) -> _Outcome:
     rewards = group.rewards
     spread = max(rewards) - min(rewards)
-    return _Outcome(sum(rewards) / len(rewards), spread > _EQUAL_WITHIN, group.provenance)
+    version = restored_group(group).group.oldest_version
+    mixed = spread > _EQUAL_WITHIN
+    return _Outcome(sum(rewards) / len(rewards), mixed, group.provenance, version)
 
 
 def _mean(outcomes: Sequence[_Outcome]) -> float:

@@ -51,7 +51,10 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     """One node; `model` counts in the report's models, `weights` is the sha256 of its last ones,
     `rejected` counts by reason; of the external groups trained on, `trained_foreign` were made by
     another model. Bytes are payloads, CPU seconds exclude measuring held-out reward; these and the
-    groups are counted up to the end of its last round."""
+    groups are counted up to the end of its last round. A lag is how many updates older the policy
+    that sampled a group was than the one that was trained on it: means of own and of peers' groups
+    (0 if there were none), and the largest of own ones. `merged` of the groups trained on were
+    judged together with others of their task."""
 
     peer_id: str
     model: int
@@ -70,6 +73,10 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     bytes_sent: int
     bytes_received: int
     cpu_seconds: float
+    own_lag: float
+    own_lag_most: int
+    peers_lag: float
+    merged: int
 
 
 class SimulationReport(msgspec.Struct, frozen=True):

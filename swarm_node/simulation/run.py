@@ -21,8 +21,8 @@ from rich.progress import (
 )
 
 from swarm_node.config import Settings, load_settings, parse_assignments
-from swarm_node.simulation.report import REPORT_FILE, SimulationReport, load_report, save_report
-from swarm_node.simulation.swarm import Plan, describe, simulate
+from swarm_node.simulation.report import SimulationReport, save_report
+from swarm_node.simulation.swarm import Plan, simulate
 
 #: What a simulated node does otherwise than a real one. It polls about once per update, as a swarm
 #: of larger models would; held-out reward is measured by the simulation, at no cost to the node, so
@@ -61,25 +61,6 @@ def run_simulation(plan: Plan, settings: Settings, directory: Path | None) -> No
     if directory is not None:
         for path in save_report(report, directory):
             print(f"wrote {path}")
-
-
-def resumed(
-    plan: Plan, settings: Settings, directory: Path, advance: Callable[[], None]
-) -> SimulationReport:
-    """The report in `directory` if it is whole and of the same plan and settings, else a new one,
-    which is saved there. `advance` is called once for each round of each node either way.
-
-    Raises:
-        SwarmNodeError: it cannot run, or the report cannot be written.
-    """
-    report = load_report(directory / REPORT_FILE)
-    if report is not None and report.settings == describe(plan, settings):
-        for _ in range(plan.nodes * plan.rounds):
-            advance()
-        return report
-    report = simulate(plan, settings, advance)
-    save_report(report, directory)
-    return report
 
 
 @contextmanager

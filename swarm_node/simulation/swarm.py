@@ -58,8 +58,8 @@ class Plan:
     `seed` decides everything that is left to chance; node i samples `specialised` of the task
     families, starting at family i × specialised, or all of them if 0; messages take a uniform draw
     from `delay` virtual seconds and are lost with probability `loss`; node speeds are uniform draws
-    from `speeds`. Held-out reward is measured every `eval_rounds` rounds on `eval_tasks` tasks per
-    family.
+    from `speeds`; samplers get weights `behind` updates late. Held-out reward is measured every
+    `eval_rounds` rounds on `eval_tasks` tasks per family.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -72,6 +72,7 @@ class Plan:
     delay: tuple[float, float] = (0.0, 0.0)
     loss: float = 0.0
     speeds: tuple[float, float] = (1.0, 1.0)
+    behind: int = 0
     pace: Pace = field(default_factory=Pace)
     eval_rounds: int = 10
     eval_tasks: int = 16
@@ -85,8 +86,8 @@ class Plan:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
-        if not 0 <= self.seed < 1 << 32 or self.specialised < 0:
-            raise ConfigError("the seed is within [0, 2^32), families per node are 0 or more")
+        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind) < 0:
+            raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
             raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
         if not 0 < self.speeds[0] <= self.speeds[1]:
@@ -104,7 +105,8 @@ def simulate(
         SwarmNodeError: a model or the settings cannot be used.
     """
     kinds = deal(plan.models, plan.nodes)
-    need = _COPIES_ON_DISK * sum(kind.weight_bytes for kind in kinds)
+    copies = _COPIES_ON_DISK + plan.behind
+    need = copies * sum(kind.weight_bytes for kind in kinds)
     work = shared_memory_dir("simulation", need=need)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums over several depend on how the work was split
@@ -189,7 +191,7 @@ class _Swarm:
 
     async def _round(self, member: _Member, weights: Path) -> None:
         plan, record = self._plan, member.record
-        record.end_round()
+        record.end_round(member.trainer.version)
         if record.rounds % plan.eval_rounds == 0 or record.rounds == plan.rounds:
             began = self._loop.spent()
             await member.kind.probe.load(weights, record.rounds)
@@ -241,7 +243,9 @@ class _Swarm:
         trainer = PacedTrainer(inline, plan.pace.update_seconds / speed, plan.rounds, on_round)
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
-            sampler=PacedSampler(kind.sampler(), plan.pace.token_seconds / speed),
+            sampler=PacedSampler(
+                kind.sampler(), plan.pace.token_seconds / speed, plan.behind, place
+            ),
             trainer=trainer,
             environment=self._environment,
             storage=WatchedStorage(place / "node.db", record, wall=self._clock.wall),
@@ -316,6 +320,10 @@ def _row(member: _Member, model: int) -> SimulatedNode:
         bytes_sent=member.sent,
         bytes_received=member.received,
         cpu_seconds=member.cpu_seconds,
+        own_lag=_mean(record.own_lags or [0]),
+        own_lag_most=max(record.own_lags, default=0),
+        peers_lag=_mean(record.peers_lags or [0]),
+        merged=node.buffer.stats().merged,
     )
 
 

@@ -109,7 +109,15 @@ class Side:
         """Meet, list and pull everything there is."""
         await self.exchange.beat(0, 20.0)
         await self.exchange.list_some(8, 64)
-        return await self.exchange.pull_some(64, lambda _: 64, 0)
+        return await self.pull()
+
+    async def pull(self) -> list[VerifiedGroup]:
+        """Pull everything on offer."""
+        pulled: list[VerifiedGroup] = []
+        while self.exchange.on_offer(lambda _: 64):
+            group = await self.exchange.pull(lambda _: 64, 0)
+            pulled += [group] if group else []
+        return pulled
 
 
 def make_group(
@@ -372,7 +380,7 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
         await carol.exchange.beat(0, 20.0)
         await carol.exchange.list_some(8, 64)
         await alice.transport.stop()
-        (got,) = await carol.exchange.pull_some(8, lambda _: 8, 0)
+        (got,) = await carol.pull()
         assert got.author == alice.peer_id
 
     in_swarm(body, 3)
@@ -385,7 +393,7 @@ def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
         published = await alice.exchange.publish(made, 0)
         await bob.exchange.beat(0, 20.0)
         assert await bob.exchange.list_some(3, 6) == 6
-        pulled = await bob.exchange.pull_some(8, lambda _: 8, 0)
+        pulled = await bob.pull()
         assert {group.id for group in pulled} == {group.id for group in published[-2:]}
         assert await bob.exchange.list_some(3, 6) == 0
 
@@ -410,6 +418,24 @@ def test_heartbeats_are_read_the_more_rarely_the_more_there_are(in_swarm) -> Non
         assert sum(reads) == 3
 
     in_swarm(body, 10)
+
+
+def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side, carol: Side) -> None:
+        made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
+        await alice.exchange.publish([made], 0)
+        for side in (alice, bob, carol):
+            await side.exchange.beat(0, 20.0)
+        await carol.exchange.list_some(8, 64)
+        network.cut(alice.peer_id)
+        assert await carol.pull() == []
+        assert carol.rejected["not_here"] == 1
+        innocent = carol.directory.get(bob.peer_id)
+        assert innocent is not None
+        assert innocent.failures == 0
+        assert innocent.quality == 1.0
+
+    in_swarm(body, 3)
 
 
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from swarm_node.policy.mixture import (
     Costs,
     MixtureSettings,
     Observation,
-    balanced_own,
     informative,
     observe,
     start,
@@ -74,7 +73,7 @@ def test_alike_nodes_come_to_the_best_mixture(
         mixed = sum(rng.random() < share for _ in range(own))
         offered = sum(rng.random() < share for _ in range(own * peers))
         state = observe(state, Observation(own, mixed, offered), limits)
-    best = min(7.0, max(1.0, balanced_own(8, peers * share)))
+    best = min(7.0, max(1.0, 8 / (1 + peers * share)))
     assert abs(state.current.own - best) <= 1.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import numpy as np
+from builders import completion, verified
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,16 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from swarm_node.policy.drawing import DrawPolicy
 from swarm_node.policy.mixture import Mixture
 from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-    VersionSpan,
-)
+from swarm_node.rollout import Provenance, VerifiedGroup
 
 AUTHORS = ["a", "b", "c", "d"]
 REWARDS = [(0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (0.25, 0.5)]
@@ -135,8 +126,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def ask_for_room(self, running: int) -> None:
         room = self.buffer.own_room(self.version, running)
         slots = (self.settings.max_lag + 1) * max(self.buffer.mixture.own, 1)
-        assert 0 <= room <= max(0, slots - running - self.buffer.own_backlog())
-        assert self.buffer.wants_own(self.version, running) is (room > 0)
+        assert 0 <= room <= max(0, slots - running - self.buffer.stats().own)
         for author in (None, *AUTHORS):
             for _ in range(self.buffer.external_room(self.version, author)):
                 # Nobody met before, who may have filled a quota of its own already.
@@ -190,26 +180,10 @@ class ReplayMachine(RuleBasedStateMachine):
 def _group(
     name: bytes, author: str, rewards: tuple[float, ...], versions: tuple[int, ...], arrived: int
 ) -> VerifiedGroup:
-    completion = Completion(
-        text="x",
-        token_ids=np.zeros(len(versions), np.uint32),
-        logprobs=np.zeros(len(versions), np.float32),
-        spans=tuple(VersionSpan(version, i, i + 1) for i, version in enumerate(versions)),
-        finish=Finish.STOP,
-    )
-    return VerifiedGroup(
-        id=name,
-        author=author,
-        provenance=Provenance.OWN if author == "me" else Provenance.FOREIGN,
-        group=RolloutGroup(
-            task=TaskRef("e", "1", "f", 0),
-            policy=PolicyRef(b"m", b"t", versions[-1]),
-            completions=(completion,) * len(rewards),
-            claimed=rewards,
-        ),
-        prompt="q",
-        rewards=rewards,
-        arrived=arrived,
+    answers = [completion([0] * len(versions), versions=versions)] * len(rewards)
+    whose = Provenance.OWN if author == "me" else Provenance.FOREIGN
+    return verified(
+        name, author, provenance=whose, rewards=rewards, completions=answers, arrived=arrived
     )
 
 

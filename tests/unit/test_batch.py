@@ -6,6 +6,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from builders import completion, verified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,16 +19,7 @@ from swarm_node.policy.batch import (
     pack_batch,
     unpack_batch,
 )
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-    VersionSpan,
-)
+from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup, VersionSpan
 
 EOS = 99
 
@@ -36,26 +28,16 @@ def encode(text: str) -> list[int]:
     return list(text.encode())
 
 
-def completion(ids: list[int], text: str, finish: Finish = Finish.STOP) -> Completion:
-    return Completion(
-        text=text,
-        token_ids=np.array(ids, np.uint32),
-        logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32),
-        spans=(VersionSpan(0, 0, len(ids)),),
-        finish=finish,
-    )
-
-
-def verified(
+def group_of(
     provenance: Provenance, completions: list[Completion], rewards: list[float]
 ) -> VerifiedGroup:
-    group = RolloutGroup(
-        task=TaskRef("env", "1", "family", 7),
-        policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
-        completions=tuple(completions),
-        claimed=tuple(0.5 for _ in rewards),
+    return verified(
+        provenance=provenance,
+        completions=completions,
+        rewards=rewards,
+        claimed=[0.5] * len(rewards),
+        prompt="ab",
     )
-    return VerifiedGroup(b"i" * 34, "peer", provenance, group, "ab", tuple(rewards), 0)
 
 
 def row(prompt: int = 2, length: int = 3, advantage: float = 1.0) -> TrainRow:
@@ -70,7 +52,7 @@ def row(prompt: int = 2, length: int = 3, advantage: float = 1.0) -> TrainRow:
 
 def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
     parts = [completion([5, 6], "x"), completion([7], "y")]
-    batch = build_batch([verified(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
+    batch = build_batch([group_of(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
     assert [r.prompt_ids.tolist() for r in batch.rows] == [[97, 98]] * 2
     assert [r.completion_ids.tolist() for r in batch.rows] == [[5, 6], [7]]
     assert batch.rows[0].logprobs is not None
@@ -81,17 +63,17 @@ def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
 @pytest.mark.parametrize("provenance", [Provenance.KIN, Provenance.FOREIGN])
 def test_of_others_only_what_was_good_is_trained_on(provenance: Provenance) -> None:
     completions = [completion([5], "x"), completion([6], "y"), completion([7], "z")]
-    batch = build_batch([verified(provenance, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
+    batch = build_batch([group_of(provenance, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
     assert [row.advantage > 0 for row in batch.rows] == [True, False]
     assert all(row.advantage >= 0 and row.logprobs is None for row in batch.rows)
-    own = build_batch([verified(Provenance.OWN, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
+    own = build_batch([group_of(Provenance.OWN, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
     assert [row.advantage < 0 for row in own.rows] == [False, True, False]
 
 
 def test_kin_rows_use_claimed_logprobs_only_when_told_to() -> None:
-    group = verified(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
-    own = build_batch([group], encode, encode, EOS, correction="own")
-    sampler = build_batch([group], encode, encode, EOS, correction="sampler")
+    one = group_of(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
+    own = build_batch([one], encode, encode, EOS, correction="own")
+    sampler = build_batch([one], encode, encode, EOS, correction="sampler")
     assert [r.logprobs for r in own.rows] == [None, None]
     assert all(r.logprobs is not None and r.logprobs.tolist() == [-1.0] for r in sampler.rows)
 
@@ -100,11 +82,11 @@ def test_own_rows_know_which_version_sampled_each_token() -> None:
     spans = (VersionSpan(3, 0, 2), VersionSpan(5, 2, 3))
     resumed = replace(completion([5, 6, 7], "x"), spans=spans)
     parts = [resumed, completion([8], "y")]
-    own = build_batch([verified(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
+    own = build_batch([group_of(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
     assert own.rows[0].versions is not None
     assert own.rows[0].versions.tolist() == [3, 3, 5]
     # A peer counts its own updates.
-    kin = verified(Provenance.KIN, parts, [1.0, 0.0])
+    kin = group_of(Provenance.KIN, parts, [1.0, 0.0])
     assert all(
         row.versions is None
         for row in build_batch([kin], encode, encode, EOS, correction="sampler").rows
@@ -114,30 +96,40 @@ def test_own_rows_know_which_version_sampled_each_token() -> None:
 def test_rows_know_their_group_and_advantages_go_by_name() -> None:
     parts = [completion([5], "x"), completion([6], "y"), completion([7], "z")]
     rewards = [1.0, 0.0, 0.0]
-    groups = [verified(Provenance.OWN, parts, rewards) for _ in range(2)]
+    groups = [group_of(Provenance.OWN, parts, rewards) for _ in range(2)]
     batch = build_batch(groups, encode, encode, EOS, advantage="dr_grpo")
     assert [row.group for row in batch.rows] == [0, 0, 0, 1, 1, 1]
     assert [row.advantage for row in batch.rows] == 2 * dr_grpo(rewards).tolist()
 
 
+def test_a_group_that_failed_learns_next_to_one_that_did_not() -> None:
+    parts = [completion([5], "x"), completion([6], "y")]
+    groups = [group_of(Provenance.OWN, parts, [0.0, 0.0]), group_of(Provenance.KIN, parts, [1, 0])]
+    alone = build_batch(groups, encode, encode, EOS)
+    assert [row.informative for row in alone.rows] == [False, False, True]
+    together = build_batch(groups, encode, encode, EOS, beside=[(1.0, 0.0), (0.0, 0.0)])
+    of_all = grpo([0.0, 0.0, 1.0, 0.0]).tolist()
+    assert [row.advantage for row in together.rows] == of_all[:3]
+
+
 def test_foreign_rows_are_retokenised() -> None:
     parts = [completion([5], "hi"), completion([6], "ho", Finish.LENGTH)]
-    group = verified(Provenance.FOREIGN, parts, [1.0, 0.0])
-    batch = build_batch([group], encode, encode, EOS, correction="sampler")
+    one = group_of(Provenance.FOREIGN, parts, [1.0, 0.0])
+    batch = build_batch([one], encode, encode, EOS, correction="sampler")
     assert [r.completion_ids.tolist() for r in batch.rows] == [[104, 105, EOS], [104, 111]]
     assert [r.logprobs for r in batch.rows] == [None, None]
 
 
 def test_an_empty_answer_counts_in_its_group_but_is_no_row() -> None:
     parts = [completion([5], "", Finish.LENGTH), completion([6], "ho")]
-    batch = build_batch([verified(Provenance.FOREIGN, parts, [0.0, 1.0])], encode, encode, EOS)
+    batch = build_batch([group_of(Provenance.FOREIGN, parts, [0.0, 1.0])], encode, encode, EOS)
     assert [r.advantage for r in batch.rows] == [grpo([0.0, 1.0]).tolist()[1]]
 
 
 def test_claimed_rewards_do_not_reach_the_batch() -> None:
-    group = verified(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
-    liar = replace(group, group=replace(group.group, claimed=(0.0, 1e9)))
-    honest, lied = (pack_batch(build_batch([g], encode, encode, EOS)) for g in (group, liar))
+    one = group_of(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
+    liar = replace(one, group=replace(one.group, claimed=(0.0, 1e9)))
+    honest, lied = (pack_batch(build_batch([g], encode, encode, EOS)) for g in (one, liar))
     assert honest == lied
 
 

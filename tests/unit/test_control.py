@@ -3,8 +3,10 @@
 import asyncio
 import json
 import stat
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import ClientSession
 
@@ -102,3 +104,27 @@ def test_not_running_is_a_clear_message(tmp_path: Path) -> None:
     file.write_text('{"port": 1, "token": "t", "pid": 1}')
     with pytest.raises(NotRunningError, match="swarm-node join"):
         asyncio.run(ControlClient(file).status())
+
+
+@pytest.mark.parametrize(("state", "code"), [("running", 0), ("starting", 1)])
+def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
+    async def evaluate() -> EvalPoint:
+        return POINT
+
+    async def main() -> tuple[int | None, bytes]:
+        server = ControlServer(
+            tmp_path / "control.json",
+            snapshot=lambda: msgspec.structs.replace(SNAPSHOT, state=state),
+            evaluate=evaluate,
+            stop=lambda: None,
+        )
+        await server.start()
+        command = [sys.executable, "-m", "swarm_node", "status", "--healthy"]
+        child = await asyncio.create_subprocess_exec(
+            *command, "--home", str(tmp_path), stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await child.communicate()
+        await server.close()
+        return child.returncode, said
+
+    assert asyncio.run(main()) == (code, f"{state}\n".encode())

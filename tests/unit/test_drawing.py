@@ -7,47 +7,13 @@ import random
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
+from builders import verified
 
 from swarm_node.policy.drawing import draw_weight, novelty, spread, weighted_sample
 from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.staleness import staleness_weight
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-)
-
-
-def group(
-    name: str,
-    *,
-    author: str = "peer",
-    family: str = "f",
-    rewards: tuple[float, ...] = (0.0, 1.0),
-    arrived: int = 0,
-    own: bool = False,
-) -> VerifiedGroup:
-    empty = Completion("x", np.zeros(0, np.uint32), np.zeros(0, np.float32), (), Finish.STOP)
-    return VerifiedGroup(
-        id=name.encode(),
-        author=author,
-        provenance=Provenance.OWN if own else Provenance.KIN,
-        group=RolloutGroup(
-            TaskRef("e", "1", family, 0),
-            PolicyRef(b"m", b"t", 0),
-            (empty,) * len(rewards),
-            rewards,
-        ),
-        prompt="q",
-        rewards=rewards,
-        arrived=arrived,
-    )
+from swarm_node.rollout import VerifiedGroup
 
 
 def weight(of: VerifiedGroup, **changes: Any) -> float:
@@ -97,15 +63,17 @@ def test_lengths_must_agree() -> None:
 
 
 def test_each_part_of_the_weight_counts() -> None:
-    best = weight(group("g"))
+    best = weight(verified("g", "peer"))
     assert best == 1.0
-    assert weight(group("g", rewards=(0.0, 0.0, 0.0, 1.0))) == pytest.approx(math.sqrt(3) / 2)
-    assert weight(group("g"), version=4) == 0.5
-    assert weight(group("g"), version=33) == 0.0
-    assert weight(group("g"), own_families={"f": 10}) == 0.5
-    assert weight(group("g"), own_families={"f": 10, "other": 10}) == 0.5
-    assert weight(group("g"), own_families={"other": 10}) == 1.0
-    assert weight(group("g"), quality=lambda author: 0.25) == 0.25
+    assert weight(verified("g", "peer", rewards=(0.0, 0.0, 0.0, 1.0))) == pytest.approx(
+        math.sqrt(3) / 2
+    )
+    assert weight(verified("g", "peer"), version=4) == 0.5
+    assert weight(verified("g", "peer"), version=33) == 0.0
+    assert weight(verified("g", "peer"), own_families={"f": 10}) == 0.5
+    assert weight(verified("g", "peer"), own_families={"f": 10, "other": 10}) == 0.5
+    assert weight(verified("g", "peer"), own_families={"other": 10}) == 1.0
+    assert weight(verified("g", "peer"), quality=lambda author: 0.25) == 0.25
 
 
 def test_partial_credit_hardly_counts_as_a_difference() -> None:
@@ -132,10 +100,10 @@ def test_a_buffer_that_draws_by_weight_prefers_what_the_node_lacks() -> None:
             lambda author: 0.5 if author == "liar" else 1.0,
         )
         for each in (
-            group("own", author="me", own=True, family="known"),
-            group("known", family="known"),
-            group("new", family="new"),
-            group("doubtful", family="new", author="liar"),
+            verified("own", "me", family="known"),
+            verified("known", "peer", family="known"),
+            verified("new", "peer", family="new"),
+            verified("doubtful", "liar", family="new"),
         ):
             assert held.admit(each, 0) is None
         drawn = held.draw(0, random.Random(seed))

@@ -83,6 +83,10 @@ def clipped_token(a: float, ratio: float, low: float, high: float) -> float:
     return -a * min(ratio, 1 + high) if a > 0 else -a * max(ratio, 1 - low)
 
 
+def np_reinforce(case: Case) -> float:
+    return -sum(a * lp for lp, a in zip(case.logp, case.advantage, strict=True)) / 97
+
+
 def np_dapo(case: Case) -> float:
     pairs = zip(case.advantage, np.exp(case.deltas()), strict=True)
     return sum(clipped_token(a, r, 0.2, 0.28) for a, r in pairs) / 97
@@ -153,6 +157,7 @@ def np_tba(case: Case) -> float:
 
 
 REFERENCES = {
+    "reinforce": np_reinforce,
     "dapo": np_dapo,
     "dr_grpo": np_dr_grpo,
     "decoupled": np_decoupled,
@@ -164,7 +169,7 @@ REFERENCES = {
     "tba": np_tba,
 }
 #: Where the value's own slope is the gradient: no weight in it is held constant.
-PLAIN = ("dapo", "dr_grpo", "gspo", "dppo", "tba")
+PLAIN = ("reinforce", "dapo", "dr_grpo", "gspo", "dppo", "tba")
 
 
 def run(name: str, case: Case) -> tuple[float, Floats]:

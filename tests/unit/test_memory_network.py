@@ -73,6 +73,21 @@ def test_delay_is_drawn_for_each_way() -> None:
     run_virtual(main)
 
 
+def test_messages_overtake_each_other() -> None:
+    async def main() -> None:
+        one, other = await swarm(MemoryNetwork(random.Random(0), delay=(0.5, 4.0)), 2)
+        arrived: list[int] = []
+
+        async def ask(number: int) -> None:
+            await one.request(other.peer_id, ECHO, b"%d" % number)
+            arrived.append(number)
+
+        await asyncio.gather(*(ask(number) for number in range(20)))
+        assert sorted(arrived) == list(range(20)) != arrived
+
+    run_virtual(main)
+
+
 def test_without_delay_no_time_passes() -> None:
     async def main() -> None:
         one, other = await swarm(MemoryNetwork(random.Random(0)), 2)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
+from builders import completion, verified
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError
@@ -13,38 +13,26 @@ from swarm_node.p2p.peers import Directory
 from swarm_node.parts import Tally
 from swarm_node.policy.mixture import Mixture, MixtureSettings, MixtureState, start
 from swarm_node.policy.replay import ReplayBuffer
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-)
+from swarm_node.rollout import VerifiedGroup
 from swarm_node.snapshot import EvalPoint
 from swarm_node.views import _mixture
-
-EMPTY = Completion("x", np.zeros(0, np.uint32), np.zeros(0, np.float32), (), Finish.STOP)
 
 
 def own_group(number: int) -> VerifiedGroup:
     """Every other one has mixed rewards."""
+    answers = [completion([0], versions=[number])] * 2
     rewards = (0.0, float(number % 2))
-    group = RolloutGroup(
-        TaskRef("e", "1", "f", number), PolicyRef(b"m", b"t", number), (EMPTY, EMPTY), rewards
-    )
-    return VerifiedGroup(b"%d" % number, "me", Provenance.OWN, group, "q", rewards, number)
+    return verified(f"{number}", seed=number, rewards=rewards, completions=answers, arrived=number)
 
 
 class Life:
     """A buffer, a tally and a mixer that live through updates."""
 
     def __init__(self, external: str | int) -> None:
-        self.policy = load_settings({"policy.external": external}, environ={}).policy
+        settings = load_settings({"policy.external": external}, environ={})
         self.tally = Tally()
-        self.buffer = ReplayBuffer(replay_settings(self.policy))
-        self.mixer = Mixer(self.policy, self.tally, self.buffer)
+        self.buffer = ReplayBuffer(replay_settings(settings))
+        self.mixer = Mixer(settings.policy, self.tally, self.buffer)
         self.made = 0
 
     def update(self, offered: int, probe: float | None = None) -> None:
@@ -146,7 +134,7 @@ def test_a_peers_quality_is_what_was_let_in() -> None:
 
 
 def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
-    buffer = ReplayBuffer(replay_settings(load_settings({}, environ={}).policy))
+    buffer = ReplayBuffer(replay_settings(load_settings({}, environ={})))
     for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
         with pytest.raises(ValueError, match=r"must be|holds"):
             buffer.aim(wrong)

@@ -13,7 +13,6 @@ from swarm_node.policy.mixture import (
     MixtureSettings,
     MixtureState,
     Observation,
-    balanced_own,
     best_own,
     informative,
     observe,
@@ -55,9 +54,10 @@ def test_the_best_fixed_arm_depends_on_how_sparse_rewards_are(
     assert ranked == order
 
 
-def test_balance_is_where_own_groups_and_their_return_fill_the_batch() -> None:
-    assert balanced_own(8, 0.0) == 8
-    assert balanced_own(8, 7 * 0.2) == pytest.approx(8 / 2.4)
+def test_the_best_is_where_own_groups_and_their_return_fill_the_batch() -> None:
+    # I* = B / (1 + s): 8, 8 / 2.4 = 3.3 and 8 / 4 = 2.
+    for rate, best in ((0.0, 8), (7 * 0.2, 3), (3.0, 2)):
+        assert best_own(SETTINGS, 0.2, rate, Costs(), 8) == best
 
 
 def test_what_costs_more_is_done_less() -> None:

@@ -6,55 +6,22 @@ import random
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
+from builders import completion, verified
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.replay import Drawn, ReplayBuffer, ReplaySettings
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-    VersionSpan,
-)
+from swarm_node.rollout import VerifiedGroup
 
 MIXED = (0.0, 1.0)
 
 
 def group(
-    name: str,
-    author: str = "me",
-    *,
-    spans: tuple[int, ...] = (0,),
-    arrived: int = 0,
-    rewards: tuple[float, ...] = MIXED,
+    name: str, author: str = "me", *, spans: tuple[int, ...] = (0,), **of: Any
 ) -> VerifiedGroup:
     """`spans` are the versions that sampled its tokens, one token each."""
-    completion = Completion(
-        text="x",
-        token_ids=np.zeros(len(spans), np.uint32),
-        logprobs=np.zeros(len(spans), np.float32),
-        spans=tuple(VersionSpan(version, i, i + 1) for i, version in enumerate(spans)),
-        finish=Finish.STOP,
-    )
-    return VerifiedGroup(
-        id=name.encode(),
-        author=author,
-        provenance=Provenance.OWN if author == "me" else Provenance.KIN,
-        group=RolloutGroup(
-            task=TaskRef("e", "1", "f", 0),
-            policy=PolicyRef(b"m", b"t", max(spans, default=0)),
-            completions=(completion,) * len(rewards),
-            claimed=rewards,
-        ),
-        prompt="q",
-        rewards=rewards,
-        arrived=arrived,
-    )
+    answers = [completion([0] * len(spans), versions=spans)] * len(of.get("rewards", MIXED))
+    return verified(name, author, completions=answers, **of)
 
 
 def buffer(**settings: Any) -> ReplayBuffer:
@@ -231,14 +198,25 @@ def test_sampling_goes_on_while_its_groups_will_be_fresh() -> None:
     held = buffer(own=2, external=2, max_lag=1)
     assert held.own_room(0) == 4
     assert held.own_room(0, running=3) == 1
-    assert not held.wants_own(0, running=4)
+    assert held.own_room(0, running=4) == held.own_room(0, running=9) == 0
     admit(held, *own(4))
-    assert held.own_backlog() == 4
-    assert not held.wants_own(0)
+    assert held.stats().own == 4
+    assert held.own_room(0) == 0
     held.draw(0, random.Random(1))
-    assert held.wants_own(0)
+    assert held.own_room(0) > 0
     assert buffer(own=4, external=4, max_lag=8).own_room(0) == 16
     assert buffer(own=4, external=4, max_lag=0).own_room(0) == 4
+
+
+def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:
+    held = buffer(own=4, external=4, max_lag=0)
+    admit(held, *own(4))
+    drawn = held.draw(0, random.Random(1))
+    assert drawn is not None
+    assert held.own_room(0, training=drawn.own_count) == 0
+    assert held.own_room(1) == 4
+    assert buffer(own=4, external=4, max_lag=1).own_room(0, training=4) == 4
+    assert buffer(own=4, external=4, max_lag=8).own_room(0, training=8) == 16
 
 
 def test_stale_groups_make_room_for_new_ones() -> None:
@@ -301,3 +279,32 @@ def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
     drawn = held.draw(0, random.Random(0))
     assert drawn is not None
     assert [drawn_group.id for drawn_group in drawn.groups] == [b"a", b"b"]
+
+
+def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() -> None:
+    wrong, right = (0.0, 0.0), (0.0, 1.0)
+    held = buffer(own=1, external=1, merge=True)
+    admit(held, group("mine", rewards=wrong))
+    first = held.draw(0, random.Random(1))
+    assert first is not None
+    assert first.beside == ((),)
+    admit(held, group("other", seed=1), group("theirs", "peer", rewards=right))
+    second = held.draw(1, random.Random(1))
+    assert second is not None
+    assert names(second) == ["other", "theirs"]
+    assert second.beside == ((), wrong)
+    assert held.stats().merged == 1
+    # What one knows alone, or was refused, is nobody's baseline.
+    assert held.admit(group("dull", "third", rewards=wrong), 1) is not None
+    admit(held, group("late", rewards=wrong), version=1)
+    third = held.draw(1, random.Random(1))
+    assert third is not None
+    assert third.beside == (right,)
+
+
+def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
+    held = buffer(own=1, external=1)
+    admit(held, group("mine"), group("theirs", "peer"))
+    drawn = held.draw(0, random.Random(1))
+    assert drawn is not None
+    assert drawn.beside == ((), ())

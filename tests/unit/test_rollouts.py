@@ -54,7 +54,7 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             **unused,
         )
         tally, info = Tally(), await host.start()
-        maker = RolloutMaker(settings, parts, tally, info, info.families, "peer")
+        maker = RolloutMaker(settings, parts, tally, info, info.families, "peer", b"s" * 32)
         made = await maker.make(24)
         assert 0 < len(made) < 24
         assert tally.faults["prompt_too_long"] == 24 - len(made)

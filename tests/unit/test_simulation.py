@@ -87,6 +87,24 @@ def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() ->
     assert len({node.speed for node in report.nodes}) == 3
 
 
+def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None:
+    report = run(nodes=4, rounds=12, eval_rounds=12, delay=(0.5, 4.0), loss=0.1)
+    trained = sum(node.trained_external for node in report.nodes)
+    # One greeting and one listing take nine virtual seconds here, three updates.
+    assert trained > 4 * 6
+    assert all(node.rejected["unreachable"] for node in report.nodes)
+
+
+def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
+    late = run(behind=2, policy={"max_lag": 3}, nodes=2, rounds=5)
+    prompt = run(policy={"max_lag": 0}, nodes=1, rounds=2)
+    assert prompt.nodes[0].own_lag == prompt.nodes[0].own_lag_most == 0
+    for node in late.nodes:
+        assert node.own_lag > 1
+        assert 2 <= node.own_lag_most <= 3
+    assert all(node.peers_lag >= 0 for node in late.nodes)
+
+
 def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
     report = run(policy={"own": 4, "external": 0, "filter_own": True}, nodes=1, rounds=2)
     assert report.rounds.informative == [4.0, 4.0]
@@ -109,7 +127,14 @@ def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
 
 @pytest.mark.parametrize(
     "impossible",
-    [{"nodes": 0}, {"seed": -1}, {"delay": (2.0, 1.0)}, {"loss": 1.5}, {"speeds": (0.0, 1.0)}],
+    [
+        {"nodes": 0},
+        {"seed": -1},
+        {"delay": (2.0, 1.0)},
+        {"loss": 1.5},
+        {"speeds": (0.0, 1.0)},
+        {"behind": -1},
+    ],
 )
 def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import verified
 
 from swarm_node.compose import trainer_settings
 from swarm_node.config import load_settings
@@ -23,9 +24,6 @@ from swarm_node.rollout import (
     Finish,
     PolicyRef,
     Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
     VersionSpan,
 )
 
@@ -163,17 +161,15 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
     codec, other = Codec.from_directory(directory), OtherTokenizer()
     texts = ["the answer is 10/3", "True", "10", "é\N{SNOWMAN}"]
     completions = tuple(map(other.completion, texts))
-    group = RolloutGroup(
-        TaskRef("env", "1", "family", 7),
-        PolicyRef(b"o" * 32, b"o" * 32, 3),
-        completions,
-        (0.0,) * len(texts),
-    )
-    verified = VerifiedGroup(
-        b"i" * 34, "peer", Provenance.FOREIGN, group, "How many?", (1.0, 0.0, 0.0, 0.0), 0
+    group = verified(
+        provenance=Provenance.FOREIGN,
+        completions=completions,
+        rewards=(1.0, 0.0, 0.0, 0.0),
+        policy=PolicyRef(b"o" * 32, b"o" * 32, 3),
+        prompt="How many?",
     )
     batch = build_batch(
-        [verified],
+        [group],
         codec.encode_prompt,
         codec.encode_answer,
         codec.eos_id,

@@ -12,22 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from builders import completion, verified
 from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ChildError
 from swarm_node.policy.batch import Batch, build_batch
 from swarm_node.policy.trainer import TrainerSettings
 from swarm_node.policy.trainer_process import InlineTrainer, ProcessTrainer, Trainer
-from swarm_node.rollout import (
-    Completion,
-    Finish,
-    PolicyRef,
-    Provenance,
-    RolloutGroup,
-    TaskRef,
-    VerifiedGroup,
-    VersionSpan,
-)
+from swarm_node.rollout import Provenance, VerifiedGroup
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings()
@@ -43,23 +35,12 @@ def groups(seed: int) -> list[VerifiedGroup]:
 
 
 def group(rng: np.random.Generator, provenance: Provenance) -> VerifiedGroup:
-    completions = tuple(
-        Completion(
-            text="an answer"[: 3 + n],
-            token_ids=rng.integers(0, 60, 3 + n).astype(np.uint32),
-            logprobs=np.full(3 + n, -4.0, np.float32),
-            spans=(VersionSpan(0, 0, 3 + n),),
-            finish=Finish.STOP,
-        )
-        for n in range(4)
-    )
-    rollouts = RolloutGroup(
-        task=TaskRef("env", "1", "family", 1),
-        policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
-        completions=completions,
-        claimed=(0.0, 1.0, 0.0, 0.0),
-    )
-    return VerifiedGroup(b"i" * 34, "peer", provenance, rollouts, "question", (0, 1, 0, 0.5), 0)
+    completions = []
+    for length in range(3, 7):
+        ids = rng.integers(0, 60, length).tolist()
+        answer = completion(ids, "an answer"[:length])
+        completions.append(replace(answer, logprobs=np.full(length, -4.0, np.float32)))
+    return verified(provenance=provenance, completions=completions, rewards=(0.0, 1.0, 0.0, 0.5))
 
 
 def batch_of(seed: int) -> Batch:

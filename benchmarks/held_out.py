@@ -1,0 +1,54 @@
+"""Held-out reward of weights in a file, by the tasks and the rule of a node's own evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from pathlib import Path
+
+from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.seeds import held_out_seed
+from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.rollout import TaskRef
+
+
+class HeldOut:
+    """`tasks` held-out tasks of each family of the short preset, one completion each at
+    temperature 1 (pass@1), always drawn with the same random numbers."""
+
+    def __init__(self, tasks: int, max_new_tokens: int) -> None:
+        model = resolve("tiny")
+        self._sampler = TorchSampler.from_directory(model, threads=1)
+        self._codec = Codec.from_directory(model)
+        self._environment = create(preset="short")
+        names = self._environment.name, self._environment.version
+        self._tasks = [
+            self._environment.derive(TaskRef(*names, family, held_out_seed(family, index)))
+            for family in self._environment.families
+            for index in range(tasks)
+        ]
+        self._max_new_tokens = max_new_tokens
+
+    def reward(self, weights: Path | None) -> float:
+        """Mean over tasks of the tiny model with these weights, or with its own for None."""
+        return asyncio.run(self._reward(weights))
+
+    async def _reward(self, weights: Path | None) -> float:
+        if weights is not None:
+            await self._sampler.load(weights, 1)
+        requests = [
+            SampleRequest(
+                self._codec.encode_prompt(self._environment.render(task)),
+                1,
+                task.ref.seed,
+                self._max_new_tokens,
+            )
+            for task in self._tasks
+        ]
+        groups = await self._sampler.sample(requests)
+        return statistics.fmean(
+            self._environment.score(task, group[0].text)
+            for task, group in zip(self._tasks, groups, strict=True)
+        )

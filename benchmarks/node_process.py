@@ -1,0 +1,129 @@
+"""A real `swarm-node join` process for benchmarks, and what a tree of processes costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from swarm_node.control import ControlClient
+from swarm_node.errors import SwarmNodeError
+from swarm_node.home import Home
+from swarm_node.snapshot import Snapshot
+
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """The process and all of its living descendants."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of the tree so far, dead and reaped children included."""
+    total = 0.0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
+@dataclass
+class Memory:
+    """MiB of a tree of processes: `rss` counts what several share once each, `pss` once in all."""
+
+    rss: float = 0.0
+    pss: float = 0.0
+    processes: int = 0
+
+    @classmethod
+    def of(cls, pid: int) -> Memory:
+        total = cls()
+        for process in tree(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                fields = dict(line.split(":", 1) for line in lines[1:])
+                total.rss += int(fields["Rss"].split()[0]) / 1024
+                total.pss += int(fields["Pss"].split()[0]) / 1024
+                total.processes += 1
+        return total
+
+    def raise_to(self, other: Memory) -> None:
+        """Become the peak of both."""
+        self.rss = max(self.rss, other.rss)
+        self.pss = max(self.pss, other.pss)
+        self.processes = max(self.processes, other.processes)
+
+
+@dataclass
+class NodeProcess:
+    """A swarm of one: founded in `directory`, joined as a user would, stopped in the end."""
+
+    directory: Path
+    assignments: Sequence[str]
+    home: Home = field(init=False)
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> Snapshot:
+        """Start it and wait until it trains."""
+        self.home = Home(self.directory / "node")
+        base = [sys.executable, "-m", "swarm_node"]
+        subprocess.run(
+            [*base, "init", "bench", "--home", str(self.home.path)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        settings = [part for text in self.assignments for part in ("--set", text)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    *base,
+                    "join",
+                    "--home",
+                    str(self.home.path),
+                    "--listen",
+                    "/ip4/127.0.0.1/tcp/0",
+                    *settings,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(SwarmNodeError):  # not yet, or too busy to answer
+                snapshot = self.status()
+                if snapshot.state == "running" and snapshot.evals:
+                    return snapshot
+            time.sleep(0.2)
+        raise RuntimeError(f"the node did not start:\n{self.log.read_text()[-2000:]}")
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "node.log"
+
+    def status(self) -> Snapshot:
+        return asyncio.run(ControlClient(self.home.control_file).status())
+
+    def stop(self) -> None:
+        """Ask it to leave; kill it when it does not."""
+        if not hasattr(self, "process") or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

@@ -1,0 +1,67 @@
+"""What waits between sampler, peers and trainer stays within its bounds at any ratio of speeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from swarm_node.policy.replay import ReplayBuffer
+from swarm_node.rollout import VerifiedGroup
+from swarm_node.simulation.paced import Pace
+from swarm_node.simulation.run import simulation_settings
+from swarm_node.simulation.swarm import Plan, simulate
+
+#: A batch of 64 completions of about seven tokens takes some 450 × `token_seconds` to sample.
+FAST_SAMPLER = Pace(token_seconds=0.0001, update_seconds=4.5)
+FAST_TRAINER = Pace(token_seconds=0.01, update_seconds=0.045)
+
+
+@dataclass
+class Peak:
+    """The most that any buffer of a swarm held, seen after every admission."""
+
+    own: int = 0
+    external: int = 0
+    remembered: int = 0
+    of_one_author: int = 0
+    seen: list[ReplayBuffer] = field(default_factory=list)
+
+    def look(self, buffer: ReplayBuffer) -> None:
+        if all(buffer is not other for other in self.seen):
+            self.seen.append(buffer)
+        stats = buffer.stats()
+        self.own, self.external = max(self.own, stats.own), max(self.external, stats.external)
+        self.remembered = max(self.remembered, len(buffer._departed), len(buffer._uncollected))
+        self.of_one_author = max([self.of_one_author, *buffer._holdings().values()])
+
+
+@pytest.mark.parametrize(("pace", "full"), [(FAST_SAMPLER, True), (FAST_TRAINER, False)])
+def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
+    pace: Pace, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = Peak()
+    admit = ReplayBuffer.admit
+
+    def watched(buffer: ReplayBuffer, group: VerifiedGroup, version: int) -> object:
+        verdict = admit(buffer, group, version)
+        peak.look(buffer)
+        return verdict
+
+    monkeypatch.setattr(ReplayBuffer, "admit", watched)
+    rounds = 3
+    plan = Plan(nodes=2, rounds=rounds, pace=pace, eval_rounds=rounds, eval_tasks=1)
+    report = simulate(plan, simulation_settings(0, {}))
+    assert len(peak.seen) == 2
+    settings = peak.seen[0].settings
+    waiting = 2 * (settings.own + settings.external)
+    assert peak.own <= waiting
+    assert peak.external <= settings.capacity_external
+    assert peak.of_one_author <= settings.peer_quota
+    assert peak.remembered <= 8 * (settings.capacity_own + settings.capacity_external)
+    for node in report.nodes:
+        # However fast it is, the sampler makes no more than is trained on soon.
+        assert node.trained_own <= node.groups_made <= node.trained_own + waiting
+        assert node.updates + node.skipped_updates == rounds
+    # The case is real: a fast sampler fills its share of the buffer, a slow one never does.
+    assert (peak.own == waiting) is full

@@ -1,0 +1,64 @@
+"""Which swarm a node belongs to when it starts, and who is told that it runs."""
+
+import socket
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from structlog.testing import capture_logs
+
+from swarm_node.config import Settings, load_settings
+from swarm_node.errors import TicketExpiredError
+from swarm_node.home import Home
+from swarm_node.joining import belong
+from swarm_node.service import notify
+
+ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+
+
+def _settings(home: Path, ticket: str) -> Settings:
+    return load_settings({"home": home, "ticket": ticket}, environ={})
+
+
+def _ticket(owner: Home, *, hours_ago: float = 0.0) -> str:
+    now = time.time() - hours_ago * 3600
+    return owner.invite([ADDRESS], now=now, valid_seconds=3600, member_seconds=86_400)
+
+
+def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: Path) -> None:
+    owner, other, member = (Home(tmp_path / name) for name in ("owner", "other", "member"))
+    owner.found_swarm("team", time.time())
+    other.found_swarm("other", time.time())
+    joined, founded = belong(_settings(member.path, _ticket(owner)), member)
+    assert not founded
+    again, founded = belong(_settings(member.path, _ticket(owner, hours_ago=2)), member)
+    assert not founded
+    assert again.chain == joined.chain
+    with pytest.raises(TicketExpiredError, match="ask for a new one"):
+        belong(_settings(member.path, _ticket(other, hours_ago=2)), member)
+    stranger = Home(tmp_path / "stranger")
+    with pytest.raises(TicketExpiredError, match="ask for a new one"):
+        belong(_settings(stranger.path, _ticket(owner, hours_ago=2)), stranger)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_the_service_manager_hears_that_the_node_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
+) -> None:
+    name = f"@swarm-node-{uuid4().hex}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name[1:] if abstract else name)
+        manager.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        notify("READY=1")
+        assert manager.recv(64) == b"READY=1"
+
+
+def test_a_service_manager_that_is_gone_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    with capture_logs() as logs:
+        notify("READY=1")
+    assert [line["log_level"] for line in logs] == ["warning"]
