@@ -71,12 +71,13 @@ def main() -> None:
     if arguments.child:
         child(Path(arguments.child[0]), arguments.child[1], arguments.tokens)
         return
-    from swarm_node.planning import free_vram, shape_of
+    from swarm_node.planning import gpu_memory, shape_of
     from swarm_node.policy.plan import SPARE, Job, make_plan
 
-    vram = free_vram()
-    if vram is None:
+    found = gpu_memory()
+    if found is None:
         raise SystemExit("no GPU that nvidia-smi knows: this needs one")
+    vram = found.free
     print(f"{vram / _GIB:.1f} GiB free; estimated / measured, and MiB measured")
     with tempfile.TemporaryDirectory() as work:
         for name in arguments.models:

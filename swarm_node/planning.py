@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,8 +20,6 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.refusals import refusals
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from swarm_node.config import Settings
     from swarm_node.policy.model_files import Qwen2Config
     from swarm_node.policy.plan import Job, Plan
@@ -35,6 +33,13 @@ _VRAM = re.compile(
 )
 
 
+class GpuMemory(NamedTuple):
+    """Bytes of a card."""
+
+    free: int
+    total: int
+
+
 def plan(
     model: Annotated[
         str | None,
@@ -42,11 +47,11 @@ def plan(
     ] = None,
     vram: Annotated[
         str | None,
-        typer.Option(help="Memory of the card, such as 12GB; default: this machine's, or a row."),
+        typer.Option(help="Memory of one card, such as 12GB; default: what is free here."),
     ] = None,
     sleep: Annotated[
         bool,
-        typer.Option(help="As if the sampler slept while the trainer works (join does not yet)."),
+        typer.Option(help="As if the sampler slept while the trainer works; `join` cannot yet."),
     ] = False,
     assign: Annotated[
         list[str] | None,
@@ -62,7 +67,18 @@ def plan(
 ) -> None:
     """Say what of a model fits on a GPU, and how `join` would use it.
 
-    Nothing is downloaded or loaded.
+    A sampler and a trainer share the GPU. Their memory is counted from the
+    model's shape: weights of both, gradients and moments of the optimizer, the
+    sampler's cache of keys and values (KV), activations of a micro-batch.
+
+    `join` works in the first way that fits: all weights before LoRA, all
+    answers at once before fewer, activations kept before recomputed, large
+    micro-batches before small ones. What you set is kept to.
+
+    Without --vram, what is free on this machine's GPU is planned for; without
+    a GPU, cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded or loaded.
+
+    Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
     with refusals():
         from swarm_node.config import load_settings, parse_assignments
@@ -80,11 +96,14 @@ def plan(
             return
         from rich.console import Console
 
+        from swarm_node.plan_view import card_view, cards_view
+
+        if len(cards) == 1:
+            view = card_view(settings.model, shape, job, cards[0])
+        else:
+            view = cards_view(settings.model, shape, job, cards)
         # Wide enough to be read by programs as well, where it is no terminal.
-        terminal = Console()
-        Console(width=None if terminal.is_terminal else 150).print(
-            plan_view(settings.model, shape, job, cards)
-        )
+        Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
 
 
 def shape_of(name: str) -> Qwen2Config:
@@ -139,7 +158,7 @@ def plan_node(settings: Settings, shape: Qwen2Config) -> Plan | None:
 
     if not torch.cuda.is_available():
         return None
-    vram = free_vram() or torch.cuda.mem_get_info()[0]
+    vram, card = gpu_memory() or GpuMemory(*torch.cuda.mem_get_info())
     job = node_job(settings)
     made = make_plan(shape, job, vram)
     if made is None:
@@ -151,7 +170,7 @@ def plan_node(settings: Settings, shape: Qwen2Config) -> Plan | None:
             f"free: take {', or '.join(ways)}, or hide the GPU (CUDA_VISIBLE_DEVICES=) to train on "
             "the CPU"
         )
-    return made
+    return replace(made, card=card)
 
 
 def check_fits(settings: Settings, shape: Qwen2Config) -> None:
@@ -166,20 +185,28 @@ def check_fits(settings: Settings, shape: Qwen2Config) -> None:
         check_memory(shape, settings.policy.lora_rank)
 
 
-def free_vram() -> int | None:
-    """Free bytes of the first GPU that this process may use, as nvidia-smi says; None where there
+def gpu_memory() -> GpuMemory | None:
+    """The memory of the first GPU that this process may use, as nvidia-smi says; None where there
     is none, or no nvidia-smi. Nothing is put on the GPU for that."""
     command = shutil.which("nvidia-smi")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if command is None or not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible):
         return None
-    query = ["--query-gpu=memory.free", "--format=csv,noheader,nounits", "-i", visible]
+    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
     try:
         done = subprocess.run([command, *query], capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
-        mebibytes = int(done.stdout.split()[0])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return parse_gpu_memory(done.stdout)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return mebibytes << 20 if 0 < mebibytes <= _MOST_GIB << 10 else None
+
+
+def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
+    """What nvidia-smi said of the first card, "free, total" in MiB; None where it is no sense."""
+    match = re.match(rb"\s*(\d{1,9}), *(\d{1,9})\s*(\n|$)", answer)
+    if match is None:
+        return None
+    free, total = int(match[1]) << 20, int(match[2]) << 20
+    return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
 
 
 def parse_vram(text: str) -> int:
@@ -195,33 +222,6 @@ def parse_vram(text: str) -> int:
         if _GIB // 4 <= amount <= _MOST_GIB * _GIB:
             return amount
     raise ConfigError(f"--vram takes an amount such as 12GB or 8192MiB, not {text[:40]!r}")
-
-
-def plan_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> Table:
-    """One row per card, GiB."""
-    from rich.table import Table
-
-    from swarm_node.policy.plan import least_plan, make_plan, remedies
-
-    table = Table(title=f"{name}: {shape.weight_count / 1e6:,.1f} million weights, GiB")
-    for heading in ("card", "weights", "optimizer", "KV", "activations", "other", "total"):
-        table.add_column(heading, justify="right")
-    table.add_column("fits")
-    table.add_column("how `join` uses it, or what would fit", overflow="fold")
-    for vram in cards:
-        made = make_plan(shape, job, vram)
-        shown = made or least_plan(shape, job, vram)
-        parts = shown.parts
-        other = parts.workspace + parts.reserve
-        sizes = (parts.weights, parts.optimizer, parts.kv, parts.activations, other, shown.total)
-        ways = remedies(shape, job, vram) if made is None else []
-        table.add_row(
-            f"{vram / _GIB:.4g}",
-            *(f"{size / _GIB:.1f}" for size in sizes),
-            "yes" if made else "no",
-            made.described() if made else f"take {', or '.join(ways) or 'a smaller model'}",
-        )
-    return table
 
 
 def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dic
                 "sharing": shown.sharing,
                 "sleep_level": shown.sleep_level,
                 "rows": shown.rows,
-                "engine_share": shown.engine_share,
+                "vllm": made.engine.vllm_arguments() if made else None,
                 "instead": [] if made else remedies(shape, job, vram),
             }
         )
@@ -251,5 +251,5 @@ def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dic
 def _cards(vram: str | None) -> list[int]:
     if vram is not None:
         return [parse_vram(vram)]
-    here = free_vram()
-    return [size * _GIB for size in CARDS] if here is None else [here]
+    here = gpu_memory()
+    return [size * _GIB for size in CARDS] if here is None else [here.free]

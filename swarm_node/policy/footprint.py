@@ -27,9 +27,8 @@ _GRADIENT_AND_MOMENTS = 4 * 3
 #: Copies of the logits alive in the backward pass: as computed, over the temperature, log-softmax,
 #: and the gradients of two of them.
 _LOGIT_COPIES = 5
-#: Tokens that a sampler computes at once in a prefill (vLLM's `max_num_batched_tokens` on small
-#: cards).
-_PREFILL_TOKENS = 2048
+#: Tokens that a sampler computes at once in a prefill.
+PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
 
 
@@ -124,11 +123,16 @@ def context_tokens(model: Qwen2Config, max_new_tokens: int) -> int:
     return min(model.max_position_embeddings, PROMPT_TOKENS + max_new_tokens)
 
 
+def longest_tokens(model: Qwen2Config, max_new_tokens: int) -> int:
+    """Tokens of the longest sequence that a sampler takes: an answer after a prompt of 4,096."""
+    return min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens)
+
+
 def kv_bytes(model: Qwen2Config, rows: int, max_new_tokens: int, width: int) -> int:
     """Keys and values: 2·L·k·`width` bytes a token, for `rows` usual sequences, and for one of the
-    longest that is taken (the answer after a prompt of 4,096 tokens) with a block to spare."""
+    longest that is taken with a block to spare."""
     token = 2 * model.num_hidden_layers * model.key_value_size * width
-    longest = min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens) + 128
+    longest = longest_tokens(model, max_new_tokens) + 128
     return token * max(rows * context_tokens(model, max_new_tokens), longest)
 
 
@@ -175,7 +179,7 @@ def _layer_bytes(model: Qwen2Config, training: Training) -> int:
 def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
     """A prefill's widest layer, the log-probs and float64 sums of a step over the vocabulary, and
     the keys of usual rows again, while the cache drops rows that ended."""
-    prefill = _PREFILL_TOKENS * (3 * model.intermediate_size + 4 * model.hidden_size) * width
+    prefill = PREFILL_TOKENS * (3 * model.intermediate_size + 4 * model.hidden_size) * width
     step = rows * model.vocab_size * (width + 4 + 4 + 8)
     keys = rows * context * model.num_hidden_layers * model.key_value_size * width
     return prefill + step + keys

@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swarm_node.policy.footprint import Footprint, Training, footprint
+from swarm_node.policy.footprint import (
+    PREFILL_TOKENS,
+    Footprint,
+    Training,
+    footprint,
+    longest_tokens,
+)
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.shapes import smaller_models
 
@@ -43,14 +49,45 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineShare:
+    """What an inference engine gets of a GPU. `max_rows` sequences of at most `max_model_len`
+    tokens, prompt included, run at once, `prefill_tokens` tokens in one step; `kv_bytes` hold keys
+    and values. `gpu_share` is for all of the engine, of the card's whole memory, free or not."""
+
+    max_model_len: int
+    max_rows: int
+    prefill_tokens: int
+    kv_bytes: int
+    gpu_share: float
+    sleep_level: int
+
+    def vllm_arguments(self) -> dict[str, int | float | bool]:
+        """The same as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Given the bytes of its
+        cache, vLLM fits nothing to `gpu_memory_utilization`, but refuses to start where less than
+        that is free; its own `max_num_batched_tokens` depends on the card, and what it computes
+        in with it. Sleep mode is only for CUDA; the level is given to each `sleep`."""
+        return {
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_rows,
+            "max_num_batched_tokens": max(self.prefill_tokens, self.max_rows),
+            "kv_cache_memory_bytes": self.kv_bytes,
+            "gpu_memory_utilization": self.gpu_share,
+            "enable_sleep_mode": self.sleep_level > 0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """How a GPU with `vram` free bytes is used. At most `rows` answers are sampled at once."""
+    """How a GPU with `vram` free bytes, `card` in all (0: as many), is used. At most `rows` answers
+    are sampled at once, in sequences of at most `max_model_len` tokens."""
 
     vram: int
     training: Training
     sharing: Sharing
     rows: int
+    max_model_len: int
     parts: Footprint
+    card: int = 0
 
     @property
     def total(self) -> int:
@@ -58,10 +95,17 @@ class Plan:
         return self.parts.total(asleep=self.sharing == "sleep")
 
     @property
-    def engine_share(self) -> float:
-        """Of the GPU, for the sampler: vLLM's `gpu_memory_utilization`; `parts.kv` is its
-        `kv_cache_memory_bytes`."""
-        return min(0.95, math.ceil(1000 * (self.parts.sampler / self.vram)) / 1000)
+    def engine(self) -> EngineShare:
+        """What the sampler gets, where it is an engine that is told so."""
+        share = math.ceil(1000 * self.parts.sampler / (self.card or self.vram)) / 1000
+        return EngineShare(
+            max_model_len=self.max_model_len,
+            max_rows=self.rows,
+            prefill_tokens=PREFILL_TOKENS,
+            kv_bytes=self.parts.kv,
+            gpu_share=min(0.95, share),
+            sleep_level=self.sleep_level,
+        )
 
     @property
     def sleep_level(self) -> int:
@@ -82,7 +126,7 @@ class Plan:
             self.sharing == "sleep"
         )
         return (
-            f"{what}{kept}, micro-batches of {training.micro_batch_tokens} tokens, "
+            f"{what}{kept}, micro-batches of {training.micro_batch_tokens:,} tokens, "
             f"{self.rows} answers at once{asleep}"
         )
 
@@ -125,6 +169,7 @@ def _fits(plan: Plan) -> bool:
 
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
     ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
+    longest = longest_tokens(model, job.max_new_tokens)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
     for rank in ranks:
         for sharing in sharings:
@@ -137,7 +182,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                         rows=rows,
                         max_new_tokens=job.max_new_tokens,
                     )
-                    yield Plan(vram, training, sharing, rows, parts)
+                    yield Plan(vram, training, sharing, rows, longest, parts)
 
 
 def _trainings(rank: int, checkpointing: bool | None) -> Iterator[Training]:

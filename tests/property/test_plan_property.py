@@ -65,7 +65,11 @@ def test_a_plan_fits_and_keeps_to_what_was_asked(model: Qwen2Config, job: Job, v
         return
     assert 0 < plan.total <= vram * (1 - SPARE)
     assert 1 <= plan.rows <= job.rows
-    assert 0 < plan.engine_share <= 0.95
+    engine = plan.engine
+    assert 0 < engine.gpu_share <= 0.95
+    assert engine.kv_bytes < engine.gpu_share * vram
+    assert engine.max_rows == plan.rows
+    assert 0 < engine.max_model_len <= model.max_position_embeddings
     assert job.can_sleep or plan.sharing == "split"
     if job.lora_rank is not None:
         assert plan.training.lora_rank == job.lora_rank

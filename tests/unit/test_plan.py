@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from swarm_node.compose import trainer_settings
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.planning import check_fits, node_job, parse_vram, plan_node, shape_of
+from swarm_node.plan_view import card_view, cards_view
+from swarm_node.planning import (
+    CARDS,
+    check_fits,
+    node_job,
+    parse_gpu_memory,
+    parse_vram,
+    plan_node,
+    shape_of,
+)
 from swarm_node.policy.footprint import Training, adapter_count, footprint
 from swarm_node.policy.hub import ALIASES
 from swarm_node.policy.lora import Adapter
@@ -89,7 +102,6 @@ def test_a_card_of_12_gb_trains_a_middling_model_with_lora_and_one_of_80_all_of_
     assert small.rows == 64
     assert large.training == Training(0, False, 8192, "float32")
     assert small.total <= 12 * GIB * (1 - SPARE)
-    assert 0 < small.engine_share < 1
     assert (small.sharing, small.sleep_level) == ("split", 0)
     assert "LoRA rank 32 on bfloat16, activations recomputed" in small.described()
 
@@ -108,6 +120,47 @@ def test_an_engine_that_sleeps_makes_room() -> None:
     full = make_plan(model, Job(lora_rank=0, can_sleep=True), 29 * GIB)
     assert full is not None
     assert (full.sharing, full.sleep_level) == ("sleep", 2)
+
+
+def test_an_engine_gets_its_part_in_vllms_words() -> None:
+    plan = make_plan(shape("qwen2.5-1.5b"), Job(max_new_tokens=512), 10 * GIB)
+    assert plan is not None
+    arguments = plan.engine.vllm_arguments()
+    assert arguments == {
+        "max_model_len": 4096 + 512,
+        "max_num_seqs": plan.rows,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": plan.parts.kv,
+        "gpu_memory_utilization": plan.engine.gpu_share,
+        "enable_sleep_mode": False,
+    }
+    # Keys and values of 28 layers, 2 heads of 128, in bfloat16.
+    assert plan.parts.kv == 2 * 28 * 2 * 128 * 2 * max(plan.rows * (256 + 512), 4096 + 512 + 128)
+    # vLLM's share is of the whole card, whatever is free of it.
+    within = replace(plan, card=20 * GIB).engine.gpu_share * 20 * GIB
+    assert plan.parts.sampler <= within < plan.parts.sampler + 0.001 * 20 * GIB
+    asleep = make_plan(shape("qwen2.5-1.5b"), Job(lora_rank=0, can_sleep=True), 29 * GIB)
+    assert asleep is not None
+    assert asleep.engine.vllm_arguments()["enable_sleep_mode"] is True
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_takes_these_arguments() -> None:
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    # Read, not imported: vLLM changes the process that imports it.
+    source = (Path(spec.origin).parent / "engine" / "arg_utils.py").read_text()
+    plan = make_plan(shape("qwen2.5-1.5b"), Job(), 12 * GIB)
+    assert plan is not None
+    accepted = {
+        field.target.id
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    assert plan.engine.vllm_arguments().keys() <= accepted
 
 
 def test_what_the_user_chose_is_kept() -> None:
@@ -192,6 +245,12 @@ def test_amounts_of_memory_are_read_as_cards_are_sold(text: str, gib: float) -> 
     assert parse_vram(text) == gib * GIB
 
 
+def test_what_nvidia_smi_says_is_read_with_care() -> None:
+    assert parse_gpu_memory(b"11520, 12288\n23000, 24576\n") == (11520 << 20, 12288 << 20)
+    for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
+        assert parse_gpu_memory(answer) is None
+
+
 @pytest.mark.parametrize("text", ["", "GB", "-4", "0", "nan", "1e9", "12XB", "9" * 9, "0.1", "٣"])
 def test_amounts_that_no_card_has_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--vram takes"):
@@ -238,8 +297,32 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
     assert (card["vram_bytes"], card["fits"], card["rows"]) == (12 * GIB, True, 64)
     assert card["training"]["lora_rank"] == DEFAULT_RANK
     assert card["total_bytes"] < card["vram_bytes"]
-    table = run("--model", "qwen2.5-7b", "--vram", "12GB")
-    assert "take a smaller model (qwen2.5-1.5b)" in table.stdout
+    assert card["vllm"]["max_num_seqs"] == 64
+    shown = run("--model", "qwen2.5-7b", "--vram", "12GB")
+    assert "take a smaller model (qwen2.5-1.5b)" in shown.stdout
+
+
+@pytest.mark.parametrize("job", [Job(), Job(lora_rank=0, can_sleep=True)])
+def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    model = shape("qwen2.5-1.5b")
+    console.print(cards_view("qwen2.5-1.5b", model, job, [size * GIB for size in CARDS]))
+    text = console.export_text()
+    made = [make_plan(model, job, size * GIB) for size in CARDS]
+    lines = [line.split() for line in text.splitlines()]
+    for size, plan in zip(CARDS, made, strict=True):
+        row = next(line for line in lines if line and line[0] == str(size))
+        assert ("small" in row) == (plan is None)
+        if plan is not None:
+            assert row[-1] == f"{plan.total / GIB:.1f}"
+            assert row[-7] == str(plan.rows)
+    for size, plan in zip(CARDS, made, strict=True):
+        console.print(card_view("qwen2.5-1.5b", model, job, size * GIB))
+        card = " ".join(console.export_text().split())
+        assert ("Fits into" if plan else "Does not fit into") in card
+        assert (plan.described() if plan else "take ") in card
+        shown = plan or least_plan(model, job, size * GIB)
+        assert ("the sampler sleeps" in card) == (shown.sleep_level > 0)
 
 
 def test_the_command_refuses_in_one_line() -> None:
