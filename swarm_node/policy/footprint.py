@@ -24,9 +24,8 @@ _MIB = 1 << 20
 _CONTEXT = 512 * _MIB
 #: AdamW: a gradient and two moments in float32 (arXiv 1711.05101).
 _GRADIENT_AND_MOMENTS = 4 * 3
-#: Copies of the logits alive in the backward pass: as computed, over the temperature, log-softmax,
-#: and the gradients of two of them.
-_LOGIT_COPIES = 5
+#: Logits alive at once, in float32: log-softmax, the gradient that comes in, the one that goes out.
+_LOGIT_COPIES = 3
 #: Tokens that a sampler computes at once in a prefill.
 PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
@@ -141,18 +140,25 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     longest one is the least that a micro-batch holds. Attention is not quadratic in memory: torch
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
     tokens = max(training.micro_batch_tokens, longest_row)
-    layers, width = model.num_hidden_layers, _size(training.base)
-    kept = _layer_bytes(model, training)
+    h, width = model.hidden_size, _size(training.base)
+    layer = tokens * _layer_bytes(model, training)
     # Only inputs of layers are kept and one layer is computed again (arXiv 1604.06174).
-    layered = layers * model.hidden_size * width + kept if training.checkpointing else layers * kept
-    working = 4 * (4 * model.intermediate_size + 4 * model.hidden_size)
+    again = layer if training.checkpointing else 0
+    kept = model.num_hidden_layers * (tokens * h * width if training.checkpointing else layer)
+    # One micro-batch's gradient of the embedding, and of a layer, beside what has been summed.
+    embedding = 0 if training.lora_rank else 4 * h * model.vocab_size
+    matrix = 0 if training.lora_rank else 4 * h * 2 * model.intermediate_size
     logits = max(model.vocab_size, min(LOGIT_ELEMENTS, tokens * model.vocab_size))
-    head = 4 * 4 * model.hidden_size * tokens + 4 * _LOGIT_COPIES * logits
-    largest = 0
-    if not training.lora_rank:
-        # A gradient that is added to another, or one tensor's share of an AdamW step.
-        largest = 2 * 4 * model.hidden_size * max(model.vocab_size, 2 * model.intermediate_size)
-    return tokens * (layered + working) + head + largest
+    half = 2 if width < 4 else 0
+    working = 4 * 4 * (model.intermediate_size + h) * tokens
+    return max(
+        # In the head, where nothing is given back yet,
+        kept + 4 * 4 * h * tokens + (4 * _LOGIT_COPIES + half) * logits + embedding,
+        # in the last layer, which is the first to be gone through backwards,
+        kept + again + working + matrix + embedding,
+        # and at the end, where a tied embedding gets its second gradient.
+        layer + working + 2 * embedding,
+    )
 
 
 def _layer_bytes(model: Qwen2Config, training: Training) -> int:

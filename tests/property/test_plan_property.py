@@ -122,8 +122,8 @@ def test_every_economy_saves(model: Qwen2Config, rows: int, new: int, tokens: in
         return parts.total()
 
     plain = Training(micro_batch_tokens=tokens)
-    deep = model.num_hidden_layers > 1
-    assert not deep or total(replace(plain, checkpointing=True)) < total(plain)
+    # Where the gradient of the embedding is the most there is, nothing else matters.
+    assert model.num_hidden_layers < 2 or total(replace(plain, checkpointing=True)) <= total(plain)
     assert total(replace(plain, micro_batch_tokens=tokens * 2)) >= total(plain)
     assert total(plain) < total(plain, more_rows=1) or model.max_position_embeddings < new
     assert footprint(

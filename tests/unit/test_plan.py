@@ -28,6 +28,7 @@ from swarm_node.planning import (
     plan_node,
     shape_of,
 )
+from swarm_node.policy.adamw import AdamW
 from swarm_node.policy.footprint import Training, adapter_count, footprint
 from swarm_node.policy.hub import ALIASES
 from swarm_node.policy.lora import Adapter
@@ -77,10 +78,10 @@ def test_parts_are_those_of_the_real_modules() -> None:
     model = Qwen2.from_directory(resolve("tiny"))
     parts = footprint(config, Training(), device="cpu", rows=8, max_new_tokens=24)
     weights = sum(p.numel() * 4 for p in model.parameters())
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = AdamW(model.parameters(), (0.9, 0.99), 0.0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    optimizer.step(1e-3)
     held = sum(
         value.numel() * value.element_size()
         for parameter in model.parameters()
