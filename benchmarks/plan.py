@@ -166,29 +166,33 @@ def sampling(
     prompts of the planned length."""
     import torch
 
-    from swarm_node.policy.footprint import PROMPT_TOKENS
-    from swarm_node.policy.sampler import SampleRequest
     from swarm_node.policy.torch_sampler import TorchSampler
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     async def draw() -> None:
         sampler = TorchSampler.from_directory(directory, device=device, dtype=dtype)
-        requests = [
-            SampleRequest(
-                prompt_ids=tuple((7 * n + m) % 250 + 3 for m in range(PROMPT_TOKENS)),
-                n=8,
-                max_new_tokens=NEW,
-                temperature=1.0,
-                seed=n,
-            )
-            for n in range(ROWS // 8)
-        ]
-        await sampler.sample(requests)
+        await sampler.sample(requests_of())
         await sampler.close()
 
     before = held()
     return peak(lambda: asyncio.run(draw())) - before
+
+
+def requests_of() -> list[Any]:
+    from swarm_node.policy.footprint import PROMPT_TOKENS
+    from swarm_node.policy.sampler import SampleRequest
+
+    return [
+        SampleRequest(
+            prompt_ids=tuple((7 * n + m) % 250 + 3 for m in range(PROMPT_TOKENS)),
+            n=8,
+            max_new_tokens=NEW,
+            temperature=1.0,
+            seed=n,
+        )
+        for n in range(ROWS // 8)
+    ]
 
 
 def estimated(config: Any, training: Any, device: str) -> dict[str, int]:

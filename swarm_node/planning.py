@@ -94,16 +94,18 @@ def plan(
             found = _plain(settings.model, shape, job, cards)
             typer.echo(msgspec.json.encode(found).decode())
             return
-        from rich.console import Console
+        _show(settings.model, shape, job, cards)
 
-        from swarm_node.plan_view import card_view, cards_view
 
-        if len(cards) == 1:
-            view = card_view(settings.model, shape, job, cards[0])
-        else:
-            view = cards_view(settings.model, shape, job, cards)
-        # Wide enough to be read by programs as well, where it is no terminal.
-        Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
+def _show(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> None:
+    from rich.console import Console
+
+    from swarm_node.plan_view import card_view, cards_view
+
+    one = len(cards) == 1
+    view = card_view(name, shape, job, *cards) if one else cards_view(name, shape, job, cards)
+    # Wide enough to be read by programs as well, where it is no terminal.
+    Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
 
 
 def shape_of(name: str) -> Qwen2Config:
