@@ -29,16 +29,14 @@ from typing import Any
 from plan import NEW, VARIANTS, batch_of, estimated, make_directory, phases, report, requests_of
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_AS_PLANNED = "as planned"
+_AS_PLANNED, _DEVICE = "as planned", "cuda:0"
 
 
 def training_of(variant: str, tokens: int) -> Any:
-    """On a GPU adapters lie on a bfloat16 base."""
+    """Matrix products of a GPU are bfloat16."""
     from swarm_node.policy.footprint import Training
 
-    chosen = dict(VARIANTS[variant])
-    if chosen.get("lora_rank"):
-        chosen["base"] = "bfloat16"
+    chosen = {**VARIANTS[variant], "dtype": "bfloat16"}
     return Training(micro_batch_tokens=tokens, **chosen)
 
 
@@ -59,7 +57,7 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
     from swarm_node.policy.model_files import Qwen2Config
 
     before = free_memory()
-    torch.zeros(1, device="cuda")
+    torch.zeros(1, device=_DEVICE)
 
     def held() -> int:
         torch.cuda.synchronize()
@@ -72,8 +70,8 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
         return torch.cuda.max_memory_allocated()
 
     training = training_of(variant, tokens)
-    found = phases(directory, training, "cuda", held, peak)
-    planned = estimated(Qwen2Config.from_directory(directory), training, "cuda")
+    found = phases(directory, training, _DEVICE, held, peak)
+    planned = estimated(Qwen2Config.from_directory(directory), training, _DEVICE)
     context = before - free_memory() - torch.cuda.memory_reserved()
     fragments = torch.cuda.memory_reserved() / max(torch.cuda.max_memory_allocated(), 1)
     return [planned, found, context, fragments]
@@ -81,19 +79,19 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
 
 async def as_planned(directory: Path) -> list[Any]:
     """Bytes planned, taken and free; and the plan in words."""
-    import torch
-
     from swarm_node.compose import trainer_settings
     from swarm_node.config import load_settings
     from swarm_node.planning import plan_node
     from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.placement import hardware, place
     from swarm_node.policy.torch_sampler import TorchSampler
     from swarm_node.policy.trainer_process import ProcessTrainer
 
     settings = load_settings({"sampling.max_new_tokens": NEW}, environ={})
     shape = Qwen2Config.from_directory(directory)
     before = free_memory()
-    plan = plan_node(settings, shape)
+    where = place("cuda", "auto", hardware())
+    plan = plan_node(settings, where, shape)
     assert plan is not None
     batch = batch_of(shape.vocab_size, 2 * plan.training.micro_batch_tokens)
     with tempfile.TemporaryDirectory() as work:
@@ -101,9 +99,7 @@ async def as_planned(directory: Path) -> list[Any]:
         for place in places:
             place.mkdir()
         trainer = ProcessTrainer(directory, *places, trainer_settings(settings, plan))
-        sampler = TorchSampler.from_directory(
-            directory, device="cuda", dtype=torch.bfloat16, max_rows=plan.rows
-        )
+        sampler = TorchSampler.from_directory(directory, where, max_rows=plan.rows)
         try:
             weights, version = await trainer.start()
             for turn in range(3):
@@ -147,7 +143,7 @@ def main() -> None:
             for variant in VARIANTS:
                 if variant.endswith("bfloat16"):
                     continue  # on a GPU the same as LoRA
-                planned = estimated(shape, training_of(variant, arguments.tokens), "cuda")
+                planned = estimated(shape, training_of(variant, arguments.tokens), _DEVICE)
                 if sum(planned.values()) > free * (1 - SPARE):
                     print(f"{name}, {variant}: planned not to fit", flush=True)
                 else:

@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all weights, recomputed": {"checkpointing": True},
     "LoRA 32": {"lora_rank": 32},
     "LoRA 32, recomputed": {"lora_rank": 32, "checkpointing": True},
-    "LoRA 32 on bfloat16": {"lora_rank": 32, "base": "bfloat16"},
+    "LoRA 32 in bfloat16": {"lora_rank": 32, "dtype": "bfloat16"},
 }
 #: So small that what is resident beside it is libraries.
 LEAST: dict[str, Any] = {
@@ -110,8 +110,8 @@ def trainer_settings(training: Any, device: str) -> Any:
         lora_rank=training.lora_rank,
         activation_checkpointing=training.checkpointing,
         micro_batch_tokens=training.micro_batch_tokens,
-        base=training.base,
-        device="cuda" if device == "cuda" else "cpu",
+        dtype=training.dtype,
+        device=device,
     )
 
 
@@ -125,7 +125,7 @@ def phases(
     """Bytes of each part, measured: `held` says what is in use now, `peak` the most while it runs
     what it is given."""
     found = training_phases(directory, training, device, held, peak)
-    return {**found, "sampler": sampling(directory, device, held, peak)}
+    return {**found, "sampler": sampling(directory, training.dtype, device, held, peak)}
 
 
 def training_phases(
@@ -160,18 +160,21 @@ def training_phases(
 
 
 def sampling(
-    directory: Path, device: str, held: Callable[[], int], peak: Callable[[Callable[[], Any]], int]
+    directory: Path,
+    dtype: str,
+    device: str,
+    held: Callable[[], int],
+    peak: Callable[[Callable[[], Any]], int],
 ) -> int:
     """The peak of loading the built-in sampler and drawing `ROWS` answers of `NEW` tokens after
     prompts of the planned length."""
-    import torch
-
+    from swarm_node.policy.placement import Placement
     from swarm_node.policy.torch_sampler import TorchSampler
 
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    placement = Placement(device, half=dtype == "bfloat16")
 
     async def draw() -> None:
-        sampler = TorchSampler.from_directory(directory, device=device, dtype=dtype)
+        sampler = TorchSampler.from_directory(directory, placement)
         await sampler.sample(requests_of())
         await sampler.close()
 
@@ -198,7 +201,8 @@ def requests_of() -> list[Any]:
 def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
     from swarm_node.policy.footprint import footprint
 
-    parts = footprint(config, training, device=device, rows=ROWS, max_new_tokens=NEW)  # type: ignore[arg-type]
+    kind = "cpu" if device == "cpu" else "cuda"
+    parts = footprint(config, training, device=kind, rows=ROWS, max_new_tokens=NEW)  # type: ignore[arg-type]
     return {
         "weights": parts.trainer_weights,
         "optimizer": parts.optimizer,

@@ -65,7 +65,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     import numpy as np
     import torch
 
-    from swarm_node.policy import gradient, logprobs
+    from swarm_node.policy import logprobs, ranks
     from swarm_node.policy.batch import Batch, TrainRow, micro_batches
     from swarm_node.policy.trainer import TrainerCore, TrainerSettings
     from swarm_node.rollout import Provenance
@@ -89,7 +89,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     if variant.get("full"):  # default arguments: the one place that decides when to cut
         logprobs.completion_logprobs.__defaults__ = (1 << 62,)
     packer = filled if variant.get("filled") else micro_batches
-    gradient.micro_batches = packer
+    ranks.micro_batches = packer
     core = TrainerCore(directory, TrainerSettings(**variant.get("settings", {})))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []

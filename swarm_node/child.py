@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import msgpack
@@ -31,9 +31,18 @@ class Child:
     """The parent's end: start, call, stop. Restarting is the caller's decision, because only the
     caller knows what state the new child must be given."""
 
-    def __init__(self, name: str, module: str, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        launch: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        """`launch` gives, at each start, what the interpreter runs instead of `module` by itself: a
+        launcher of it that passes on standard input and output."""
         self.name = name
-        self._module = module
+        self._launch = launch or (lambda: ("-m", module))
         self._env = dict(env or {})
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -51,8 +60,7 @@ class Child:
         await self.stop(grace=0.0)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-m",
-            self._module,
+            *self._launch(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **self._env},
@@ -120,7 +128,7 @@ def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     An error of ours (`SwarmNodeError`, `ValueError`) is reported and the child lives on; anything
     else is a bug and ends the process with a traceback on stderr.
     """
-    _die_with_parent()
+    die_with_parent()
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -136,7 +144,8 @@ def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         replies.flush()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Let the system kill this process when the one that started it is gone; ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

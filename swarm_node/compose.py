@@ -8,10 +8,8 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import structlog
-import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -22,9 +20,10 @@ from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
-from swarm_node.planning import check_fits, plan_node
+from swarm_node.planning import plan_node
 from swarm_node.policy.model_files import Qwen2Config, weight_files
 from swarm_node.policy.models import Codec, policy_digests, resolve
+from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.plan import Plan
 from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.trainer import TrainerSettings
@@ -42,8 +41,11 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
 
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
+        ConfigError: settings do not fit together, or the machine.
     """
-    model_dir = resolve(settings.model, partial(check_fits, settings))
+    processes = settings.run.trainer_processes
+    where = place(settings.run.device, settings.policy.dtype, hardware(), ranks=processes)
+    model_dir = resolve(settings.model)
     model, tokenizer = policy_digests(model_dir)
     codec = Codec.from_directory(model_dir)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
@@ -51,7 +53,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
-    plan = plan_node(settings, Qwen2Config.from_directory(model_dir))
+    plan = plan_node(settings, where, Qwen2Config.from_directory(model_dir))
     if plan is not None:
         _log.info("planned for the GPU", gib=round(plan.total / 2**30, 1), how=plan.described())
     trainer = ProcessTrainer(
@@ -78,8 +80,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         transport=transport,
         sampler=TorchSampler.from_directory(
             model_dir,
-            device="cpu" if plan is None else "cuda",
-            dtype=torch.float32 if plan is None else torch.bfloat16,
+            where,
             max_rows=MAX_ROWS if plan is None else plan.rows,
             threads=settings.run.threads,
         ),
@@ -108,6 +109,10 @@ def trainer_settings(settings: Settings, plan: Plan | None = None) -> TrainerSet
         off_policy_mask=settings.policy.off_policy_mask,
         activation_checkpointing=settings.policy.activation_checkpointing,
         lora_rank=settings.policy.lora_rank,
+        optimizer=settings.policy.optimizer,
+        device=settings.run.device,
+        dtype=settings.policy.dtype,
+        processes=settings.run.trainer_processes,
         seed=settings.run.seed,
     )
     if plan is None:
@@ -115,8 +120,6 @@ def trainer_settings(settings: Settings, plan: Plan | None = None) -> TrainerSet
     training = plan.training
     return replace(
         chosen,
-        device="cuda",
-        base=training.base,
         lora_rank=training.lora_rank,
         activation_checkpointing=training.checkpointing,
         micro_batch_tokens=training.micro_batch_tokens,

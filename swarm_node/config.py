@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.loss_names import AdvantageName, LossName
+from swarm_node.policy.placement import DEVICE, DtypeName, OptimizerName
 
 ENV_PREFIX = "SWARM_NODE_"
 #: Not settings: where the settings file is.
@@ -100,6 +101,10 @@ class Policy(_Table):
         None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
     )
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
+    optimizer: OptimizerName = Field("adamw", description="adamw8bit: its moments in eight bits.")
+    dtype: DtypeName = Field(
+        "auto", description="Numbers of matrix products; auto: bfloat16 on a GPU, else float32."
+    )
     lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
     activation_checkpointing: bool = Field(
         False, description="Keep fewer activations: less memory, more time, the same gradient."
@@ -124,6 +129,14 @@ class Run(_Table):
     eval_tasks: int = Field(16, ge=1, le=4096, description="Held-out tasks per family.")
     checkpoint_updates: int = Field(50, ge=1, description="Updates between checkpoints.")
     threads: int = Field(1, ge=1, le=256, description="Torch threads of sampler and trainer.")
+    device: str = Field(
+        "auto",
+        pattern=f"^({DEVICE})$",
+        description="auto, cpu, cuda or cuda:N; auto: CUDA where torch sees it.",
+    )
+    trainer_processes: int = Field(
+        1, ge=1, le=64, description="Processes that train together, a GPU each."
+    )
 
 
 def default_home() -> Path:

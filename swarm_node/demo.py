@@ -54,6 +54,8 @@ class DemoNode:
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
         arguments += ["--set", "network.poll_seconds=0.5", "--set", "network.heartbeat_seconds=5"]
         arguments += ["--set", "run.eval_seconds=5"]
+        # Three nodes of so small a model would only wait for one GPU's kernels to start.
+        arguments += ["--set", "run.device=cpu"]
         if ticket_file is not None:
             arguments += ["--ticket-file", str(ticket_file)]
         with (self.home.path / "log").open("ab") as log:

@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import structlog
 
@@ -15,7 +14,7 @@ from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
 from swarm_node.home import Home, Membership
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.planning import check_fits
+from swarm_node.planning import fit_check
 from swarm_node.policy.models import resolve
 from swarm_node.service import notify
 
@@ -32,7 +31,7 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    model = resolve(settings.model, partial(check_fits, settings))
+    model = resolve(settings.model, fit_check(settings))
     settings = settings.model_copy(update={"model": str(model)})
     home = Home(settings.home)
     with home.lock():

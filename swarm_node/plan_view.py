@@ -98,9 +98,8 @@ def _explained(plan: Plan, job: Job) -> dict[str, str]:
     parts, training = plan.parts, plan.training
     recomputed = ", recomputed" if training.checkpointing else ""
     return {
-        "weights": f"sampler {_gib(parts.sampler_weights)}, trainer {_gib(parts.trainer_weights)}"
-        f" ({training.base})",
-        "optimizer": "gradients, AdamW's two moments",
+        "weights": f"sampler {_gib(parts.sampler_weights)}, trainer {_gib(parts.trainer_weights)}",
+        "optimizer": f"gradients, two moments{' of 8 bits' if training.eight_bit else ''}",
         "KV cache": f"{plan.rows} answers of {job.max_new_tokens:,} tokens",
         "activations": f"of {training.micro_batch_tokens:,} tokens{recomputed}",
         "other": f"sampling {_gib(parts.workspace)}, CUDA {_gib(parts.reserve)}",

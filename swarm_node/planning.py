@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -22,6 +22,7 @@ from swarm_node.refusals import refusals
 if TYPE_CHECKING:
     from swarm_node.config import Settings
     from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.placement import Placement
     from swarm_node.policy.plan import Job, Plan
 
 CARDS = (8, 12, 16, 24, 80)
@@ -86,7 +87,7 @@ def plan(
         flags = {"model": model, **parse_assignments(assign or [])}
         settings = load_settings(flags, config=config)
         shape = shape_of(settings.model)
-        cards = _cards(vram)
+        cards = _cards(vram, settings.run.device)
         job = node_job(settings, can_sleep=sleep)
         if json:
             import msgspec
@@ -131,8 +132,9 @@ def shape_of(name: str) -> Qwen2Config:
     return Qwen2Config.from_directory(resolve(name) if name == TINY else path)
 
 
-def node_job(settings: Settings, *, can_sleep: bool = False) -> Job:
-    """What a node with these settings asks of a GPU; what the user did not set is left open."""
+def node_job(settings: Settings, *, half: bool = True, can_sleep: bool = False) -> Job:
+    """What a node with these settings asks of a GPU; what the user did not set is left open.
+    `half`: whether the GPU computes in bfloat16 where nobody says otherwise."""
     from swarm_node.policy.plan import Job
 
     policy, sampling = settings.policy, settings.sampling
@@ -144,24 +146,46 @@ def node_job(settings: Settings, *, can_sleep: bool = False) -> Job:
         checkpointing=(
             policy.activation_checkpointing if "activation_checkpointing" in chosen else None
         ),
+        dtype=("bfloat16" if half else "float32") if policy.dtype == "auto" else policy.dtype,
+        eight_bit=policy.optimizer == "adamw8bit",
         can_sleep=can_sleep,
     )
 
 
-def plan_node(settings: Settings, shape: Qwen2Config) -> Plan | None:
-    """How this machine's GPU will be used; None where torch has none.
+def fit_check(settings: Settings) -> Callable[[Qwen2Config], None]:
+    """What refuses a model that this machine cannot train, before it is downloaded: with a
+    `ModelError` that says what to do.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    from swarm_node.policy.model_memory import check_memory
+    from swarm_node.policy.placement import hardware, place
+
+    processes = settings.run.trainer_processes
+    where = place(settings.run.device, settings.policy.dtype, hardware(), ranks=processes)
+
+    def check(shape: Qwen2Config) -> None:
+        rank = settings.policy.lora_rank
+        check_memory(shape, rank, placement=where, trainer_processes=processes)
+        plan_node(settings, where, shape)
+
+    return check
+
+
+def plan_node(settings: Settings, where: Placement, shape: Qwen2Config) -> Plan | None:
+    """How the GPU will be used on which a node computes; None on a CPU, and for several trainer
+    processes, which are not planned for.
 
     Raises:
         ModelError: the model does not fit on it; the message says what would.
     """
-    import torch
-
     from swarm_node.policy.plan import least_plan, make_plan, remedies
 
-    if not torch.cuda.is_available():
+    if where.device == "cpu" or settings.run.trainer_processes > 1:
         return None
-    vram, card = gpu_memory() or GpuMemory(*torch.cuda.mem_get_info())
-    job = node_job(settings)
+    vram, card = gpu_memory(_index(where.device)) or _torch_memory(where.device)
+    job = node_job(settings, half=where.half)
     made = make_plan(shape, job, vram)
     if made is None:
         ways = remedies(shape, job, vram) or ["a machine with more memory"]
@@ -169,29 +193,28 @@ def plan_node(settings: Settings, shape: Qwen2Config) -> Plan | None:
         raise ModelError(
             f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
             f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
-            f"free: take {', or '.join(ways)}, or hide the GPU (CUDA_VISIBLE_DEVICES=) to train on "
-            "the CPU"
+            f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
     return replace(made, card=card)
 
 
-def check_fits(settings: Settings, shape: Qwen2Config) -> None:
-    """Refuse a model that this machine cannot train, before it is downloaded.
+def _torch_memory(device: str) -> GpuMemory:
+    import torch
 
-    Raises:
-        ModelError: it does not fit; the message says what to do.
-    """
-    if plan_node(settings, shape) is None:
-        from swarm_node.policy.model_memory import check_memory
-
-        check_memory(shape, settings.policy.lora_rank)
+    return GpuMemory(*torch.cuda.mem_get_info(device))
 
 
-def gpu_memory() -> GpuMemory | None:
-    """The memory of the first GPU that this process may use, as nvidia-smi says; None where there
-    is none, or no nvidia-smi. Nothing is put on the GPU for that."""
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def gpu_memory(index: int = 0) -> GpuMemory | None:
+    """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
+    None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
     command = shutil.which("nvidia-smi")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
+    visible = "".join(names).strip()
     if command is None or not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible):
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
@@ -250,8 +273,8 @@ def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dic
     return {"schema": _SCHEMA, "model": name, "weights": shape.weight_count, "cards": rows}
 
 
-def _cards(vram: str | None) -> list[int]:
+def _cards(vram: str | None, device: str) -> list[int]:
     if vram is not None:
         return [parse_vram(vram)]
-    here = gpu_memory()
+    here = gpu_memory(_index(device))
     return [size * _GIB for size in CARDS] if here is None else [here.free]

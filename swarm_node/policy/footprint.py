@@ -22,8 +22,9 @@ PROMPT_TOKENS = 256
 _MIB = 1 << 20
 #: Of a CUDA context with its kernels, per process: an assumption (benchmarks/gpu_plan.py measures).
 _CONTEXT = 512 * _MIB
-#: AdamW: a gradient and two moments in float32 (arXiv 1711.05101).
-_GRADIENT_AND_MOMENTS = 4 * 3
+_GRADIENT = 4
+#: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
+_MOMENTS, _MOMENTS_8BIT = 8, 2
 #: Logits alive at once, in float32: log-softmax, the gradient that comes in, the one that goes out.
 _LOGIT_COPIES = 3
 #: Tokens that a sampler computes at once in a prefill.
@@ -34,12 +35,14 @@ _PROMPT_ROOM = 4096
 @dataclass(frozen=True, slots=True)
 class Training:
     """How the trainer works: the rank of its adapters (0 trains everything), whether activations
-    are recomputed, tokens per micro-batch, and the type of weights that are not trained."""
+    are recomputed, tokens per micro-batch, the type of matrix products, which is also that of
+    weights that are not trained, and whether moments have eight bits."""
 
     lora_rank: int = 0
     checkpointing: bool = False
     micro_batch_tokens: int = 8192
-    base: Precision = "float32"
+    dtype: Precision = "float32"
+    eight_bit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +87,21 @@ def footprint(
     model: Qwen2Config, training: Training, *, device: Device, rows: int, max_new_tokens: int
 ) -> Footprint:
     """What training `model` while sampling `rows` answers of `max_new_tokens` at once takes on
-    `device`. On a CPU all is float32 and published weights stay in memory (once in the trainer's
-    hands, or in shared memory); on CUDA the sampler is bfloat16 and what is published is outside.
-    """
-    count = model.weight_count
+    `device`. What is trained is float32; the rest, the sampler too, is of the trainer's type. On a
+    CPU published weights stay in memory, in the trainer's hands or in shared memory; those of a GPU
+    are outside of it."""
+    count, width = model.weight_count, _size(training.dtype)
     trained = adapter_count(model, training.lora_rank) if training.lora_rank else count
-    base = _size(training.base) * count
-    if training.lora_rank:
-        base += 4 * trained
-    width = 4 if device == "cpu" else 2
     context = context_tokens(model, max_new_tokens)
+    moments = _MOMENTS_8BIT if training.eight_bit else _MOMENTS
     return Footprint(
         sampler_weights=width * count,
-        trainer_weights=base,
-        optimizer=_GRADIENT_AND_MOMENTS * trained,
+        trainer_weights=4 * trained + (width * count if training.lora_rank else 0),
+        optimizer=(_GRADIENT + moments) * trained,
         kv=kv_bytes(model, rows, max_new_tokens, width),
         activations=activation_bytes(model, training, longest_row=context),
         workspace=_workspace(model, rows, context, width),
-        published=4 * count if device == "cpu" else 0,
+        published=width * count if device == "cpu" else 0,
         reserve=2 * _CONTEXT if device == "cuda" else 0,
     )
 
@@ -140,7 +140,7 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     longest one is the least that a micro-batch holds. Attention is not quadratic in memory: torch
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
     tokens = max(training.micro_batch_tokens, longest_row)
-    h, width = model.hidden_size, _size(training.base)
+    h, width = model.hidden_size, _size(training.dtype)
     layer = tokens * _layer_bytes(model, training)
     # Only inputs of layers are kept and one layer is computed again (arXiv 1604.06174).
     again = layer if training.checkpointing else 0
@@ -150,8 +150,10 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     matrix = 0 if training.lora_rank else 4 * h * 2 * model.intermediate_size
     logits = max(model.vocab_size, min(LOGIT_ELEMENTS, tokens * model.vocab_size))
     half = 2 if width < 4 else 0
+    # Weights that are float32 are cast for the products, and the casts kept for the way back.
+    casts = half * model.weight_count if not training.lora_rank else 0
     working = 4 * 4 * (model.intermediate_size + h) * tokens
-    return max(
+    return casts + max(
         # In the head, where nothing is given back yet,
         kept + 4 * 4 * h * tokens + (4 * _LOGIT_COPIES + half) * logits + embedding,
         # in the last layer, which is the first to be gone through backwards,
@@ -164,22 +166,22 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
 def _layer_bytes(model: Qwen2Config, training: Training) -> int:
     """What autograd keeps of one layer for one token. Per norm its input and what it was scaled to
     (the latter for the gradient of its weight), what the projections are given, the fused and the
-    rotated heads, the attended values, and four times i in the gated MLP. Adapters see float32."""
+    rotated heads, the attended values, and four times i in the gated MLP. Norms are float32."""
     h, i, q, k = (
         model.hidden_size,
         model.intermediate_size,
         model.query_size,
         model.key_value_size,
     )
-    width = _size(training.base)
+    width = _size(training.dtype)
     norms = 4 * 2 * h
     given = h + q + h + i
-    kept = width * ((q + 2 * k) + (q + k) + 3 * i)
+    kept = width * ((q + 2 * k) + (q + k) + 3 * i + given)
     if model.normalises_heads:
         kept += 4 * (q + k)
-    if not training.lora_rank:
-        return norms + kept + width * (given + 2 * h)
-    return norms + kept + 4 * (given + 7 * training.lora_rank) + (width if width < 4 else 0) * q
+    if training.lora_rank:
+        return norms + kept + width * 7 * training.lora_rank
+    return 2 * norms + kept
 
 
 def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:

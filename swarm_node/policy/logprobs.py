@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
-from swarm_node.policy.batch import TrainRow, micro_batches
+from swarm_node.policy.batch import TrainRow
 from swarm_node.policy.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.loss_types import Tokens
+from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.rollout import Provenance
 
@@ -29,13 +30,12 @@ def completion_logprobs(
     temperature: float,
     logit_elements: int = LOGIT_ELEMENTS,
 ) -> Tensor:
-    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient.
+    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient; in main
+    memory wherever the model is: losses are many small steps, faster there than on a GPU.
 
     Logits exist at completion positions only; when they exceed `logit_elements` they are made in
-    pieces, and again in the backward pass, instead of being kept. The result is on the model's
-    device.
+    pieces, and again in the backward pass, instead of being kept.
     """
-    device = model.embedding.device
     ids = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.int64)
     at_row, at_position, targets = [], [], []
     for index, row in enumerate(rows):
@@ -45,9 +45,19 @@ def completion_logprobs(
         at_position.append(torch.arange(row.prompt_ids.size - 1, len(sequence) - 1))
         at_row.append(torch.full_like(at_position[-1], index))
         targets.append(torch.from_numpy(sequence[row.prompt_ids.size :]))
-    where = torch.cat(at_row).to(device), torch.cat(at_position).to(device)
-    hidden = model.hidden(ids.to(device))[where]
-    wanted = torch.cat(targets).to(device)
+    places = torch.stack([torch.cat(at_row), torch.cat(at_position), torch.cat(targets)])
+    device = model.embedding.device
+    return model.whole(
+        _logprobs, model, ids.to(device), places.to(device), temperature, logit_elements
+    )
+
+
+def _logprobs(
+    model: Qwen2, ids: Tensor, places: Tensor, temperature: float, logit_elements: int
+) -> Tensor:
+    """`places` i64[3, N]: of every predicted token its row, the position before it, and its id."""
+    at_row, at_position, wanted = places
+    hidden = model.hidden(ids)[at_row, at_position]
 
     def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
         logits = model.logits(hidden).float() / temperature
@@ -55,13 +65,14 @@ def completion_logprobs(
 
     piece = max(1, logit_elements // model.config.vocab_size)
     if len(wanted) <= piece:
-        return logprobs(hidden, wanted)
-    return torch.cat(
+        return logprobs(hidden, wanted).cpu()
+    pieces = torch.cat(
         [
             recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
             for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
         ]
     )
+    return pieces.cpu()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +95,45 @@ class ReferencePolicy:
         self._switched = switched
 
     @classmethod
-    def from_directory(cls, model_dir: Path, device: str = "cpu") -> Self:
-        """A copy of the model beside the one being trained, on the same device.
+    def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
+        """A copy of the model beside the one being trained; in `half`, its weights are too.
 
         Raises:
             ModelError: `model_dir` holds no model that can be used here.
         """
-        return cls(Qwen2.from_directory(model_dir).to(device).requires_grad_(False))
+        dtype = torch.bfloat16 if placement.half else torch.float32
+        model = Qwen2.from_directory(model_dir, dtype).to(placement.device)
+        return cls(model.requires_grad_(False))
 
     @torch.no_grad()
     def judge(
-        self, model: Qwen2, rows: Sequence[TrainRow], temperature: float, token_budget: int
-    ) -> list[RowReference]:
-        """One entry per row. `drift` is a mean over a whole group, whose rows need not be in one
+        self,
+        model: Qwen2,
+        rows: Sequence[TrainRow],
+        temperature: float,
+        rounds: Sequence[Sequence[int]],
+    ) -> dict[int, RowReference]:
+        """One entry per row that `rounds`, the micro-batches, name; in an empty one the models run
+        for nothing. `drift` is a mean over a whole group, whose rows need not be in one
         micro-batch: hence a pass over all rows before the first gradient."""
         logps: dict[int, NDArray[np.float32]] = {}
         distances: dict[int, float] = {}
-        for indices in micro_batches(rows, token_budget):
-            part = [rows[index] for index in indices]
+        for indices in rounds:
+            part = [rows[index] for index in indices] or [min(rows, key=len)]
             sizes = [row.completion_ids.size for row in part]
-            now = torch.split(completion_logprobs(model, part, temperature).cpu(), sizes)
+            now = torch.split(completion_logprobs(model, part, temperature), sizes)
             with self._switched():
-                base = completion_logprobs(self._model, part, temperature).cpu()
-            for index, ours, theirs in zip(indices, now, torch.split(base, sizes), strict=True):
+                base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
+            for index, ours, theirs in zip(indices, now, base, strict=False):
                 logps[index] = theirs.numpy()
                 distances[index] = float((ours - theirs).double().sum())
         groups: dict[int, list[float]] = defaultdict(list)
-        for index, row in enumerate(rows):
-            groups[row.group].append(distances[index])
+        for index, distance in distances.items():
+            groups[rows[index].group].append(distance)
         drift = {group: sum(values) / len(values) for group, values in groups.items()}
-        return [RowReference(logps[index], drift[row.group]) for index, row in enumerate(rows)]
+        return {
+            index: RowReference(logp, drift[rows[index].group]) for index, logp in logps.items()
+        }
 
 
 def token_vectors(
@@ -122,15 +142,14 @@ def token_vectors(
     version: int,
     references: Sequence[RowReference] | None = None,
 ) -> Tokens:
-    """The rows' token vectors, in the order of `logp` and on its device, for an update of policy
-    `version`."""
+    """The rows' token vectors, in the order of `logp`, for an update of policy `version`."""
     sizes = [row.completion_ids.size for row in rows]
 
     def spread(values: Sequence[float | bool], dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes)).to(logp.device)
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes))
 
     def joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(logp.device)
+        return torch.from_numpy(np.concatenate(parts))
 
     zeros = [np.zeros(size, np.float32) for size in sizes]
     return Tokens(

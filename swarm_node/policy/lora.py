@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.qwen2 import Qwen2, on_host
 
 #: The projections of every layer, by where the lean layer computes them.
 _SITES = {
@@ -36,8 +36,9 @@ _ADAPTER, _PREFIX = "default", "base_model.model."
 
 
 class Adapter:
-    """The adapters of one model, whose own weights are frozen from now on. At first they add
-    nothing: one factor of each is random (by `seed`), the other zero."""
+    """The adapters of one model, whose own weights are frozen from now on, and stay where and of
+    what type they are; adapters are float32. At first they add nothing: one factor of each is
+    random (by `seed`), the other zero."""
 
     def __init__(self, model: Qwen2, rank: int, *, base: str, seed: int = 0) -> None:
         """`rank` ≥ 1; `base` is the name of the base model that the exported adapter states."""
@@ -50,9 +51,6 @@ class Adapter:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(self._config(inference=False), tree, adapter_name=_ADAPTER)
-        for parameter in tree.parameters():
-            if parameter.requires_grad:  # peft makes them in the type of the base
-                parameter.data = parameter.data.float()
         self._projections: dict[str, Any] = {
             name: tree.get_submodule(name) for name, *_ in _projections(model)
         }
@@ -62,11 +60,13 @@ class Adapter:
             for name, parameter in tree.named_parameters()
             if parameter.requires_grad
         }
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()  # peft makes them of the base's type
         self._attach()
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the adapters' tensors."""
-        return {name: value.detach().clone() for name, value in self.parameters.items()}
+        """A copy of the adapters' tensors, in main memory."""
+        return {name: on_host(value) for name, value in self.parameters.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave.
@@ -85,11 +85,15 @@ class Adapter:
                 parameter.copy_(state[name])
 
     @torch.no_grad()
-    def merged(self) -> dict[str, Tensor]:
-        """The whole model's weights with the adapters added, under transformers' names."""
-        state = self._model.hf_state()
-        for name, projection in self._projections.items():
-            state[f"{name}.weight"] += projection.get_delta_weight(_ADAPTER).cpu()
+    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The whole model's weights with the adapters added, as `Qwen2.hf_state` gives them."""
+        state: dict[str, Tensor] = {}
+        for name, weight in self._model.hf_views():
+            projection = self._projections.get(name.removesuffix(".weight"))
+            total = weight
+            if projection is not None:
+                total = weight.float() + projection.get_delta_weight(_ADAPTER)
+            state[name] = on_host(total, dtype or weight.dtype)
         return state
 
     def save(self, directory: Path) -> None:
@@ -130,11 +134,9 @@ class Adapter:
 
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
-    """What the adapters of the projections fused at `site` add, side by side, for x [..., in] and
-    in its type; the adapters themselves are float32, whatever the base is."""
-    wide = x.float()
-    outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](wide)) for part in parts[site]]
-    return (SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])).to(x.dtype)
+    """What the adapters of the projections fused at `site` add, side by side, for x [..., in]."""
+    outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](x)) for part in parts[site]]
+    return SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])
 
 
 def _projections(model: Qwen2) -> Iterator[tuple[str, Tensor]]:

@@ -130,7 +130,7 @@ def row_sums(values: Tensor, row: Tensor) -> Tensor:
     """f64[R]: the sum of `values` f[N] over each row; rows without a token have 0."""
     rows = int(row.max()) + 1 if len(row) else 0
     # In double precision no sum of float32 values overflows, whatever somebody states.
-    return values.new_zeros(rows, dtype=torch.float64).index_add(0, row, values.double())
+    return torch.zeros(rows, dtype=torch.float64).index_add(0, row, values.double())
 
 
 def row_means(values: Tensor, row: Tensor) -> Tensor:

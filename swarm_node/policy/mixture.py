@@ -68,7 +68,7 @@ class MixtureSettings:
 
     batch: int = 8
     least_own: int = 1
-    external_share: float = 0.75
+    external_share: float = 0.875
     memory: float = 64.0
     evidence: float = 16.0
     fall: float = 0.02

@@ -9,21 +9,36 @@ import psutil
 from swarm_node.errors import ModelError
 from swarm_node.policy.footprint import Training, footprint
 from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.placement import ON_CPU, Placement
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_memory(config: Qwen2Config, lora_rank: int = 0) -> None:
-    """Refuse a model whose weights, gradients and moments alone exceed the free memory when a node
-    trains it on its CPU, all of it or adapters of `lora_rank`.
+def check_memory(
+    config: Qwen2Config,
+    lora_rank: int = 0,
+    *,
+    placement: Placement = ON_CPU,
+    trainer_processes: int = 1,
+) -> None:
+    """Refuse a model that the free memory does not hold when a node trains it, all of it or
+    adapters of `lora_rank`. On a CPU that are weights, gradients and moments. Where it computes on
+    a GPU, main memory holds only what is on its way: weights that each trainer process and the
+    sampler load, and published ones.
 
     Raises:
         ModelError: it does not fit; the message says how much it needs.
     """
-    parts = footprint(config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1)
-    needed, free = parts.resident, available_memory()
+    on_cpu = placement.device == "cpu"
+    if on_cpu:
+        parts = footprint(config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1)
+        # Every process has the whole model for the moment in which it takes its part of it.
+        needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
+    else:
+        needed = 4 * config.weight_count * (trainer_processes + 2)
+    free = available_memory()
     if needed > free:
-        lighter = "" if lora_rank else "set policy.lora_rank, which takes about half, or "
+        lighter = "set policy.lora_rank, which takes about half, or " * (on_cpu and not lora_rank)
         raise ModelError(
             f"a model of {config.weight_count / 1e6:,.0f} million weights needs at least "
             f"{needed / 1e9:.1f} GB of memory here and {free / 1e9:.1f} GB are free: {lighter}"

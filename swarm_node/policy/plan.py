@@ -17,6 +17,7 @@ from typing import Literal
 from swarm_node.policy.footprint import (
     PREFILL_TOKENS,
     Footprint,
+    Precision,
     Training,
     footprint,
     longest_tokens,
@@ -38,13 +39,16 @@ _LEAST_ROWS = 8
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a node is asked to do. `rows` answers of at most `max_new_tokens` are wanted at once.
-    `lora_rank` and `checkpointing` are what the user chose, None where the plan may choose.
+    `lora_rank` and `checkpointing` are what the user chose, None where the plan may choose. `dtype`
+    is that of matrix products and of the sampler; `eight_bit`: the optimizer's moments are small.
     `can_sleep`: the engine can give back its memory while the trainer works."""
 
     rows: int = 64
     max_new_tokens: int = 24
     lora_rank: int | None = None
     checkpointing: bool | None = None
+    dtype: Precision = "bfloat16"
+    eight_bit: bool = False
     can_sleep: bool = False
 
 
@@ -119,8 +123,7 @@ class Plan:
         """The settings in one line."""
         training = self.training
         what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
-        if training.base == "bfloat16":
-            what += " on bfloat16"
+        what += " in bfloat16" * (training.dtype == "bfloat16")
         kept = ", activations recomputed" if training.checkpointing else ""
         asleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (
             self.sharing == "sleep"
@@ -174,7 +177,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
     for rank in ranks:
         for sharing in sharings:
             for rows in (job.rows, *_fewer(job.rows)):
-                for training in _trainings(rank, job.checkpointing):
+                for training in _trainings(rank, job):
                     parts = footprint(
                         model,
                         training,
@@ -185,11 +188,10 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                     yield Plan(vram, training, sharing, rows, longest, parts)
 
 
-def _trainings(rank: int, checkpointing: bool | None) -> Iterator[Training]:
-    base: Literal["float32", "bfloat16"] = "bfloat16" if rank else "float32"
-    for recompute in (False, True) if checkpointing is None else (checkpointing,):
+def _trainings(rank: int, job: Job) -> Iterator[Training]:
+    for recompute in (False, True) if job.checkpointing is None else (job.checkpointing,):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
-            yield Training(rank, recompute, tokens, base)
+            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit)
 
 
 def _fewer(rows: int) -> Iterator[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -134,21 +134,13 @@ class DecoderLayer(nn.Module):
         query, key, value = self.project(x, cos, sin)
         attended = F.scaled_dot_product_attention(
             query.transpose(1, 2),
-            self._shared(key).transpose(1, 2),
-            self._shared(value).transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
             attn_mask=mask,
             is_causal=mask is None,
             enable_gqa=True,
         )
         return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """Key or value [B, T, key/value heads, d], repeated for each query head in float32 on CUDA:
-        there the only attention that is not quadratic in memory takes no grouped queries."""
-        if not x.is_cuda or x.dtype != torch.float32:
-            return x
-        config = self.config
-        return x.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 2)
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = F.linear(x, weight, bias)
@@ -158,7 +150,8 @@ class DecoderLayer(nn.Module):
 class Qwen2(nn.Module):
     """The decoder with its embedding and output head. With `recompute`, `forward` and `hidden` keep
     only the input of each layer for the backward pass, which runs the layers again: the same
-    gradient for less memory and more time."""
+    gradient for less memory and more time. With `half_products`, what runs in `whole` computes its
+    matrix products in bfloat16, whatever the type of the weights (autocast)."""
 
     def __init__(
         self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
@@ -168,6 +161,7 @@ class Qwen2(nn.Module):
         super().__init__()
         self.config = config
         self.recompute = False
+        self.half_products = False
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
@@ -193,6 +187,14 @@ class Qwen2(nn.Module):
             state.update(load_safetensors(file))
         model.load_hf_state(state)
         return model
+
+    def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """`function(*args)`, which calls `hidden` and `logits` as it likes, as one forward pass:
+        where the weights are spread over processes, they are gathered around it."""
+        if not self.half_products:
+            return function(*args)
+        with torch.autocast(self.embedding.device.type, torch.bfloat16):
+            return function(*args)
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Logits [B, T, V] of ids i64[B, T].
@@ -250,12 +252,10 @@ class Qwen2(nn.Module):
         cache.length += 1
         return self._normalise(x)
 
-    def hf_state(self) -> dict[str, Tensor]:
-        """A copy of the weights under transformers' names, contiguous and outside of any GPU;
-        without `lm_head.weight` when the embedding is tied to it."""
-        return {
-            name: part.detach().to("cpu", copy=True).contiguous() for name, part in self.hf_views()
-        }
+    def hf_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """A copy of the weights in main memory under transformers' names, contiguous, in their own
+        type or `dtype`; without `lm_head.weight` when the embedding is tied to it."""
+        return {name: on_host(part, dtype) for name, part in self.hf_views()}
 
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights in from transformers' names, casting to this model's type.
@@ -336,28 +336,45 @@ class Qwen2(nn.Module):
 
     def hf_views(self) -> Iterator[tuple[str, Tensor]]:
         """Names as transformers has them, each with its part of the fused weights; no copies."""
-        config = self.config
-        yield "model.embed_tokens.weight", self.embedding
-        yield "model.norm.weight", self.norm
-        if self.head is not None:
-            yield "lm_head.weight", self.head
+        for name, parameter in self.named_parameters():
+            yield from hf_parts(self.config, name, parameter)
+
+
+#: What each whole parameter is called by transformers; those of a layer behind its own prefix.
+_HF_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+    "out": "self_attn.o_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "input_norm": "input_layernorm.weight",
+    "post_norm": "post_attention_layernorm.weight",
+}
+
+
+def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The parts of the `parameter` called `name` here, under transformers' names; no copies."""
+    path, _, leaf = name.rpartition(".")
+    prefix = f"model.{path}." if path else ""
+    if leaf in ("qkv", "qkv_bias"):
+        kind = "weight" if leaf == "qkv" else "bias"
         sizes = [config.query_size, config.key_value_size, config.key_value_size]
-        for index, layer in enumerate(self.blocks()):
-            prefix = f"model.layers.{index}."
-            for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
-                if fused is not None:
-                    for letter, part in zip("qkv", torch.split(fused, sizes), strict=True):
-                        yield f"{prefix}self_attn.{letter}_proj.{kind}", part
-            for letter, norm in (("q", layer.query_norm), ("k", layer.key_norm)):
-                if norm is not None:
-                    yield f"{prefix}self_attn.{letter}_norm.weight", norm
-            gate, up = layer.gate_up.chunk(2)
-            yield f"{prefix}self_attn.o_proj.weight", layer.out
-            yield f"{prefix}mlp.gate_proj.weight", gate
-            yield f"{prefix}mlp.up_proj.weight", up
-            yield f"{prefix}mlp.down_proj.weight", layer.down
-            yield f"{prefix}input_layernorm.weight", layer.input_norm
-            yield f"{prefix}post_attention_layernorm.weight", layer.post_norm
+        for letter, part in zip("qkv", torch.split(parameter, sizes), strict=True):
+            yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+    elif leaf == "gate_up":
+        for half, part in zip(("gate", "up"), parameter.chunk(2), strict=True):
+            yield f"{prefix}mlp.{half}_proj.weight", part
+    else:
+        yield prefix + _HF_NAMES[leaf], parameter
+
+
+def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A contiguous copy in main memory, cast to `dtype` on the way."""
+    # Cast where it is: half as many bytes then cross the bus.
+    cast = tensor.detach().to(dtype or tensor.dtype)
+    return cast.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

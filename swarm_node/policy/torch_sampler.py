@@ -26,6 +26,7 @@ from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models import Codec
+from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.qwen2 import Qwen2, load_safetensors
 from swarm_node.policy.sampler import SampleRequest
 from swarm_node.rollout import Completion, Finish, VersionSpan
@@ -90,18 +91,19 @@ class TorchSampler:
     def from_directory(
         cls,
         path: Path,
+        placement: Placement = ON_CPU,
         *,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
         max_rows: int = MAX_ROWS,
         threads: int | None = None,
     ) -> Self:
-        """A sampler of the model in a directory, as policy version 0.
+        """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
+        bfloat16, and log-probs are made from its logits in float32.
 
         Raises:
             ModelError: model or tokenizer cannot be used.
         """
-        model = Qwen2.from_directory(path, dtype).to(device)
+        dtype = torch.bfloat16 if placement.half else torch.float32
+        model = Qwen2.from_directory(path, dtype).to(placement.device)
         return cls(model, Codec.from_directory(path), max_rows=max_rows, threads=threads)
 
     @property

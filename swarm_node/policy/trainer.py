@@ -10,17 +10,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
-from swarm_node.policy.adamw import AdamW
 from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.checkpoint import TrainingState
-from swarm_node.policy.footprint import Device, Precision
 from swarm_node.policy.gradient import Accumulated, GradientPass
 from swarm_node.policy.logprobs import ReferencePolicy
 from swarm_node.policy.lora import Adapter
@@ -28,7 +26,10 @@ from swarm_node.policy.loss_names import LossName
 from swarm_node.policy.loss_types import BatchSize, ClipBounds
 from swarm_node.policy.losses import LOSSES, NEEDS_REFERENCE
 from swarm_node.policy.models import policy_digests
-from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.optimizer import make_optimizer
+from swarm_node.policy.placement import DtypeName, OptimizerName, hardware, place
+from swarm_node.policy.qwen2 import Qwen2, hf_parts, on_host
+from swarm_node.policy.ranks import ALONE, Ranks
 
 #: So many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
@@ -47,8 +48,8 @@ class TrainerSettings:
     `off_policy_mask`, rows of negative advantage further than that many nats per token from the
     policy that sampled them are left out; None trains on them all. With a `lora_rank` only adapters
     of that rank are trained, 0 trains everything; `published` can name the adapter only with one.
-    `activation_checkpointing` trades time for memory, and changes nothing else. `device` is where
-    it computes; `base` the type of the weights below an adapter (what is trained is float32).
+    `activation_checkpointing` trades time for memory, and changes nothing else. `device` and
+    `dtype` are as `placement.place` takes them; `processes` train together, each on a device.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -70,8 +71,10 @@ class TrainerSettings:
     activation_checkpointing: bool = False
     lora_rank: int = 0
     published: Published = "merged"
-    device: Device = "cpu"
-    base: Precision = "float32"
+    optimizer: OptimizerName = "adamw"
+    device: str = "cpu"
+    dtype: DtypeName = "float32"
+    processes: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -91,12 +94,18 @@ class TrainerSettings:
             "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
             "lora_rank": 0 <= self.lora_rank <= 1024,
             "published": self.published == "merged" or self.lora_rank > 0,
-            "device": self.device in ("cpu", "cuda"),
-            "base": self.base == "float32" or (self.base == "bfloat16" and self.lora_rank > 0),
+            "optimizer": self.optimizer in get_args(OptimizerName),
+            "dtype": self.dtype in get_args(DtypeName),
+            "processes": self.processes >= 1,
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
             raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
+        if self.optimizer == "adamw8bit" and self.processes > 1:
+            raise ConfigError(
+                'policy.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
+                'set "adamw", whose moments are spread over the GPUs anyway'
+            )
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:
@@ -145,18 +154,26 @@ class TrainerCore:
     """Owns the model and its optimizer. Not thread-safe."""
 
     def __init__(
-        self, model_dir: Path, settings: TrainerSettings, clock: Clock = SYSTEM_CLOCK
+        self,
+        model_dir: Path,
+        settings: TrainerSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Load the base model.
+        """Load the base model; with several `ranks` each process makes a core of its own, and all
+        of them take every call together.
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
+            ConfigError: there is no such device, or the optimizer is not installed.
         """
         self.settings = settings
         self.version = 0
-        self.model = Qwen2.from_directory(model_dir, getattr(torch, settings.base))
-        self.model.to(settings.device)
-        self.model.recompute = settings.activation_checkpointing
+        self._ranks = ranks
+        self.placement = place(
+            settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
+        )
+        self.model = self._load(model_dir)
         #: What is trained when not everything is.
         self.adapter: Adapter | None = None
         if settings.lora_rank:
@@ -179,8 +196,13 @@ class TrainerCore:
             token_budget=settings.micro_batch_tokens,
             off_policy_mask=settings.off_policy_mask,
             reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=ranks,
         )
-        self._optimizer = AdamW(self._trained.values(), settings.betas, settings.weight_decay)
+        #: The parts of what is trained that are here, by the names of the whole.
+        self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
+        self._optimizer = make_optimizer(
+            settings.optimizer, list(self._parts.values()), settings.betas, settings.weight_decay
+        )
 
     def update(self, batch: Batch) -> UpdateStats:
         """One optimizer step on `batch`; the version rises by one when it was applied.
@@ -202,7 +224,7 @@ class TrainerCore:
         if informative:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
             done = self._gradient.accumulate(informative, size, self.version)
-            grad_norm = float(self._clip_gradient())
+            grad_norm = self._clip_gradient()
             skipped = self._non_finite_fault(done.loss, grad_norm)
         if skipped is None:
             self._step()
@@ -227,21 +249,23 @@ class TrainerCore:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all weights under transformers' names, an adapter merged into them."""
-        return self.adapter.merged() if self.adapter else self.model.hf_state()
+        """A copy of all weights in main memory under transformers' names, an adapter merged into
+        them, of the type that the matrix products take; empty but in the first process."""
+        return self._copied(torch.bfloat16 if self.placement.half else torch.float32)
 
     def state(self, rng: bytes, extra: Mapping[str, Any]) -> TrainingState:
         """Everything that `restore` needs to go on as if nothing had happened; of an adapter's
         base the digest alone."""
-        moments = {
-            f"{kind}:{name}": value.to("cpu", copy=True)
-            for name, parameter in self._trained.items()
-            for kind, value in self._optimizer.state.get(parameter, {}).items()
-        }
+        moments: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            for kind, value in self._optimizer.state.get(part, {}).items():
+                whole = self._ranks.gather(self._trained[name], value)
+                if not self._ranks.index:
+                    moments[f"{kind}:{name}"] = on_host(whole)
         return TrainingState(
             version=self.version,
             updates=self._updates,
-            weights=self.adapter.state() if self.adapter else self.model.hf_state(),
+            weights=self.adapter.state() if self.adapter else self._copied(torch.float32),
             optimizer=moments,
             rng=rng,
             settings=self.settings.plain(),
@@ -250,7 +274,8 @@ class TrainerCore:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Take over a stored state; hyper-parameters stay those of the current settings.
+        """Take over a stored state; hyper-parameters stay those of the current settings. Another
+        optimizer cannot read the moments, and begins with none.
 
         Raises:
             CheckpointError: it belongs to another base model, or trained another part of it.
@@ -275,20 +300,42 @@ class TrainerCore:
         if self.adapter:
             self.adapter.load_state(state.weights)
         else:
-            self.model.load_hf_state(state.weights)
+            self._ranks.load(self.model, state.weights)
         self._optimizer.state.clear()
-        for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-            parameter = self._trained[name]
-            moments = self._optimizer.state.setdefault(parameter, {})
-            moments[kind] = value.to(parameter.device, copy=True)
+        if state.settings.get("optimizer") == self.settings.optimizer:
+            for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
+                part = self._parts[name]
+                here = self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                self._optimizer.state.setdefault(part, {})[kind] = here
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _load(self, model_dir: Path) -> Qwen2:
+        half, frozen = self.placement.half, self.settings.lora_rank > 0
+        # What the optimizer moves stays float32: steps are smaller than bfloat16 can tell.
+        dtype = torch.bfloat16 if half and frozen else torch.float32
+        model = Qwen2.from_directory(model_dir, dtype)
+        model.recompute = self.settings.activation_checkpointing
+        model.half_products = half
+        self._ranks.spread(model, self.placement, frozen=frozen)
+        return model
+
+    def _copied(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        if self.adapter:
+            return {} if self._ranks.index else self.adapter.merged(dtype)
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            whole = self._ranks.gather(parameter, self._ranks.local(parameter))
+            if not self._ranks.index:
+                for hf_name, part in hf_parts(self.model.config, name, whole):
+                    state[hf_name] = on_host(part, dtype)
+        return state
 
     def _base_policy(self, model_dir: Path) -> ReferencePolicy:
         """Beneath an adapter the base model is still there; else it takes a copy."""
         if self.adapter:
             return ReferencePolicy(self.model, self.adapter.disabled)
-        return ReferencePolicy.from_directory(model_dir, self.settings.device)
+        return ReferencePolicy.from_directory(model_dir, self.placement)
 
     def _fits(self, row: TrainRow) -> bool:
         """A peer's row that the model cannot take must cost that row, not the update."""
@@ -296,12 +343,13 @@ class TrainerCore:
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
         return largest < config.vocab_size and len(row) <= config.max_position_embeddings
 
-    def _clip_gradient(self) -> Tensor:
+    def _clip_gradient(self) -> float:
         longest = self.settings.max_grad_norm
-        return torch.nn.utils.clip_grad_norm_(self._trained.values(), longest)
+        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._trained.values(), longest))
 
     def _non_finite_fault(self, loss: float, grad_norm: float) -> str | None:
-        parameters_finite = all(bool(p.isfinite().all()) for p in self._trained.values())
+        broken = sum(not bool(part.isfinite().all()) for part in self._parts.values())
+        parameters_finite = not self._ranks.sums([broken])[0]
         if math.isfinite(loss) and math.isfinite(grad_norm) and parameters_finite:
             self._non_finite = 0
             return None
@@ -315,7 +363,10 @@ class TrainerCore:
 
     def _step(self) -> None:
         warmup = max(self.settings.warmup_updates, 1)
-        rate = self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup)
-        self._optimizer.step(rate)
+        for name, part in self._parts.items():
+            part.grad = self._ranks.gradient(self._trained[name])
+        self._optimizer.step(self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup))
+        for part in self._parts.values():
+            part.grad = None
         self._updates += 1
         self.version += 1

@@ -7,12 +7,14 @@ along, and it starts again from its last checkpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from swarm_node.child import Child
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.batch import Batch, pack_batch
+from swarm_node.policy.launching import RANK_MODULE, launch_ranks, rank_environment
 from swarm_node.policy.trainer import TrainerSettings, UpdateStats
 from swarm_node.policy.trainer_worker import TrainerHost, UpdateResult
 from swarm_node.policy.weights import WeightStore
@@ -96,7 +98,13 @@ class ProcessTrainer:
         self._extra: dict[str, Any] = {}
         # Some of the libraries under torch read their number of threads only when they are loaded.
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        self._child = Child("trainer", "swarm_node.policy.trainer_worker", env=limits)
+        if settings.processes == 1:
+            self._child = Child("trainer", "swarm_node.policy.trainer_worker", env=limits)
+        else:
+            launch = partial(launch_ranks, weights, settings.processes)
+            self._child = Child(
+                "trainer", RANK_MODULE, env={**limits, **rank_environment()}, launch=launch
+            )
 
     @property
     def version(self) -> int:

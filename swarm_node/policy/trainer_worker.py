@@ -14,6 +14,7 @@ from swarm_node.child import serve
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.batch import Batch, unpack_batch
 from swarm_node.policy.checkpoint import newest_valid, read, remove_leftovers, save
+from swarm_node.policy.ranks import ALONE, Ranks
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings, UpdateStats
 from swarm_node.policy.weights import WeightStore
 
@@ -39,8 +40,10 @@ class TrainerHost:
         *,
         at_least: int = 0,
         clock: Clock = SYSTEM_CLOCK,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Load the newest valid checkpoint, or the base model when there is none, and publish it.
+        Of several `ranks` all are given every call, and the first one writes.
 
         Raises:
             ModelError: the base model cannot be trained here.
@@ -48,12 +51,15 @@ class TrainerHost:
         """
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
-        self.core = TrainerCore(model_dir, settings, clock)
+        self._leads = not ranks.index
+        self.core = TrainerCore(model_dir, settings, clock, ranks)
         #: What the caller stored with the checkpoint.
         self.extra: dict[str, Any] = {}
         #: The generator state of the checkpoint; empty when there was none.
         self.rng = b""
-        remove_leftovers(checkpoints)
+        if self._leads:
+            remove_leftovers(checkpoints)
+        ranks.sums([0.0])  # the others look once that is done
         newest = newest_valid(checkpoints)
         if newest is not None:
             state = read(newest)
@@ -78,25 +84,35 @@ class TrainerHost:
             CheckpointError: the disk refused, or `extra` is too large.
         """
         rng = bytes(torch.get_rng_state().numpy())
-        return save(self._checkpoints, self.core.state(rng, extra))
+        state = self.core.state(rng, extra)
+        return save(self._checkpoints, state) if self._leads else self._checkpoints
 
     def _publish(self) -> Path:
         """The file with all weights, or the adapter's directory where only that is wanted; with
         "both" the adapter is beside the file, at `WeightStore.adapter_path`."""
         core, store = self.core, self._store
         adapter = None
-        if core.adapter is not None and core.settings.published != "merged":
+        if core.adapter is not None and core.settings.published != "merged" and self._leads:
             adapter = store.publish_adapter(core.version, core.adapter.save)
-        if adapter is not None and core.settings.published == "adapter":
-            return adapter
-        return store.publish(core.version, core.weights())
+        if core.settings.published == "adapter":
+            return adapter or store.adapter_path(core.version)
+        weights = core.weights()
+        return store.publish(core.version, weights) if self._leads else store.path(core.version)
 
 
-class _Worker:
-    def __init__(self) -> None:
+class TrainerWorker:
+    """Answers the requests of `ProcessTrainer`."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self._host: TrainerHost | None = None
+        self._ranks = ranks
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to one request.
+
+        Raises:
+            SwarmNodeError, ValueError: it cannot be done; the next one may be.
+        """
         operation = request.get("op")
         if operation == "init":
             return self._init(request)
@@ -119,6 +135,7 @@ class _Worker:
             Path(request["weights"]),
             settings,
             at_least=request["at_least"],
+            ranks=self._ranks,
         )
         if host.rng:
             torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
@@ -131,4 +148,4 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    serve(_Worker().handle)
+    serve(TrainerWorker().handle)

@@ -232,7 +232,7 @@ class _Swarm:
             kind.directory,
             place / "checkpoints",
             weights,
-            trainer_settings(settings),
+            replace(trainer_settings(settings), device="cpu", dtype="float32"),
             clock=self._clock,
         )
         members = self._members

@@ -39,6 +39,8 @@ jobs = st.builds(
     max_new_tokens=st.integers(1, 32_768),
     lora_rank=st.none() | st.integers(0, 1024),
     checkpointing=st.none() | st.booleans(),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+    eight_bit=st.booleans(),
     can_sleep=st.booleans(),
 )
 cards = st.integers(GIB // 2, 200 * GIB)

@@ -41,6 +41,10 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ("[sampling]\ntemperature = -1.0", "sampling.temperature"),
         ('[environment]\nscoring = "fuzzy"', "environment.scoring"),
         ("[network]\nlisten = []", "network.listen"),
+        ('[policy]\ndtype = "float16"', "policy.dtype"),
+        ('[policy]\noptimizer = "sgd"', "policy.optimizer"),
+        ('[run]\ndevice = "tpu"', "run.device"),
+        ("[run]\ntrainer_processes = 0", "run.trainer_processes"),
         ("policy = 3", "policy"),
     ],
 )

@@ -61,7 +61,7 @@ def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
     assert life.buffer.mixture == Mixture(4, 4)
     for _ in range(60):
         life.update(offered=20)
-    assert life.buffer.mixture == Mixture(2, 6)
+    assert life.buffer.mixture == Mixture(1, 7)
     for _ in range(600):
         life.update(offered=0)
     assert life.buffer.mixture.own >= 7
@@ -81,7 +81,7 @@ def test_a_falling_held_out_reward_makes_it_rely_on_itself() -> None:
     life = Life("auto")
     for step in range(60):
         life.update(offered=20, probe=0.5 if step % 10 == 0 else None)
-    assert life.buffer.mixture.external == 6
+    assert life.buffer.mixture.external == 7
     for step in range(3):
         life.update(offered=20, probe=0.4 - 0.1 * step)
     assert life.buffer.mixture.external <= 3
@@ -146,14 +146,14 @@ def test_a_resumed_controller_goes_on_where_it_was() -> None:
     before = Life("auto")
     for _ in range(60):
         before.update(offered=20)
-    assert before.buffer.mixture == Mixture(2, 6)
+    assert before.buffer.mixture == Mixture(1, 7)
     saved = msgspec.convert(msgspec.to_builtins(before.mixer.state), MixtureState)
     after = Life("auto")
     after.mixer.resume(saved)
-    assert after.buffer.mixture == Mixture(2, 6)
+    assert after.buffer.mixture == Mixture(1, 7)
     assert after.mixer.state == before.mixer.state
     assert after.tally.mixture is not None
-    assert after.tally.mixture.own == 2
+    assert after.tally.mixture.own == 1
 
 
 def test_a_state_of_other_settings_is_not_resumed() -> None:

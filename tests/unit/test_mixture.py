@@ -71,7 +71,7 @@ def test_what_costs_more_is_done_less() -> None:
 
 def test_the_start_keeps_the_limits() -> None:
     assert start(SETTINGS, 4).current == Mixture(4, 4)
-    assert start(SETTINGS, 0).current == Mixture(2, 6)
+    assert start(SETTINGS, 0).current == Mixture(1, 7)
     assert start(SETTINGS, 99).current == Mixture(8, 0)
     assert start(MixtureSettings(batch=1), 1).current == Mixture(1, 0)
 
@@ -82,7 +82,7 @@ def test_nothing_moves_before_there_is_evidence() -> None:
     assert state.current == Mixture(8, 0)
     for _ in range(20):
         state = observe(state, Observation(4, 4, 40.0), SETTINGS)
-    assert state.current == Mixture(2, 6)
+    assert state.current == Mixture(1, 7)
 
 
 def test_a_node_that_nobody_offers_anything_trains_alone() -> None:

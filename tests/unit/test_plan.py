@@ -21,7 +21,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.plan_view import card_view, cards_view
 from swarm_node.planning import (
     CARDS,
-    check_fits,
+    fit_check,
     node_job,
     parse_gpu_memory,
     parse_vram,
@@ -29,11 +29,12 @@ from swarm_node.planning import (
     shape_of,
 )
 from swarm_node.policy.adamw import AdamW
-from swarm_node.policy.footprint import Training, adapter_count, footprint
+from swarm_node.policy.footprint import Footprint, Training, adapter_count, footprint
 from swarm_node.policy.hub import ALIASES
 from swarm_node.policy.lora import Adapter
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import resolve
+from swarm_node.policy.placement import ON_CPU, hardware, place
 from swarm_node.policy.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.shapes import known_shape
@@ -99,12 +100,12 @@ def test_a_card_of_12_gb_trains_a_middling_model_with_lora_and_one_of_80_all_of_
     small, large = make_plan(model, Job(), 12 * GIB), make_plan(model, Job(), 80 * GIB)
     assert small is not None
     assert large is not None
-    assert (small.training.lora_rank, small.training.base) == (DEFAULT_RANK, "bfloat16")
+    assert (small.training.lora_rank, small.training.dtype) == (DEFAULT_RANK, "bfloat16")
     assert small.rows == 64
-    assert large.training == Training(0, False, 8192, "float32")
+    assert large.training == Training(0, False, 8192, "bfloat16")
     assert small.total <= 12 * GIB * (1 - SPARE)
     assert (small.sharing, small.sleep_level) == ("split", 0)
-    assert "LoRA rank 32 on bfloat16, activations recomputed" in small.described()
+    assert "LoRA rank 32 in bfloat16, activations recomputed" in small.described()
 
 
 def test_an_engine_that_sleeps_makes_room() -> None:
@@ -118,7 +119,7 @@ def test_an_engine_that_sleeps_makes_room() -> None:
     assert plan is not None
     assert (plan.sharing, plan.sleep_level) == ("sleep", 1)
     assert plan.total < plan.parts.total()
-    full = make_plan(model, Job(lora_rank=0, can_sleep=True), 29 * GIB)
+    full = make_plan(model, Job(lora_rank=0, can_sleep=True), 32 * GIB)
     assert full is not None
     assert (full.sharing, full.sleep_level) == ("sleep", 2)
 
@@ -140,7 +141,7 @@ def test_an_engine_gets_its_part_in_vllms_words() -> None:
     # vLLM's share is of the whole card, whatever is free of it.
     within = replace(plan, card=20 * GIB).engine.gpu_share * 20 * GIB
     assert plan.parts.sampler <= within < plan.parts.sampler + 0.001 * 20 * GIB
-    asleep = make_plan(shape("qwen2.5-1.5b"), Job(lora_rank=0, can_sleep=True), 29 * GIB)
+    asleep = make_plan(shape("qwen2.5-1.5b"), Job(lora_rank=0, can_sleep=True), 32 * GIB)
     assert asleep is not None
     assert asleep.engine.vllm_arguments()["enable_sleep_mode"] is True
 
@@ -198,45 +199,63 @@ def test_only_what_the_user_left_open_is_planned() -> None:
         environ={},
     )
     assert node_job(settings) == Job(256, 24, 0, True)
+    assert node_job(settings, half=False).dtype == "float32"
+    named = {"policy.dtype": "float32", "policy.optimizer": "adamw8bit"}
+    job = node_job(load_settings(named, environ={}))
+    assert (job.dtype, job.eight_bit) == ("float32", True)
+
+
+def test_numbers_of_fewer_bits_take_less() -> None:
+    model = shape("qwen2.5-1.5b")
+
+    def parts(training: Training) -> Footprint:
+        return footprint(model, training, device="cuda", rows=8, max_new_tokens=24)
+
+    wide, half = parts(Training()), parts(Training(dtype="bfloat16"))
+    assert wide.trainer_weights == half.trainer_weights == 4 * model.weight_count
+    assert wide.sampler_weights == 2 * half.sampler_weights
+    assert half.activations < wide.activations
+    small = parts(Training(eight_bit=True))
+    assert (wide.optimizer, small.optimizer) == (12 * model.weight_count, 6 * model.weight_count)
 
 
 def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
     settings = load_settings({"policy.learning_rate": 1e-4}, environ={})
     plain = trainer_settings(settings)
-    assert (plain.device, plain.base, plain.lora_rank) == ("cpu", "float32", 0)
+    assert plain.lora_rank == 0
     assert plain.micro_batch_tokens == TrainerSettings().micro_batch_tokens
-    plan = make_plan(shape("qwen2.5-1.5b"), node_job(settings), 12 * GIB)
+    plan = make_plan(shape("qwen2.5-1.5b"), node_job(settings), 10 * GIB)
     planned = trainer_settings(settings, plan)
-    assert (planned.device, planned.base, planned.lora_rank) == ("cuda", "bfloat16", DEFAULT_RANK)
-    assert planned.activation_checkpointing
+    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
     changed = {key for key, value in asdict(planned).items() if value != asdict(plain)[key]}
-    assert changed <= {
-        "device",
-        "base",
-        "lora_rank",
-        "activation_checkpointing",
-        "micro_batch_tokens",
-    }
+    assert changed <= {"lora_rank", "activation_checkpointing", "micro_batch_tokens"}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which is planned for")
-def test_without_a_gpu_the_machines_memory_decides() -> None:
-    settings = load_settings({}, environ={})
-    assert plan_node(settings, shape("qwen3-8b")) is None
-    check_fits(settings, shape_of("tiny"))
+def test_on_a_cpu_the_machines_memory_decides() -> None:
+    settings = load_settings({"run.device": "cpu"}, environ={})
+    assert plan_node(settings, ON_CPU, shape("qwen3-8b")) is None
+    check = fit_check(settings)
+    check(shape_of("tiny"))
     with pytest.raises(ModelError, match="GB of memory here"):
-        check_fits(settings, Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8))
+        check(Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
+    with pytest.raises(ConfigError, match=r"run\.device"):
+        fit_check(load_settings({"run.device": "cuda"}, environ={}))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_with_a_gpu_its_memory_decides() -> None:
-    settings = load_settings({}, environ={})
-    plan = plan_node(settings, shape_of("tiny"))
+    settings = load_settings({"run.device": "cuda"}, environ={})
+    where = place("cuda", "auto", hardware())
+    plan = plan_node(settings, where, shape_of("tiny"))
     assert plan is not None
     assert plan.total < plan.vram
     with pytest.raises(ModelError, match="GiB of GPU memory"):
-        check_fits(settings, Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8))
+        plan_node(settings, where, Qwen2Config(1 << 20, 1 << 13, 1 << 14, 99, 64, 8))
 
 
 @pytest.mark.parametrize(

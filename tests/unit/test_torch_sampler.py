@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.placement import Placement
 from swarm_node.policy.qwen2 import KeyValueCache, Qwen2, Qwen2Config
 from swarm_node.policy.sampler import Sampler, SampleRequest
 from swarm_node.policy.torch_sampler import TorchSampler, draw
@@ -270,7 +271,7 @@ def test_it_is_a_sampler() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sampling_on_a_gpu_agrees_with_the_cpu() -> None:
     async def run() -> list[tuple[Completion, ...]]:
-        sampler = TorchSampler.from_directory(TINY, device="cuda")
+        sampler = TorchSampler.from_directory(TINY, Placement("cuda:0", half=False))
         groups = await sampler.sample([request(question) for question in QUESTIONS])
         await sampler.close()
         return groups

@@ -260,13 +260,10 @@ def test_other_settings_than_the_checkpoint_are_told(
         {"off_policy_mask": 0.0},
         {"lora_rank": -1},
         {"published": "adapter"},
-        {"device": "tpu"},
-        {"base": "bfloat16"},
-        {"lora_rank": 4, "base": "float16"},
     ],
 )
 def test_impossible_settings_are_named(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=[*change][-1]):
+    with pytest.raises(ConfigError, match=next(iter(change))):
         replace(TrainerSettings(), **change)
 
 
