@@ -6,9 +6,8 @@ The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, voca
 67 million weights), trained on two micro-batches of N tokens. Two measurements of each case:
 
 - By part, in a process of its own with one thread: `weights` is the resident set after loading less
-  that before, `optimizer` what two updates leave behind (gradients and moments), `activations` the
-  peak of the third update over that, `sampler` the peak of loading a sampler and drawing 64
-  answers, its weights included. A model of next to nothing goes through the same before, so that no
+  that before, `training` the peak of the third update over that (gradients, moments, activations),
+  `sampler` the peak of loading a sampler and drawing 64 answers, its weights included. A model of next to nothing goes through the same before, so that no
   library is counted. malloc gives large blocks back (MALLOC_MMAP_THRESHOLD_): what is resident is
   what is held.
 - `trainer process`: the peak of the node's real trainer process (`ProcessTrainer`, malloc as it is)
@@ -150,13 +149,7 @@ def training_phases(
 
     update()
     update()
-    trained = held()
-    top = peak(update)
-    return {
-        "weights": loaded - start,
-        "optimizer": trained - loaded,
-        "activations": top - trained,
-    }
+    return {"weights": loaded - start, "training": peak(update) - loaded}
 
 
 def sampling(
@@ -205,8 +198,7 @@ def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
     parts = footprint(config, training, device=kind, rows=ROWS, max_new_tokens=NEW)  # type: ignore[arg-type]
     return {
         "weights": parts.trainer_weights,
-        "optimizer": parts.optimizer,
-        "activations": parts.activations,
+        "training": parts.optimizer + parts.activations,
         "sampler": parts.sampler,
     }
 
