@@ -4,11 +4,12 @@
 
 One random model of Qwen2.5's shape (hidden 256, 8 layers, vocabulary 32,768, tied) and N rows of
 512 tokens, three quarters of them completion; for padding, 4 N rows whose lengths are log-normal
-(median 90, 8 to 1024). Each variant runs in a child process of its own, because only that tells
-its peak memory: the peak resident set of the child less what it had before the first update,
-optimizer state included. Rivals: the same update without the economy, and for padding
-micro-batches filled up to their budget. Time is that of the one thread's processor, which a busy
-machine stretches less than wall time.
+(median 90, 8 to 1024); for prompts that rows share, 4 N rows, eight answers of 64 tokens to each
+prompt of 384. Each variant runs in a child process of its own, because only that tells its peak
+memory: the peak resident set of the child less what it had before the first update, optimizer state
+included. Rivals: the same update without the economy; for padding, micro-batches filled up to
+their budget; for shared prompts, every row by itself. Time is that of the one thread's processor,
+which a busy machine stretches less than wall time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "LoRA 16, checkpointing": {"settings": {"lora_rank": 16, "activation_checkpointing": True}},
     "long tail, filled": {"tail": True, "filled": True},
     "long tail": {"tail": True},
+    "groups of 8, apart": {"grouped": True, "apart": True},
+    "groups of 8": {"grouped": True},
 }
 
 
@@ -65,31 +68,26 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     import numpy as np
     import torch
 
-    from swarm_node.policy import logprobs, ranks
-    from swarm_node.policy.batch import Batch, TrainRow, micro_batches
+    from swarm_node.policy import logprobs, packing, ranks
+    from swarm_node.policy.batch import Batch
     from swarm_node.policy.trainer import TrainerCore, TrainerSettings
-    from swarm_node.rollout import Provenance
 
     variant = VARIANTS[name]
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    lengths = np.full(count, 512)
-    if variant.get("tail"):
-        lengths = np.clip(rng.lognormal(4.5, 0.9, 4 * count), 8, 1024).astype(int)
-    rows = [
-        TrainRow(
-            rng.integers(0, CONFIG["vocab_size"], length // 4).astype(np.uint32),
-            rng.integers(0, CONFIG["vocab_size"], length - length // 4).astype(np.uint32),
-            None,
-            (-1.0) ** n,
-            Provenance.OWN,
-        )
-        for n, length in enumerate(lengths.tolist())
-    ]
+    if variant.get("grouped"):
+        rows = [row for _ in range(count // 2) for row in make_rows(rng, [448] * 8, 384)]
+    else:
+        lengths = np.full(count, 512)
+        if variant.get("tail"):
+            lengths = np.clip(rng.lognormal(4.5, 0.9, 4 * count), 8, 1024).astype(int)
+        rows = [row for length in lengths.tolist() for row in make_rows(rng, [length], length // 4)]
     if variant.get("full"):  # default arguments: the one place that decides when to cut
         logprobs.completion_logprobs.__defaults__ = (1 << 62,)
-    packer = filled if variant.get("filled") else micro_batches
-    ranks.micro_batches = packer
+    if variant.get("filled"):
+        ranks.micro_batches = filled
+    if variant.get("apart"):
+        packing._WORTHWHILE = 0.0
     core = TrainerCore(directory, TrainerSettings(**variant.get("settings", {})))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
@@ -107,26 +105,36 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     print(json.dumps(result))
 
 
-class Length(int):
-    """A row of which only the length matters."""
+def make_rows(rng: Any, lengths: Sequence[int], prompt: int) -> list[Any]:
+    """Rows of random tokens that share a prompt, good and bad in turn."""
+    import numpy as np
 
-    def __len__(self) -> int:
-        return int(self)
+    from swarm_node.policy.batch import TrainRow
+    from swarm_node.rollout import Provenance
+
+    def tokens(count: int) -> Any:
+        return rng.integers(0, CONFIG["vocab_size"], count).astype(np.uint32)
+
+    question = tokens(prompt)
+    return [
+        TrainRow(question, tokens(length - prompt), None, (-1.0) ** (n + length), Provenance.OWN)
+        for n, length in enumerate(lengths)
+    ]
 
 
 def print_padding(budget: int = 8192, draws: int = 20) -> None:
     """Padding's share of what is computed, over random batches; no model is run."""
     import numpy as np
 
-    from swarm_node.policy.batch import micro_batches
+    from swarm_node.policy.packing import micro_batches
 
     rng = np.random.default_rng(0)
     for count in (16, 64, 256):
         real, padded, parts = 0, {"filled": 0, "ours": 0}, {"filled": 0, "ours": 0}
         for _ in range(draws):
-            drawn = np.clip(rng.lognormal(4.5, 0.9, count), 8, 1024).astype(int)
-            rows: list[Any] = [Length(length) for length in drawn]
-            real += sum(rows)
+            drawn = np.clip(rng.lognormal(4.5, 0.9, count), 8, 1024).astype(int).tolist()
+            rows = [row for length in drawn for row in make_rows(rng, [length], length // 4)]
+            real += sum(drawn)
             for name, packer in (("filled", filled), ("ours", micro_batches)):
                 groups = packer(rows, budget)
                 parts[name] += len(groups)
@@ -190,6 +198,7 @@ def main() -> None:
         ("LoRA to all weights", "LoRA 16", "all weights"),
         ("LoRA, checkpointing to all", "LoRA 16, checkpointing", "all weights"),
         ("long tail: ours to filled", "long tail", "long tail, filled"),
+        ("prompts shared to apart", "groups of 8", "groups of 8, apart"),
     ):
         a, b = rows[ours], rows[rival]
         print(

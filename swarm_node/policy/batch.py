@@ -1,4 +1,4 @@
-"""From verified groups to training rows, and how rows are packed into micro-batches. Pure.
+"""From verified groups to training rows. Pure.
 
 Provenance decides how the off-policyness of a row is corrected: own rows carry the log-probs of our
 sampler; of others' rows the good ones are taken as if our policy had written them.
@@ -27,10 +27,6 @@ Encode = Callable[[str], Sequence[int]]
 
 _OWN = Provenance.OWN
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-#: Padding of a micro-batch, in tokens: as much as this share of it, or what one micro-batch more
-#: costs by itself (benchmarks/trainer.py measures both).
-_PADDING_SHARE = 0.1
-_PADDING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,30 +148,6 @@ def _versions(completion: Completion, default: int) -> NDArray[np.int64]:
     for span in completion.spans:
         versions[span.start : span.end] = span.version
     return versions
-
-
-def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
-    """Indices of `rows`, grouped so that rows × longest row ≤ `token_budget` in every group.
-
-    Similar lengths share a group, and a group ends where one row more would make over a tenth of it
-    padding, unless that padding costs less than a further group would. The longest come first, so
-    that memory that does not suffice shows at once. A row over the budget gets a group of its own.
-    """
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    groups: list[list[int]] = []
-    longest = tokens = 0
-    for index in order:
-        length = len(rows[index])
-        padded = longest * (len(groups[-1]) + 1) if groups else 0
-        padding = padded - tokens - length
-        allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
-        if groups and padded <= token_budget and padding <= allowed:
-            groups[-1].append(index)
-            tokens += length
-        else:
-            groups.append([index])
-            longest = tokens = length
-    return groups
 
 
 def pack_batch(batch: Batch) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from swarm_node.policy.logprobs import (
 )
 from swarm_node.policy.loss_masks import check_claims, off_policy_mask
 from swarm_node.policy.loss_types import BatchSize, ClipBounds, LossFn, LossSums
+from swarm_node.policy.packing import padded_tokens
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.ranks import ALONE, Ranks, rounds
 
@@ -166,7 +167,7 @@ class GradientPass:
                 "sampling.max_new_tokens"
             )
         # Of the largest micro-batch there was: half of a budget far above it would change nothing.
-        largest = max(len(group) * max(len(rows[i]) for i in group) for group in groups if group)
+        largest = max(padded_tokens(rows, group) for group in groups if group)
         return max(1, min(self.token_budget, largest) // 2)
 
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 from swarm_node.policy.batch import TrainRow
 from swarm_node.policy.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.loss_types import Tokens
+from swarm_node.policy.packing import arrange
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.rollout import Provenance
@@ -36,28 +37,26 @@ def completion_logprobs(
     Logits exist at completion positions only; when they exceed `logit_elements` they are made in
     pieces, and again in the backward pass, instead of being kept.
     """
-    ids = torch.zeros(len(rows), max(map(len, rows)) - 1, dtype=torch.int64)
-    at_row, at_position, targets = [], [], []
-    for index, row in enumerate(rows):
-        sequence = np.concatenate([row.prompt_ids, row.completion_ids]).astype(np.int64)
-        ids[index, : len(sequence) - 1] = torch.from_numpy(sequence[:-1])
-        # The token at position t is predicted at t - 1.
-        at_position.append(torch.arange(row.prompt_ids.size - 1, len(sequence) - 1))
-        at_row.append(torch.full_like(at_position[-1], index))
-        targets.append(torch.from_numpy(sequence[row.prompt_ids.size :]))
-    places = torch.stack([torch.cat(at_row), torch.cat(at_position), torch.cat(targets)])
+    made = arrange(rows)
     device = model.embedding.device
+    ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
+    segments = None if made.segments is None else torch.from_numpy(made.segments).to(device)
     return model.whole(
-        _logprobs, model, ids.to(device), places.to(device), temperature, logit_elements
+        _logprobs, model, ids.to(device), segments, places.to(device), temperature, logit_elements
     )
 
 
 def _logprobs(
-    model: Qwen2, ids: Tensor, places: Tensor, temperature: float, logit_elements: int
+    model: Qwen2,
+    ids: Tensor,
+    segments: Tensor | None,
+    places: Tensor,
+    temperature: float,
+    logit_elements: int,
 ) -> Tensor:
-    """`places` i64[3, N]: of every predicted token its row, the position before it, and its id."""
-    at_row, at_position, wanted = places
-    hidden = model.hidden(ids)[at_row, at_position]
+    """ids, segments and places are those of an `Arrangement`."""
+    at_sequence, at_position, wanted = places
+    hidden = model.hidden(ids, segments)[at_sequence, at_position]
 
     def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
         logits = model.logits(hidden).float() / temperature

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.qwen2 import Qwen2, on_host
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.tensors import on_host
 
 #: The projections of every layer, by where the lean layer computes them.
 _SITES = {

@@ -20,8 +20,9 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.model_files import Qwen2Config, weight_files
+from swarm_node.policy.tensors import load_safetensors, on_host
 
-__all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config", "load_safetensors"]
+__all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config"]
 
 #: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
 Added = Callable[[str, Tensor], Tensor]
@@ -196,16 +197,17 @@ class Qwen2(nn.Module):
         with torch.autocast(self.embedding.device.type, torch.bfloat16):
             return function(*args)
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Logits [B, T, V] of ids i64[B, T].
 
-        `mask` bool[B, T] is True at real tokens. Right-padded batches need none: with causal
-        attention no real token sees what comes after it."""
-        return self.logits(self.hidden(ids, mask))
+        `segments` i64[B, T]: a token sees those before it of segment 0 and of its own; -1 is
+        padding. Right-padded batches of one segment need none: with causal attention no real token
+        sees what comes after it."""
+        return self.logits(self.hidden(ids, segments))
 
-    def hidden(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
         """Final normalised hidden states [B, T, hidden]; see `forward`."""
-        return self._run(ids, mask, None)
+        return self._run(ids, segments, None)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., hidden]."""
@@ -219,7 +221,7 @@ class Qwen2(nn.Module):
         ids i64[B, T], mask bool[B, T], rows i64[N] below B; `capacity` counts slots, T included.
         Returns the last hidden states [N, hidden] and the cache."""
         collected: list[tuple[Tensor, Tensor]] = []
-        last = self._run(ids, mask, collected)[:, -1].index_select(0, rows)
+        last = self._run(ids, mask.long() - 1, collected)[:, -1].index_select(0, rows)
         n, slots, heads = last.shape[0], ids.shape[1], self.config.num_key_value_heads
 
         def widen(part: Tensor) -> Tensor:
@@ -285,21 +287,18 @@ class Qwen2(nn.Module):
             yield layer
 
     def _run(
-        self, ids: Tensor, mask: Tensor | None, collect: list[tuple[Tensor, Tensor]] | None
+        self, ids: Tensor, segments: Tensor | None, collect: list[tuple[Tensor, Tensor]] | None
     ) -> Tensor:
         length = ids.shape[1]
         x = F.embedding(ids, self.embedding)
         cos, sin = self._rotary(length, x)
         attention: Tensor | None = None
-        if mask is None:
+        if segments is None:
             cos, sin = cos[:length, None], sin[:length, None]
         else:
-            positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+            attention = _visible(segments)
+            positions = attention[:, 0].sum(-1) - 1
             cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
-            causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-            # A padding row may see itself: a row without any key would be NaN.
-            itself = torch.eye(length, dtype=torch.bool, device=ids.device)
-            attention = (causal & mask[:, None, None, :]) | itself
         recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.blocks():
             if recompute and collect is None:
@@ -370,30 +369,16 @@ def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tupl
         yield prefix + _HF_NAMES[leaf], parameter
 
 
-def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A contiguous copy in main memory, cast to `dtype` on the way."""
-    # Cast where it is: half as many bytes then cross the bus.
-    cast = tensor.detach().to(dtype or tensor.dtype)
-    return cast.to("cpu", copy=True, memory_format=torch.contiguous_format)
+def _visible(segments: Tensor) -> Tensor:
+    """bool[B, 1, T, T] of segments i64[B, T]: what each token sees, itself included. Its
+    position is one less than their number."""
+    keys, queries = segments[:, None, None, :], segments[:, None, :, None]
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    # A padding row may see itself: a row without any key would be NaN.
+    itself = torch.eye(length, dtype=torch.bool, device=segments.device)
+    return (causal & ((keys == 0) | (keys == queries)) & (keys >= 0)) | itself
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.dtype == b.dtype
-
-
-def load_safetensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, on the CPU.
-
-    Raises:
-        ModelError: missing or not a safetensors file.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    except SafetensorError as error:
-        raise ModelError(f"{path} is not a safetensors file: {error}") from error
-    return tensors

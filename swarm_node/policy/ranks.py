@@ -12,7 +12,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from swarm_node.policy.batch import TrainRow, micro_batches
+from swarm_node.policy.batch import TrainRow
+from swarm_node.policy.packing import micro_batches
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.qwen2 import Qwen2
 

@@ -27,8 +27,9 @@ from torch import Tensor
 from swarm_node.errors import ModelError
 from swarm_node.policy.models import Codec
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.qwen2 import Qwen2, load_safetensors
+from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.sampler import SampleRequest
+from swarm_node.policy.tensors import load_safetensors
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 MAX_ROWS = 256

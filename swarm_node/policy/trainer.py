@@ -28,8 +28,9 @@ from swarm_node.policy.losses import LOSSES, NEEDS_REFERENCE
 from swarm_node.policy.models import policy_digests
 from swarm_node.policy.optimizer import make_optimizer
 from swarm_node.policy.placement import DtypeName, OptimizerName, hardware, place
-from swarm_node.policy.qwen2 import Qwen2, hf_parts, on_host
+from swarm_node.policy.qwen2 import Qwen2, hf_parts
 from swarm_node.policy.ranks import ALONE, Ranks
+from swarm_node.policy.tensors import on_host
 
 #: So many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3

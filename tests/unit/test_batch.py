@@ -15,7 +15,6 @@ from swarm_node.policy.batch import (
     Batch,
     TrainRow,
     build_batch,
-    micro_batches,
     pack_batch,
     unpack_batch,
 )
@@ -234,34 +233,3 @@ def test_a_malformed_packed_row_is_refused(change: dict[str, Any]) -> None:
 def test_a_malformed_packed_batch_is_refused(packed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="packed"):
         unpack_batch(packed)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    lengths=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), max_size=40),
-    budget=st.integers(1, 400),
-)
-def test_micro_batches_hold_every_row_once_within_the_budget(
-    lengths: list[tuple[int, int]], budget: int
-) -> None:
-    rows = [row(prompt, length) for prompt, length in lengths]
-    groups = micro_batches(rows, budget)
-    assert sorted(index for group in groups for index in group) == list(range(len(rows)))
-    for group in groups:
-        padded = len(group) * max(len(rows[index]) for index in group)
-        assert padded <= budget or len(group) == 1
-
-
-def test_micro_batches_pack_rows_of_equal_length_fully() -> None:
-    assert micro_batches([row(2, 3) for _ in range(6)], 15) == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_a_long_tail_is_not_padded_to_its_longest_row() -> None:
-    lengths = np.clip(np.random.default_rng(0).lognormal(4.5, 0.9, 64), 8, 1024).astype(int)
-    rows = [row(2, int(length) - 2) for length in lengths]
-    groups = micro_batches(rows, 8192)
-    padded = sum(len(group) * max(len(rows[index]) for index in group) for group in groups)
-    # 36% when every micro-batch was filled up to the budget.
-    assert 1 - lengths.sum() / padded < 0.12
-    # And a few short rows are not worth more than one forward pass.
-    assert len(micro_batches([row(2, length) for length in range(5, 15)], 8192)) == 1

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.batch import Batch, TrainRow, micro_batches
+from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.checkpoint import read
 from swarm_node.policy.logprobs import completion_logprobs
 from swarm_node.policy.lora import TARGETS, Adapter
+from swarm_node.policy.packing import micro_batches
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
 from swarm_node.policy.trainer_worker import TrainerHost

@@ -127,7 +127,9 @@ def test_left_padding_equals_transformers_with_true_positions(
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask.long(), position_ids=positions).logits
-        torch.testing.assert_close(ours(ids, mask)[mask], expected[mask], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(
+            ours(ids, mask.long() - 1)[mask], expected[mask], atol=TOLERANCE, rtol=0
+        )
 
 
 def test_right_padding_needs_no_mask() -> None:
@@ -154,7 +156,7 @@ def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
     mask = torch.arange(10) >= torch.tensor([[0], [2], [5]])
     rows = torch.tensor([2, 0, 0, 1])
     with torch.inference_mode():
-        full = model(ids, mask)[rows]
+        full = model(ids, mask.long() - 1)[rows]
         hidden, cache = model.prefill(ids[:, :6], mask[:, :6], rows, 10)
         torch.testing.assert_close(model.logits(hidden), full[:, 5], atol=TOLERANCE, rtol=0)
         for slot in range(6, 10):

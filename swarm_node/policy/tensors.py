@@ -1,0 +1,35 @@
+"""Tensors out of files and off devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from swarm_node.errors import ModelError
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, on the CPU.
+
+    Raises:
+        ModelError: missing or not a safetensors file.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    except SafetensorError as error:
+        raise ModelError(f"{path} is not a safetensors file: {error}") from error
+    return tensors
+
+
+def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A contiguous copy in main memory, cast to `dtype` on the way."""
+    # Cast where it is: half as many bytes then cross the bus.
+    cast = tensor.detach().to(dtype or tensor.dtype)
+    return cast.to("cpu", copy=True, memory_format=torch.contiguous_format)

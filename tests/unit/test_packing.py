@@ -1,0 +1,130 @@
+"""Micro-batches, and sequences in which several answers share their prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm_node.policy.batch import TrainRow
+from swarm_node.policy.logprobs import completion_logprobs
+from swarm_node.policy.packing import (
+    MOST_SHARED_TOKENS,
+    arrange,
+    micro_batches,
+    padded_tokens,
+    sequences,
+    shared_length,
+)
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.rollout import Provenance
+
+
+def row(prompt: int, answer: int, question: int = 0) -> TrainRow:
+    """Of one question and length, prompts are the same."""
+    generator = np.random.default_rng((prompt, question))
+    prompt_ids = generator.integers(0, 50, prompt).astype(np.uint32)
+    answer_ids = np.random.default_rng(answer).integers(0, 50, answer).astype(np.uint32)
+    return TrainRow(prompt_ids, answer_ids, None, 1.0, Provenance.OWN, group=question)
+
+
+def apart(*sizes: tuple[int, int]) -> list[TrainRow]:
+    """Rows of different questions."""
+    return [row(prompt, answer, question) for question, (prompt, answer) in enumerate(sizes)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(0, 2))),
+    budget=st.integers(1, 400),
+)
+def test_micro_batches_hold_every_row_once_within_the_budget(
+    sizes: list[tuple[int, int, int]], budget: int
+) -> None:
+    rows = [row(10 * question + 1, answer, question) for _, answer, question in sizes]
+    groups = micro_batches(rows, budget)
+    assert sorted(index for group in groups for index in group) == list(range(len(rows)))
+    for group in groups:
+        assert padded_tokens(rows, group) <= budget or len(group) == 1
+
+
+def test_micro_batches_pack_rows_of_equal_length_fully() -> None:
+    assert micro_batches(apart(*[(5, 3)] * 6), 24) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_long_tail_is_not_padded_to_its_longest_row() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(4.5, 0.9, 64), 8, 1024).astype(int)
+    rows = apart(*[(5, int(length) - 5) for length in lengths])
+    groups = micro_batches(rows, 8192)
+    padded = sum(len(group) * max(len(rows[index]) for index in group) for group in groups)
+    # 36% when every micro-batch was filled up to the budget.
+    assert 1 - lengths.sum() / padded < 0.12
+    # And a few short rows are not worth more than one forward pass.
+    assert len(micro_batches(apart(*[(5, length) for length in range(5, 15)]), 8192)) == 1
+
+
+def test_answers_share_their_prompt_where_it_pays() -> None:
+    short = [row(40, answer) for answer in range(3, 11)]
+    assert sequences(short) == [list(range(8))]
+    assert shared_length(short, range(8)) == 40 + sum(range(3, 11))
+    long = [row(40, answer) for answer in range(203, 211)]
+    assert sequences(long) == [[index] for index in range(8)], "attention would cost more"
+    other = [*short, row(40, 3, question=1)]
+    assert sequences(other) == [list(range(8)), [8]]
+
+
+def test_a_sequence_is_no_longer_than_the_budget() -> None:
+    rows = [row(40, 10 + n) for n in range(8)]
+    assert [shared_length(rows, pack) <= 100 for pack in sequences(rows, 100)] == [True] * 2
+    assert sequences(rows, 50) == [[index] for index in range(8)]
+    many = [row(1000, 100 + n) for n in range(30)]
+    assert max(shared_length(many, pack) for pack in sequences(many)) <= MOST_SHARED_TOKENS
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=12))
+def test_every_answer_is_predicted_from_its_own_prompt_and_beginning(
+    sizes: list[tuple[int, int]],
+) -> None:
+    """What a token sees, read off the segments, is its row up to the token."""
+    rows = [row(12, answer, question) for answer, question in sizes]
+    made = arrange(rows)
+    places = iter(made.places.T)
+    for one in rows:
+        whole = [*one.prompt_ids, *one.completion_ids]
+        for index, target in enumerate(one.completion_ids):
+            sequence, position, wanted = next(places)
+            assert wanted == target
+            before = made.ids[sequence, : position + 1]
+            if made.segments is not None:
+                segments = made.segments[sequence, : position + 1]
+                before = before[(segments == 0) | (segments == segments[-1])]
+            assert before.tolist() == whole[: 12 + index]
+    assert next(places, None) is None
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_shared_prompts_change_neither_log_probs_nor_gradients(
+    random_qwen2: Path, recompute: bool
+) -> None:
+    model = Qwen2.from_directory(random_qwen2)
+    model.recompute = recompute
+    rows = [row(20, answer, question) for question in range(2) for answer in (1, 2, 5, 7)]
+    rows.append(row(9, 30, question=3))
+    assert len(sequences(rows)) == 3
+    together = completion_logprobs(model, rows, 0.7)
+    weights = torch.arange(len(together)) % 3 - 1.0
+    (together * weights).sum().backward()
+    shared = {
+        name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None
+    }
+    model.zero_grad()
+    alone = torch.cat([completion_logprobs(model, [one], 0.7) for one in rows])
+    (alone * weights).sum().backward()
+    torch.testing.assert_close(together, alone, rtol=0.0, atol=2e-5)
+    for name, part in model.named_parameters():
+        torch.testing.assert_close(shared[name], part.grad, rtol=1e-4, atol=2e-5)
