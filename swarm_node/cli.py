@@ -195,7 +195,7 @@ def join(
 
     Without a ticket it resumes the swarm of its home, or founds one and prints a ticket for the
     next node. Every option is also an environment variable (SWARM_NODE_POLICY__OWN) and a TOML key
-    ([policy] own); `swarm-node config` lists them.
+    (policy.own); `swarm-node config` lists them.
     """
     with _refusals():
         from swarm_node.config import load_settings, parse_assignments
