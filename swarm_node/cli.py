@@ -15,6 +15,7 @@ import typer
 from swarm_node import __version__
 from swarm_node.errors import SwarmNodeError
 from swarm_node.exporting import export
+from swarm_node.planning import plan
 from swarm_node.refusals import refusals as _refusals
 from swarm_node.simulation import commands as simulation
 
@@ -30,6 +31,7 @@ app.add_typer(model_app, name="model", rich_help_panel="Model")
 
 _BASIC, _NETWORK = "Basic", "Network"
 app.command(rich_help_panel="Model")(export)
+app.command(rich_help_panel="Model")(plan)
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
 
@@ -199,7 +201,7 @@ def join(
 
     Without a ticket it resumes the swarm of its home, or founds one and prints a ticket for the
     next node. Every option is also an environment variable (SWARM_NODE_POLICY__OWN) and a TOML key
-    ([policy] own); `swarm-node config` lists them.
+    (policy.own); `swarm-node config` lists them.
     """
     with _refusals():
         from swarm_node.config import load_settings, parse_assignments

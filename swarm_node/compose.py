@@ -7,7 +7,10 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -18,10 +21,12 @@ from swarm_node.home import Home, Membership
 from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
-from swarm_node.policy.engine_plan import EnginePlan, has_vllm, plan_engine
+from swarm_node.planning import plan_node
+from swarm_node.policy.engine_plan import EnginePlan, plan_engine, uses_vllm
 from swarm_node.policy.model_files import Qwen2Config, weight_files
 from swarm_node.policy.models import Codec, policy_digests, resolve
 from swarm_node.policy.placement import Placement, hardware, place
+from swarm_node.policy.plan import Plan
 from swarm_node.policy.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.trainer import Published, TrainerSettings
 from swarm_node.policy.trainer_process import ProcessTrainer
@@ -31,6 +36,8 @@ from swarm_node.rollout import PolicyRef
 from swarm_node.status import take_snapshot
 from swarm_node.storage import Storage
 
+_log = structlog.get_logger(__name__)
+
 
 def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts:
     """The parts of a real node.
@@ -39,13 +46,16 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         ModelError, HomeError: the model or the home cannot be used.
         ConfigError: settings do not fit together, or the machine.
     """
-    where = place(
-        settings.run.device, settings.policy.dtype, hardware(), ranks=settings.run.trainer_processes
-    )
-    training = trainer_settings(settings, published(settings, where))
+    processes = settings.run.trainer_processes
+    where = place(settings.run.device, settings.policy.dtype, hardware(), ranks=processes)
     model_dir = resolve(settings.model)
     model, tokenizer = policy_digests(model_dir)
-    sampler = make_sampler(settings, model_dir, where)
+    plan = plan_node(settings, where, Qwen2Config.from_directory(model_dir))
+    if plan is not None:
+        _log.info("planned for the GPU", gib=round(plan.total / 2**30, 1), how=plan.described())
+    training = trainer_settings(settings, plan)
+    rank = training.lora_rank
+    sampler = make_sampler(settings, model_dir, where, rank, plan)
     codec = Codec.from_directory(model_dir, sampler.positions)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
         raise ModelError(
@@ -59,7 +69,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
         ),
-        training,
+        replace(training, published=published(settings, where, rank)),
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -91,42 +101,43 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
 
 
 def make_sampler(
-    settings: Settings, model_dir: Path, where: Placement
+    settings: Settings, model_dir: Path, where: Placement, rank: int, plan: Plan | None = None
 ) -> TorchSampler | VllmSampler:
-    """The sampler that `sampling.engine` names, for a trainer that computes at `where`.
+    """The sampler that `sampling.engine` names, for a trainer that computes at `where` and trains
+    adapters of `rank`, if it is not 0. A `plan` of the GPU says how much it may take.
 
     Raises:
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
         ConfigError: it cannot do what the settings ask.
     """
     sampling = settings.sampling
-    if not samples_with_vllm(settings, where):
+    if not uses_vllm(sampling.engine, where.device):
         if sampling.over_provision > 1:
             raise ConfigError(
                 "sampling.over_provision: only vLLM can interrupt answers; set sampling.engine"
             )
         if sampling.sync != "file":
             raise ConfigError("sampling.sync: only vLLM shares the GPU's memory; set it to file")
-        return TorchSampler.from_directory(model_dir, where, threads=settings.run.threads)
+        return TorchSampler.from_directory(
+            model_dir,
+            where,
+            max_rows=MAX_ROWS if plan is None else plan.rows,
+            threads=settings.run.threads,
+        )
     if sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    plan = engine_plan(settings, Qwen2Config.from_directory(model_dir), where)
-    if sampling.sync == "ipc" and (where.device == "cpu" or plan.lora_rank):
+    if sampling.sync == "ipc" and (where.device == "cpu" or rank):
         raise ConfigError(
             'sampling.sync = "ipc" is for all weights on a GPU (adapters are files): set it to file'
         )
-    return VllmSampler.from_directory(model_dir, plan)
+    engine = engine_plan(settings, Qwen2Config.from_directory(model_dir), where, rank, plan)
+    return VllmSampler.from_directory(model_dir, engine)
 
 
-def samples_with_vllm(settings: Settings, where: Placement) -> bool:
-    """Whether `sampling.engine` comes to vLLM there."""
-    engine = settings.sampling.engine
-    return engine == "vllm" or (engine == "auto" and where.device != "cpu" and has_vllm())
-
-
-def engine_plan(settings: Settings, model: Qwen2Config, where: Placement) -> EnginePlan:
-    """What vLLM may use. The one place that decides: a plan of the GPU's memory replaces
-    `gpu_share`, `kv_bytes`, `max_rows`, `tensor_parallel` and `sleep_level` of it.
+def engine_plan(
+    settings: Settings, model: Qwen2Config, where: Placement, rank: int, plan: Plan | None = None
+) -> EnginePlan:
+    """What vLLM may use: as a `plan` of the GPU says, where there is one.
 
     Raises:
         ModelError: see `plan_engine`.
@@ -138,24 +149,26 @@ def engine_plan(settings: Settings, model: Qwen2Config, where: Placement) -> Eng
         max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
         kv_gib=sampling.kv_gib,
-        lora_rank=settings.policy.lora_rank,
+        lora_rank=rank,
         threads=settings.run.threads,
+        share=None if plan is None else plan.engine,
     )
 
 
-def published(settings: Settings, where: Placement) -> Published:
+def published(settings: Settings, where: Placement, rank: int) -> Published:
     """What the trainer must publish for the sampler of these settings: vLLM swaps adapters in
     place, the built-in sampler takes them merged."""
-    if not samples_with_vllm(settings, where):
+    if not uses_vllm(settings.sampling.engine, where.device):
         return "merged"
-    if settings.policy.lora_rank:
+    if rank:
         return "adapter"
     return "ipc" if settings.sampling.sync == "ipc" else "merged"
 
 
-def trainer_settings(settings: Settings, published: Published = "merged") -> TrainerSettings:
-    """What of a node's settings the trainer needs."""
-    return TrainerSettings(
+def trainer_settings(settings: Settings, plan: Plan | None = None) -> TrainerSettings:
+    """What of a node's settings the trainer needs; a `plan` of the GPU decides what the user left
+    open (it has kept to the rest)."""
+    chosen = TrainerSettings(
         loss=settings.policy.loss,
         learning_rate=settings.policy.learning_rate,
         temperature=settings.sampling.temperature,
@@ -163,12 +176,20 @@ def trainer_settings(settings: Settings, published: Published = "merged") -> Tra
         off_policy_mask=settings.policy.off_policy_mask,
         activation_checkpointing=settings.policy.activation_checkpointing,
         lora_rank=settings.policy.lora_rank,
-        published=published,
         optimizer=settings.policy.optimizer,
         device=settings.run.device,
         dtype=settings.policy.dtype,
         processes=settings.run.trainer_processes,
         seed=settings.run.seed,
+    )
+    if plan is None:
+        return chosen
+    training = plan.training
+    return replace(
+        chosen,
+        lora_rank=training.lora_rank,
+        activation_checkpointing=training.checkpointing,
+        micro_batch_tokens=training.micro_batch_tokens,
     )
 
 

@@ -14,9 +14,8 @@ from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
 from swarm_node.home import Home, Membership
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.policy.model_memory import memory_check
+from swarm_node.planning import fit_check
 from swarm_node.policy.models import resolve
-from swarm_node.policy.placement import hardware, place
 from swarm_node.service import notify
 
 _MAX_TICKET_FILE = 16 * 1024
@@ -32,9 +31,7 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    processes = settings.run.trainer_processes
-    where = place(settings.run.device, settings.policy.dtype, hardware(), ranks=processes)
-    model = resolve(settings.model, memory_check(where, processes))
+    model = resolve(settings.model, fit_check(settings))
     settings = settings.model_copy(update={"model": str(model)})
     home = Home(settings.home)
     with home.lock():

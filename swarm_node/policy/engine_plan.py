@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.placement import Placement
+from swarm_node.policy.plan import EngineShare
 
 #: Heads that vLLM's attention kernels for CPUs take; those for CUDA take any multiple of 8.
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -46,7 +47,8 @@ class EnginePlan:
     adapters, 0 for none. `head_size` is what the engine computes with; where it is not the model's
     own, heads are padded (see `engine_view`). `tensor_parallel` GPUs hold a part of every matrix
     each. With a `sleep_level` the engine gives back the GPU's memory while the trainer works: 1
-    keeps the weights in the machine's memory, 2 forgets them."""
+    keeps the weights in the machine's memory, 2 forgets them. `prefill_tokens` are computed in one
+    step at most; None leaves that to vLLM."""
 
     device: str
     dtype: Literal["float32", "bfloat16"]
@@ -58,7 +60,8 @@ class EnginePlan:
     lora_rank: int = 0
     threads: int = 1
     tensor_parallel: int = 1
-    sleep_level: Literal[0, 1, 2] = 0
+    sleep_level: int = 0
+    prefill_tokens: int | None = None
 
     @property
     def tolerance(self) -> float:
@@ -80,10 +83,12 @@ def plan_engine(
     kv_gib: float = 0.0,
     lora_rank: int = 0,
     threads: int = 1,
+    share: EngineShare | None = None,
 ) -> EnginePlan:
     """A plan for `model` beside a trainer that computes at `where`. `kv_gib` (GiB) bounds the cache
     of keys and values; 0 chooses: on a CPU what `max_rows` answers with short prompts need, within
-    32 MiB and 1 GiB, on CUDA a share of the device.
+    32 MiB and 1 GiB, on CUDA what `share` says, which is of a plan of the GPU for trainer and
+    engine, or a fixed share of the device.
 
     Raises:
         ModelError: no kernel fits the model's heads, the cache does not hold one sequence, or the
@@ -107,8 +112,19 @@ def plan_engine(
             f"sampling.kv_gib is too small: one sequence of {length} tokens needs "
             f"{longest / 2**30:.2f} GiB of keys and values"
         )
-    return EnginePlan(
+    plan = EnginePlan(
         where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads
+    )
+    if share is None:
+        return plan
+    return replace(
+        plan,
+        max_model_len=share.max_model_len,
+        max_rows=share.max_rows,
+        kv_bytes=kv_bytes or share.kv_bytes,
+        gpu_share=share.gpu_share,
+        sleep_level=share.sleep_level,
+        prefill_tokens=share.prefill_tokens,
     )
 
 
@@ -137,6 +153,8 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         arguments["gpu_memory_utilization"] = plan.gpu_share
         arguments["tensor_parallel_size"] = plan.tensor_parallel
         arguments["enable_sleep_mode"] = plan.sleep_level > 0
+        if plan.prefill_tokens is not None:
+            arguments["max_num_batched_tokens"] = max(plan.prefill_tokens, plan.max_rows)
     else:
         # The default of 128 would never cache a prompt shorter than that. And on a CPU, vLLM 0.32
         # dies where it computes the prompt of a request with a seed in pieces.
@@ -174,6 +192,11 @@ def engine_environment(
         # would put every node's engine on the same core.
         variables |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables
+
+
+def uses_vllm(engine: str, device: str) -> bool:
+    """Whether `sampling.engine` comes to vLLM on a device ("cpu" or "cuda:N")."""
+    return engine == "vllm" or (engine == "auto" and device != "cpu" and has_vllm())
 
 
 def has_vllm() -> bool:

@@ -18,14 +18,12 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.policy.batch import TrainRow
 from swarm_node.policy.canary import Canary, canary_ids
+from swarm_node.policy.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.loss_types import Tokens
 from swarm_node.policy.packing import arrange
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.rollout import Provenance
-
-#: Logits held at once, in elements (128 MiB of float32): more tokens than that go in pieces.
-LOGIT_ELEMENTS = 1 << 25
 
 
 def completion_logprobs(

@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import psutil
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.footprint import Training, footprint
 from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.placement import Placement
+from swarm_node.policy.placement import ON_CPU, Placement
 
-#: Bytes of memory per weight, all in float32: the trainer's weights, gradients and two moments of
-#: AdamW, the copy it publishes, and the sampler's weights.
-FULL_TRAINING = 4 * (1 + 1 + 2 + 1 + 1)
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def memory_check(placement: Placement, trainer_processes: int) -> Callable[[Qwen2Config], None]:
-    """`check_memory` for a node that computes there. Where that is a GPU, main memory holds only
-    what is on its way: weights that each trainer process and the sampler load, and published ones.
-    """
-    if placement.device == "cpu":
-        # Every process has the whole model for the moment in which it takes its part of it.
-        return partial(check_memory, bytes_per_weight=FULL_TRAINING + 4 * (trainer_processes - 1))
-    return partial(check_memory, bytes_per_weight=4 * (trainer_processes + 2))
-
-
-def check_memory(config: Qwen2Config, bytes_per_weight: int = FULL_TRAINING) -> None:
-    """Refuse a model whose weights alone, held as a node holds them, exceed the free memory.
+def check_memory(
+    config: Qwen2Config,
+    lora_rank: int = 0,
+    *,
+    placement: Placement = ON_CPU,
+    trainer_processes: int = 1,
+) -> None:
+    """Refuse a model that the free memory does not hold when a node trains it, all of it or
+    adapters of `lora_rank`. On a CPU that are weights, gradients and moments. Where it computes on
+    a GPU, main memory holds only what is on its way: weights that each trainer process and the
+    sampler load, and published ones.
 
     Raises:
         ModelError: it does not fit; the message says how much it needs.
     """
-    needed, free = config.weight_count * bytes_per_weight, available_memory()
+    on_cpu = placement.device == "cpu"
+    if on_cpu:
+        parts = footprint(config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1)
+        # Every process has the whole model for the moment in which it takes its part of it.
+        needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
+    else:
+        needed = 4 * config.weight_count * (trainer_processes + 2)
+    free = available_memory()
     if needed > free:
+        lighter = "set policy.lora_rank, which takes about half, or " * (on_cpu and not lora_rank)
         raise ModelError(
             f"a model of {config.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / 1e9:.1f} GB of memory here ({bytes_per_weight} bytes a weight) and "
-            f"{free / 1e9:.1f} GB are free: choose a smaller one, such as qwen2.5-0.5b or tiny, or "
-            "a machine with more memory"
+            f"{needed / 1e9:.1f} GB of memory here and {free / 1e9:.1f} GB are free: {lighter}"
+            "choose a smaller one, such as qwen2.5-0.5b or tiny, or a machine with more memory"
         )
 
 

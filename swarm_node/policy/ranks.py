@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from swarm_node.policy.batch import TrainRow
-from swarm_node.policy.packing import micro_batches
+from swarm_node.policy.packing import micro_batches, sequences, shared_length
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.qwen2 import Qwen2
 
@@ -121,26 +121,33 @@ def rounds(
     As many for every process, for each is a step that all take together: one that has nothing left
     gets empty ones.
     """
-    shares = split(rows, ranks.count, whole_groups=whole_groups)
+    shares = split(rows, ranks.count, token_budget, whole_groups=whole_groups)
     packed = [micro_batches([rows[index] for index in share], token_budget) for share in shares]
     mine = shares[ranks.index]
     own = [[mine[place] for place in group] for group in packed[ranks.index]]
     return own + [[]] * (max(map(len, packed)) - len(own))
 
 
-def split(rows: Sequence[TrainRow], count: int, *, whole_groups: bool) -> list[list[int]]:
+def split(
+    rows: Sequence[TrainRow], count: int, token_budget: int, *, whole_groups: bool
+) -> list[list[int]]:
     """Indices of `rows` for each of `count` processes, with about as many tokens each: the longest
-    first, each to who has least so far. Rows of one task stay together in `whole_groups`."""
+    first, each to who has least so far. What makes one sequence stays together; in `whole_groups`
+    the rows of one task do."""
     if count == 1:
         return [list(range(len(rows)))]
-    pieces: dict[int, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        pieces[row.group if whole_groups else index].append(index)
-    sizes = {key: sum(len(rows[index]) for index in piece) for key, piece in pieces.items()}
+    if whole_groups:
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        for index, row in enumerate(rows):
+            groups[row.group].append(index)
+        pieces = [(sum(len(rows[i]) for i in group), group) for group in groups.values()]
+    else:
+        packs = sequences(rows, token_budget)
+        pieces = [(shared_length(rows, pack), pack) for pack in packs]
     shares: list[list[int]] = [[] for _ in range(count)]
     load = [0] * count
-    for key in sorted(pieces, key=lambda key: -sizes[key]):
+    for size, piece in sorted(pieces, key=lambda item: -item[0]):
         least = load.index(min(load))
-        shares[least].extend(pieces[key])
-        load[least] += sizes[key]
+        shares[least].extend(piece)
+        load[least] += size
     return shares

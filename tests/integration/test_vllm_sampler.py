@@ -481,10 +481,10 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     save_file(base.hf_state(), place / "model.safetensors")
     flags = {"sampling.engine": "vllm", "policy.lora_rank": 3, "policy.learning_rate": 0.02}
     settings = load_settings(flags, environ={})
-    chosen = trainer_settings(settings, published(settings, ON_CPU))
+    chosen = replace(trainer_settings(settings), published=published(settings, ON_CPU, 3))
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
-    sampler = make_sampler(settings, place, ON_CPU)
+    sampler = make_sampler(settings, place, ON_CPU, chosen.lora_rank)
     assert isinstance(sampler, VllmSampler)
     asked = request(n=4)
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.policy.batch import TrainRow
+from swarm_node.policy.packing import padded_tokens, sequences, shared_length
 from swarm_node.policy.ranks import Alone, rounds, split
 from swarm_node.rollout import Provenance
 
@@ -21,33 +22,36 @@ class One(Alone):
     count: int
 
 
-def row(length: int, group: int) -> TrainRow:
-    ids = np.ones(length, np.uint32)
-    return TrainRow(ids[:1], ids, None, 1.0, Provenance.OWN, group=group)
+def row(prompt: int, length: int, group: int) -> TrainRow:
+    ids = np.ones(max(prompt, length), np.uint32)
+    return TrainRow(ids[:prompt], ids[:length], None, 1.0, Provenance.OWN, group=group)
 
 
-ROWS = st.lists(st.builds(row, st.integers(1, 40), st.integers(0, 5)), min_size=1, max_size=40)
+LENGTHS = st.integers(1, 40)
+ROWS = st.lists(st.builds(row, LENGTHS, LENGTHS, st.integers(0, 5)), min_size=1, max_size=40)
 
 
-@given(ROWS, st.integers(1, 6), st.booleans())
+@given(ROWS, st.integers(1, 6), st.integers(2, 200), st.booleans())
 def test_every_row_goes_to_one_process_and_loads_are_close(
-    rows: list[TrainRow], count: int, whole: bool
+    rows: list[TrainRow], count: int, budget: int, whole: bool
 ) -> None:
-    shares = split(rows, count, whole_groups=whole)
+    shares = split(rows, count, budget, whole_groups=whole)
     assert len(shares) == count
     assert sorted(index for share in shares for index in share) == list(range(len(rows)))
-    tasks = [{rows[index].group for index in share} for share in shares]
+    pieces = sequences(rows, budget)
+    sizes = [shared_length(rows, pack) for pack in pieces]
     if whole:
-        assert sum(map(len, tasks)) == len({one.group for one in rows})
-        sizes = [sum(len(one) for one in rows if one.group == task) for task in range(6)]
-    else:
-        sizes = [len(one) for one in rows]
-    loads = [sum(len(rows[index]) for index in share) for share in shares]
+        tasks = {one.group for one in rows}
+        pieces = [[n for n, one in enumerate(rows) if one.group == task] for task in tasks]
+        sizes = [sum(len(rows[index]) for index in piece) for piece in pieces]
+    taken = [[n for n, piece in enumerate(pieces) if set(piece) & set(share)] for share in shares]
+    assert sum(map(len, taken)) == len(pieces)
     # Longest first, each to who has least: no two differ by more than one piece.
+    loads = [sum(sizes[n] for n in piece) for piece in taken]
     assert max(loads) - min(loads) <= max(sizes)
 
 
-@given(ROWS, st.integers(1, 6), st.integers(2, 100), st.booleans())
+@given(ROWS, st.integers(1, 6), st.integers(2, 200), st.booleans())
 def test_all_processes_take_as_many_steps_and_each_row_once(
     rows: list[TrainRow], count: int, budget: int, whole: bool
 ) -> None:
@@ -57,4 +61,4 @@ def test_all_processes_take_as_many_steps_and_each_row_once(
     given_rows = [index for steps in dealt for step in steps for index in step]
     assert sorted(given_rows) == list(range(len(rows)))
     for step in (step for steps in dealt for step in steps if len(step) > 1):
-        assert len(step) * max(len(rows[index]) for index in step) <= budget
+        assert padded_tokens(rows, step) <= budget

@@ -17,7 +17,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.logprobs import completion_logprobs
 from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.model_memory import FULL_TRAINING, available_memory, memory_check
+from swarm_node.policy.model_memory import available_memory, check_memory
 from swarm_node.policy.models import resolve
 from swarm_node.policy.placement import DtypeName, Hardware, Placement, place
 from swarm_node.policy.sampler import SampleRequest
@@ -84,13 +84,14 @@ def test_only_what_is_held_in_main_memory_is_asked_of_it() -> None:
     # Fits in the free memory with 12 bytes a weight, not with 24.
     layers = available_memory() // 17 // (12 << 20)
     config = Qwen2Config(64, 1024, 2048, layers, 16, 16)
-    needed = config.weight_count * FULL_TRAINING
+    needed = config.weight_count * 24
     assert needed / 2 < available_memory() < needed
-    memory_check(Placement("cuda:0", half=True), 1)(config)
-    with pytest.raises(ModelError, match=f"{FULL_TRAINING} bytes a weight"):
-        memory_check(Placement("cpu", half=False), 1)(config)
-    with pytest.raises(ModelError, match="40 bytes a weight"):
-        memory_check(Placement("cuda:0", half=True), 8)(config)
+    gpu = Placement("cuda:0", half=True)
+    check_memory(config, placement=gpu)
+    with pytest.raises(ModelError, match=f"{needed / 1e9:.1f} GB of memory here"):
+        check_memory(config, placement=Placement("cpu", half=False))
+    with pytest.raises(ModelError, match=f"{config.weight_count * 40 / 1e9:.1f} GB of memory here"):
+        check_memory(config, placement=gpu, trainer_processes=8)
 
 
 def batch(seed: int, vocab: int = 63) -> Batch:

@@ -20,6 +20,7 @@ from swarm_node.policy.engine_plan import (
 from swarm_node.policy.model_files import Qwen2Config
 from swarm_node.policy.models import Codec, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.plan import Job, make_plan
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
 ON_GPU = Placement("cuda:1", half=True)
@@ -89,24 +90,36 @@ def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
     over = load_settings({"sampling.over_provision": 2.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
-        make_sampler(over, resolve("tiny"), ON_CPU)
+        make_sampler(over, resolve("tiny"), ON_CPU, 0)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, resolve("tiny"), ON_CPU)
+        make_sampler(hot, resolve("tiny"), ON_CPU, 0)
     for engine in ("torch", "vllm"):
         shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
         with pytest.raises(ConfigError, match=r"sampling\.sync"):
-            make_sampler(shared, resolve("tiny"), ON_CPU)
+            make_sampler(shared, resolve("tiny"), ON_CPU, 0)
 
 
 def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
     def of(rank: int = 0, **sampling: str) -> str:
         keys = {f"sampling.{key}": value for key, value in sampling.items()}
-        return published(load_settings({**keys, "policy.lora_rank": rank}, environ={}), ON_CPU)
+        return published(load_settings(keys, environ={}), ON_CPU, rank)
 
     assert of() == of(8, engine="torch") == of(engine="vllm") == "merged"
     assert of(8, engine="vllm") == "adapter"
     assert of(engine="vllm", sync="ipc") == "ipc"
+
+
+def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
+    for can_sleep in (False, True):
+        plan = make_plan(HALF_BILLION, Job(max_new_tokens=1024, can_sleep=can_sleep), 8 << 30)
+        assert plan is not None
+        made = plan_engine(
+            HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=plan.engine
+        )
+        wanted = plan.engine.vllm_arguments()
+        assert wanted.items() <= engine_arguments(made, Path("view")).items()
+        assert made.sleep_level == plan.sleep_level
 
 
 def test_prompts_too_long_for_the_engine_do_not_fit_the_codec() -> None:

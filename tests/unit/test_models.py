@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.model_memory import FULL_TRAINING, available_memory, check_memory
+from swarm_node.policy.model_memory import available_memory, check_memory
 from swarm_node.policy.models import Codec, load_tokenizer, policy_digests, resolve
 
 TINY = resolve("tiny")
@@ -56,9 +56,14 @@ def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -
     fits = Qwen2Config(1000, 64, 128, 2, 4, 2)
     check_memory(fits)
     large = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
-    needed = f"{large.weight_count * FULL_TRAINING / 1e9:.1f} GB"
-    with pytest.raises(ModelError, match=f"{re.escape(needed)}.*choose a smaller one"):
+    # Weights, gradients, two moments, the published copy and the sampler's weights, in float32.
+    needed = f"{large.weight_count * 4 * 6 / 1e9:.1f} GB"
+    with pytest.raises(ModelError, match=rf"{re.escape(needed)}.*policy\.lora_rank.*a smaller one"):
         check_memory(large)
+    # Of a rank that matters little, without gradients and moments of the rest.
+    needed = f"{large.weight_count * 4 * 3 / 1e9:.0f}"[:3]
+    with pytest.raises(ModelError, match=f"at least {needed}"):
+        check_memory(large, lora_rank=1)
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 50000\n")

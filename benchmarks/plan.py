@@ -1,0 +1,325 @@
+"""The memory that is planned for against the memory that is used, part by part, on a CPU.
+
+    python benchmarks/plan.py [--tokens N] [--models tiny 67m]
+
+The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, vocabulary 32,768,
+67 million weights), trained on two micro-batches of N tokens. Two measurements of each case:
+
+- By part, in a process of its own with one thread: `weights` is the resident set after loading less
+  that before, `training` the peak of the third update over that (gradients, moments, activations),
+  `sampler` the peak of loading a sampler and drawing 64 answers, its weights included. A model of
+  next to nothing goes through the same before, so that no library is counted. malloc gives large
+  blocks back (MALLOC_MMAP_THRESHOLD_): what is resident is what is held.
+- `trainer process`: the peak of the node's real trainer process (`ProcessTrainer`, malloc as it is)
+  in the third update, which publishes its weights, over that of one with a model of next to
+  nothing.
+
+The kernel's peak counters are reset before each peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MODELS: dict[str, dict[str, Any] | None] = {
+    "tiny": None,
+    "67m": {
+        "vocab_size": 32_768,
+        "hidden_size": 512,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    },
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "all weights, recomputed": {"checkpointing": True},
+    "LoRA 32": {"lora_rank": 32},
+    "LoRA 32, recomputed": {"lora_rank": 32, "checkpointing": True},
+    "LoRA 32 in bfloat16": {"lora_rank": 32, "dtype": "bfloat16"},
+}
+#: So small that what is resident beside it is libraries.
+LEAST: dict[str, Any] = {
+    **{"vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+    **{"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 2048},
+    "tie_word_embeddings": True,
+}
+ROW = 256
+ROWS, NEW = 64, 32
+_MIB = 2**20
+
+
+def make_directory(target: Path, config: Any, dtype: Any = None) -> Path:
+    """A random model of `config` with the tiny model's tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+
+    from swarm_node.policy.models import resolve
+    from swarm_node.policy.qwen2 import Qwen2
+
+    shutil.copytree(resolve("tiny"), target)
+    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
+    (target / "config.json").write_text(json.dumps({**config.to_hf(), "eos_token_id": 2}))
+    state = {name: part.to(dtype or part.dtype) for name, part in model.hf_state().items()}
+    save_file(state, target / "model.safetensors")
+    return target
+
+
+def batch_of(vocabulary: int, tokens: int) -> Any:
+    """Rows of `ROW` tokens, three quarters of them completion, `tokens` in all."""
+    import numpy as np
+
+    from swarm_node.policy.batch import Batch, TrainRow
+    from swarm_node.rollout import Provenance
+
+    rng = np.random.default_rng(0)
+    return Batch(
+        tuple(
+            TrainRow(
+                rng.integers(3, vocabulary, ROW // 4).astype(np.uint32),
+                rng.integers(3, vocabulary, ROW - ROW // 4).astype(np.uint32),
+                None,
+                (-1.0) ** n,
+                Provenance.OWN,
+            )
+            for n in range(tokens // ROW)
+        )
+    )
+
+
+def trainer_settings(training: Any, device: str) -> Any:
+    from swarm_node.policy.trainer import TrainerSettings
+
+    return TrainerSettings(
+        lora_rank=training.lora_rank,
+        activation_checkpointing=training.checkpointing,
+        micro_batch_tokens=training.micro_batch_tokens,
+        dtype=training.dtype,
+        device=device,
+    )
+
+
+def phases(
+    directory: Path,
+    training: Any,
+    device: str,
+    held: Callable[[], int],
+    peak: Callable[[Callable[[], Any]], int],
+) -> dict[str, int]:
+    """Bytes of each part, measured: `held` says what is in use now, `peak` the most while it runs
+    what it is given."""
+    found = training_phases(directory, training, device, held, peak)
+    return {**found, "sampler": sampling(directory, training.dtype, device, held, peak)}
+
+
+def training_phases(
+    directory: Path,
+    training: Any,
+    device: str,
+    held: Callable[[], int],
+    peak: Callable[[Callable[[], Any]], int],
+) -> dict[str, int]:
+    """All but the sampler; the trainer is gone when it returns."""
+    from swarm_node.policy.trainer import TrainerCore
+
+    settings = trainer_settings(training, device)
+    start = held()
+    core = TrainerCore(directory, settings)
+    loaded = held()
+    # Two micro-batches: the second one meets the gradients of the first.
+    batch = batch_of(core.model.config.vocab_size, 2 * training.micro_batch_tokens)
+
+    def update() -> None:
+        assert core.update(batch).skipped is None
+
+    update()
+    update()
+    return {"weights": loaded - start, "training": peak(update) - loaded}
+
+
+def sampling(
+    directory: Path,
+    dtype: str,
+    device: str,
+    held: Callable[[], int],
+    peak: Callable[[Callable[[], Any]], int],
+) -> int:
+    """The peak of loading the built-in sampler and drawing `ROWS` answers of `NEW` tokens after
+    prompts of the planned length."""
+    from swarm_node.policy.placement import Placement
+    from swarm_node.policy.torch_sampler import TorchSampler
+
+    placement = Placement(device, half=dtype == "bfloat16")
+
+    async def draw() -> None:
+        sampler = TorchSampler.from_directory(directory, placement)
+        await sampler.sample(requests_of())
+        await sampler.close()
+
+    before = held()
+    return peak(lambda: asyncio.run(draw())) - before
+
+
+def requests_of() -> list[Any]:
+    from swarm_node.policy.footprint import PROMPT_TOKENS
+    from swarm_node.policy.sampler import SampleRequest
+
+    return [
+        SampleRequest(
+            prompt_ids=tuple((7 * n + m) % 250 + 3 for m in range(PROMPT_TOKENS)),
+            n=8,
+            max_new_tokens=NEW,
+            temperature=1.0,
+            seed=n,
+        )
+        for n in range(ROWS // 8)
+    ]
+
+
+def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
+    from swarm_node.policy.footprint import footprint
+
+    kind = "cpu" if device == "cpu" else "cuda"
+    parts = footprint(config, training, device=kind, rows=ROWS, max_new_tokens=NEW)  # type: ignore[arg-type]
+    return {
+        "weights": parts.trainer_weights,
+        "training": parts.optimizer + parts.activations,
+        "sampler": parts.sampler,
+    }
+
+
+def estimated_trainer(config: Any, training: Any) -> int:
+    """Bytes of the trainer alone; what it publishes it copies when the activations are gone."""
+    from swarm_node.policy.footprint import footprint
+
+    parts = footprint(config, training, device="cpu", rows=1, max_new_tokens=1)
+    return parts.trainer_weights + parts.optimizer + max(parts.activations, parts.published)
+
+
+def resident() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return _status("self", "VmRSS")
+
+
+def resident_peak(run: Callable[[], Any]) -> int:
+    _reset_peak("self")
+    run()
+    return _status("self", "VmHWM")
+
+
+def _reset_peak(process: str) -> None:
+    Path(f"/proc/{process}/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
+
+
+def _status(process: str, name: str) -> int:
+    rows = (line.split() for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return next(int(row[1]) for row in rows if row[0] == f"{name}:") * 1024
+
+
+def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
+    import torch
+
+    torch.set_num_threads(1)
+    phases(least, training, "cpu", resident, resident_peak)
+    return phases(directory, training, "cpu", resident, resident_peak)
+
+
+async def process_peak(directory: Path, training: Any) -> int:
+    """The most that a real trainer process has resident in its third update."""
+    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.trainer_process import ProcessTrainer
+
+    vocabulary = Qwen2Config.from_directory(directory).vocab_size
+    batch = batch_of(vocabulary, 2 * training.micro_batch_tokens)
+    with tempfile.TemporaryDirectory() as work:
+        places = Path(work) / "checkpoints", Path(work) / "weights"
+        for place in places:
+            place.mkdir()
+        trainer = ProcessTrainer(directory, *places, trainer_settings(training, "cpu"))
+        await trainer.start()
+        try:
+            await trainer.update(batch)
+            await trainer.update(batch)
+            process = str(trainer.pid)
+            _reset_peak(process)
+            await trainer.update(batch)
+            return _status(process, "VmHWM")
+        finally:
+            await trainer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    from swarm_node.policy.footprint import Training
+    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.models import resolve
+
+    if arguments.child:
+        directory, least, variant = arguments.child
+        training = Training(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
+        print(json.dumps(by_part(Path(directory), Path(least), training)))
+        return
+    print("estimated / measured, and MiB measured")
+    with tempfile.TemporaryDirectory() as work:
+        least = make_directory(Path(work) / "least", Qwen2Config(**LEAST))
+        for name in arguments.models:
+            shape = MODELS[name]
+            directory = resolve("tiny")
+            if shape is not None:
+                directory = make_directory(Path(work) / name, Qwen2Config(**shape))
+            for variant, chosen in VARIANTS.items():
+                training = Training(micro_batch_tokens=arguments.tokens, **chosen)
+                run_case(f"{name}, {variant}", directory, least, variant, training)
+
+
+def run_case(title: str, directory: Path, least: Path, variant: str, training: Any) -> None:
+    from swarm_node.policy.model_files import Qwen2Config
+
+    command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
+    command += ["--child", str(directory), str(least), variant]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    planned = estimated(Qwen2Config.from_directory(directory), training, "cpu")
+    report(title, planned, json.loads(done.stdout.splitlines()[-1]))
+    peak, libraries = (asyncio.run(process_peak(place, training)) for place in (directory, least))
+    needed = estimated_trainer(Qwen2Config.from_directory(directory), training)
+    used = peak - libraries
+    print(
+        f"{'':28} trainer process {needed / used:.2f} ({used / _MIB:.0f} over "
+        f"{libraries / _MIB:.0f}), whole {(needed + libraries) / peak:.2f}",
+        flush=True,
+    )
+
+
+def report(title: str, planned: dict[str, int], found: dict[str, int]) -> None:
+    """One line: the ratio of each part, and of their sum."""
+    cells = [
+        f"{part} {planned[part] / max(found[part], 1):.2f} ({found[part] / _MIB:.0f})"
+        for part in found
+    ]
+    total = sum(planned.values()) / max(sum(found.values()), 1)
+    print(f"{title:28} {', '.join(cells)}, sum {total:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,352 @@
+"""What is said to fit, and what a node on a GPU would be told."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from swarm_node.compose import trainer_settings
+from swarm_node.config import load_settings
+from swarm_node.errors import ConfigError, ModelError
+from swarm_node.plan_view import card_view, cards_view
+from swarm_node.planning import (
+    CARDS,
+    fit_check,
+    node_job,
+    parse_gpu_memory,
+    parse_vram,
+    plan_node,
+    shape_of,
+)
+from swarm_node.policy.adamw import AdamW
+from swarm_node.policy.footprint import Footprint, Training, adapter_count, footprint
+from swarm_node.policy.hub import ALIASES
+from swarm_node.policy.lora import Adapter
+from swarm_node.policy.model_files import Qwen2Config
+from swarm_node.policy.models import resolve
+from swarm_node.policy.placement import ON_CPU, hardware, place
+from swarm_node.policy.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
+from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.shapes import known_shape
+from swarm_node.policy.trainer import TrainerSettings
+
+GIB = 1 << 30
+
+
+def shape(name: str) -> Qwen2Config:
+    found = known_shape(name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    # As the safetensors of the repositories on the hub count them.
+    [
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+    ],
+)
+def test_known_shapes_have_as_many_weights_as_the_real_models(name: str, weights: int) -> None:
+    assert shape(name).weight_count == weights
+    assert shape(f"{name}-base") == shape(name.upper()) == shape(ALIASES[name]) == shape(name)
+
+
+def test_every_short_name_has_a_shape_and_others_do_not() -> None:
+    assert all(known_shape(alias) for alias in ALIASES)
+    assert known_shape("tiny") is None
+    assert known_shape("Qwen/Qwen2.5-0.5") is None
+
+
+def test_parts_are_those_of_the_real_modules() -> None:
+    config = Qwen2Config.from_directory(resolve("tiny"))
+    model = Qwen2.from_directory(resolve("tiny"))
+    parts = footprint(config, Training(), device="cpu", rows=8, max_new_tokens=24)
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    optimizer = AdamW(model.parameters(), (0.9, 0.99), 0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(1e-3)
+    held = sum(
+        value.numel() * value.element_size()
+        for parameter in model.parameters()
+        for name, value in [*optimizer.state[parameter].items(), ("gradient", parameter.grad)]
+        if name != "step"
+    )
+    assert parts.trainer_weights == parts.sampler_weights == parts.published == weights
+    assert parts.optimizer == held
+    adapter = Adapter(model, 8, base="tiny")
+    assert adapter_count(config, 8) == sum(p.numel() for p in adapter.parameters.values())
+
+
+def test_a_card_of_12_gb_trains_a_middling_model_with_lora_and_one_of_80_all_of_it() -> None:
+    model = shape("qwen2.5-1.5b")
+    small, large = make_plan(model, Job(), 12 * GIB), make_plan(model, Job(), 80 * GIB)
+    assert small is not None
+    assert large is not None
+    assert (small.training.lora_rank, small.training.dtype) == (DEFAULT_RANK, "bfloat16")
+    assert small.rows == 64
+    assert large.training == Training(0, False, 8192, "bfloat16")
+    assert small.total <= 12 * GIB * (1 - SPARE)
+    assert (small.sharing, small.sleep_level) == ("split", 0)
+    assert "LoRA rank 32 in bfloat16, activations recomputed" in small.described()
+
+
+def test_an_engine_that_sleeps_makes_room() -> None:
+    model, awake = shape("qwen2.5-1.5b"), Job()
+    asleep = Job(can_sleep=True)
+    card = next(
+        size for size in range(4 * GIB, 40 * GIB, GIB // 4) if make_plan(model, asleep, size)
+    )
+    assert make_plan(model, awake, card) is None
+    plan = make_plan(model, asleep, card)
+    assert plan is not None
+    assert (plan.sharing, plan.sleep_level) == ("sleep", 1)
+    assert plan.total < plan.parts.total()
+    full = make_plan(model, Job(lora_rank=0, can_sleep=True), 32 * GIB)
+    assert full is not None
+    assert (full.sharing, full.sleep_level) == ("sleep", 2)
+
+
+def test_an_engine_gets_its_part_in_vllms_words() -> None:
+    plan = make_plan(shape("qwen2.5-1.5b"), Job(max_new_tokens=512), 10 * GIB)
+    assert plan is not None
+    arguments = plan.engine.vllm_arguments()
+    assert arguments == {
+        "max_model_len": 4096 + 512,
+        "max_num_seqs": plan.rows,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": plan.parts.kv,
+        "gpu_memory_utilization": plan.engine.gpu_share,
+        "enable_sleep_mode": False,
+    }
+    # Keys and values of 28 layers, 2 heads of 128, in bfloat16.
+    assert plan.parts.kv == 2 * 28 * 2 * 128 * 2 * max(plan.rows * (256 + 512), 4096 + 512 + 128)
+    # vLLM's share is of the whole card, whatever is free of it.
+    within = replace(plan, card=20 * GIB).engine.gpu_share * 20 * GIB
+    assert plan.parts.sampler <= within < plan.parts.sampler + 0.001 * 20 * GIB
+    asleep = make_plan(shape("qwen2.5-1.5b"), Job(lora_rank=0, can_sleep=True), 32 * GIB)
+    assert asleep is not None
+    assert asleep.engine.vllm_arguments()["enable_sleep_mode"] is True
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_takes_these_arguments() -> None:
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    # Read, not imported: vLLM changes the process that imports it.
+    source = (Path(spec.origin).parent / "engine" / "arg_utils.py").read_text()
+    plan = make_plan(shape("qwen2.5-1.5b"), Job(), 12 * GIB)
+    assert plan is not None
+    accepted = {
+        field.target.id
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    }
+    assert plan.engine.vllm_arguments().keys() <= accepted
+
+
+def test_what_the_user_chose_is_kept() -> None:
+    model = shape("qwen2.5-1.5b")
+    assert make_plan(model, Job(lora_rank=0), 12 * GIB) is None
+    kept = make_plan(model, Job(lora_rank=8, checkpointing=False), 24 * GIB)
+    assert kept is not None
+    assert (kept.training.lora_rank, kept.training.checkpointing) == (8, False)
+
+
+def test_what_does_not_fit_comes_with_what_would() -> None:
+    assert remedies(shape("qwen2.5-1.5b"), Job(lora_rank=0), 12 * GIB) == [
+        "LoRA (policy.lora_rank = 32)"
+    ]
+    assert remedies(shape("qwen2.5-7b"), Job(), 12 * GIB) == ["a smaller model (qwen2.5-1.5b)"]
+    long = remedies(shape("qwen2.5-1.5b"), Job(max_new_tokens=30_000), 12 * GIB)
+    (words,) = long
+    assert "sampling.max_new_tokens" in words
+    tokens = int(words.rpartition(" ")[2].strip(")"))
+    assert make_plan(shape("qwen2.5-1.5b"), Job(max_new_tokens=tokens), 12 * GIB)
+    assert remedies(shape("qwen2.5-0.5b"), Job(), GIB) == []
+
+
+def test_only_what_the_user_left_open_is_planned() -> None:
+    open_job = node_job(load_settings({}, environ={}))
+    assert open_job == Job(rows=64, max_new_tokens=24)
+    settings = load_settings(
+        {
+            "policy.lora_rank": 0,
+            "policy.activation_checkpointing": True,
+            "sampling.group_size": 64,
+            "sampling.tasks_per_call": 1024,
+        },
+        environ={},
+    )
+    assert node_job(settings) == Job(256, 24, 0, True)
+    assert node_job(settings, half=False).dtype == "float32"
+    named = {"policy.dtype": "float32", "policy.optimizer": "adamw8bit"}
+    job = node_job(load_settings(named, environ={}))
+    assert (job.dtype, job.eight_bit) == ("float32", True)
+
+
+def test_numbers_of_fewer_bits_take_less() -> None:
+    model = shape("qwen2.5-1.5b")
+
+    def parts(training: Training) -> Footprint:
+        return footprint(model, training, device="cuda", rows=8, max_new_tokens=24)
+
+    wide, half = parts(Training()), parts(Training(dtype="bfloat16"))
+    assert wide.trainer_weights == half.trainer_weights == 4 * model.weight_count
+    assert wide.sampler_weights == 2 * half.sampler_weights
+    assert half.activations < wide.activations
+    small = parts(Training(eight_bit=True))
+    assert (wide.optimizer, small.optimizer) == (12 * model.weight_count, 6 * model.weight_count)
+
+
+def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
+    settings = load_settings({"policy.learning_rate": 1e-4}, environ={})
+    plain = trainer_settings(settings)
+    assert plain.lora_rank == 0
+    assert plain.micro_batch_tokens == TrainerSettings().micro_batch_tokens
+    plan = make_plan(shape("qwen2.5-1.5b"), node_job(settings), 10 * GIB)
+    planned = trainer_settings(settings, plan)
+    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
+    changed = {key for key, value in asdict(planned).items() if value != asdict(plain)[key]}
+    assert changed <= {"lora_rank", "activation_checkpointing", "micro_batch_tokens"}
+
+
+def test_on_a_cpu_the_machines_memory_decides() -> None:
+    settings = load_settings({"run.device": "cpu"}, environ={})
+    assert plan_node(settings, ON_CPU, shape("qwen3-8b")) is None
+    check = fit_check(settings)
+    check(shape_of("tiny"))
+    with pytest.raises(ModelError, match="GB of memory here"):
+        check(Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
+    with pytest.raises(ConfigError, match=r"run\.device"):
+        fit_check(load_settings({"run.device": "cuda"}, environ={}))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_with_a_gpu_its_memory_decides() -> None:
+    settings = load_settings({"run.device": "cuda"}, environ={})
+    where = place("cuda", "auto", hardware())
+    plan = plan_node(settings, where, shape_of("tiny"))
+    assert plan is not None
+    assert plan.total < plan.vram
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        plan_node(settings, where, Qwen2Config(1 << 20, 1 << 13, 1 << 14, 99, 64, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"), [("12GB", 12), ("12", 12), (" 8192 MiB", 8), ("80gib", 80), ("1.5g", 1.5)]
+)
+def test_amounts_of_memory_are_read_as_cards_are_sold(text: str, gib: float) -> None:
+    assert parse_vram(text) == gib * GIB
+
+
+def test_what_nvidia_smi_says_is_read_with_care() -> None:
+    assert parse_gpu_memory(b"11520, 12288\n23000, 24576\n") == (11520 << 20, 12288 << 20)
+    for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
+        assert parse_gpu_memory(answer) is None
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-4", "0", "nan", "1e9", "12XB", "9" * 9, "0.1", "٣"])
+def test_amounts_that_no_card_has_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--vram takes"):
+        parse_vram(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": -1},
+        {"num_hidden_layers": 0},
+        {"vocab_size": 1 << 41},
+        {"intermediate_size": 1.5},
+        {"num_key_value_heads": None, "num_attention_heads": "8"},
+        {"head_dim": -2},
+    ],
+)
+def test_a_hostile_config_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    good = json.loads((resolve("tiny") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**good, **change}))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        shape_of(str(tmp_path))
+
+
+def test_a_model_that_is_huge_in_every_way_is_planned_for_without_fainting() -> None:
+    most = 1 << 40
+    huge = Qwen2Config(*(most,) * 4, most // 2, most // 2, max_position_embeddings=most)
+    assert make_plan(huge, Job(), 80 * GIB) is None
+    assert least_plan(huge, Job(), 80 * GIB).total > 80 * GIB
+    assert remedies(huge, Job(), 80 * GIB) == ["a smaller model (qwen2.5-7b)"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swarm_node", "plan", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_says_it_in_json_and_in_a_table() -> None:
+    done = run("--model", "qwen2.5-1.5b", "--vram", "12GB", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    (card,) = answer["cards"]
+    assert (answer["schema"], answer["weights"]) == (1, 1_543_714_304)
+    assert (card["vram_bytes"], card["fits"], card["rows"]) == (12 * GIB, True, 64)
+    assert card["training"]["lora_rank"] == DEFAULT_RANK
+    assert card["total_bytes"] < card["vram_bytes"]
+    assert card["vllm"]["max_num_seqs"] == 64
+    shown = run("--model", "qwen2.5-7b", "--vram", "12GB")
+    assert "take a smaller model (qwen2.5-1.5b)" in shown.stdout
+
+
+@pytest.mark.parametrize("job", [Job(), Job(lora_rank=0, can_sleep=True)])
+def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    model = shape("qwen2.5-1.5b")
+    console.print(cards_view("qwen2.5-1.5b", model, job, [size * GIB for size in CARDS]))
+    text = console.export_text()
+    made = [make_plan(model, job, size * GIB) for size in CARDS]
+    lines = [line.split() for line in text.splitlines()]
+    for size, plan in zip(CARDS, made, strict=True):
+        row = next(line for line in lines if line and line[0] == str(size))
+        assert ("small" in row) == (plan is None)
+        if plan is not None:
+            assert row[-1] == f"{plan.total / GIB:.1f}"
+            assert row[-7] == str(plan.rows)
+    for size, plan in zip(CARDS, made, strict=True):
+        console.print(card_view("qwen2.5-1.5b", model, job, size * GIB))
+        card = " ".join(console.export_text().split())
+        assert ("Fits into" if plan else "Does not fit into") in card
+        assert (plan.described() if plan else "take ") in card
+        shown = plan or least_plan(model, job, size * GIB)
+        assert ("the sampler sleeps" in card) == (shown.sleep_level > 0)
+
+
+def test_the_command_refuses_in_one_line() -> None:
+    done = run("--model", "some/model")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "config.json" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
