@@ -78,7 +78,7 @@ class Sampling(_Table):
     max_new_tokens: int = Field(24, ge=1, le=32_768, description="Longest completion.")
     temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
     engine: Literal["torch", "vllm", "auto"] = Field(
-        "torch", description="What samples; auto: vLLM where it and CUDA are there, else torch."
+        "auto", description="What samples; auto: vLLM where it and CUDA are there, else torch."
     )
     over_provision: float = Field(
         1.0, ge=1, le=4, description="Groups begun for each one awaited; the rest goes on later."
