@@ -22,6 +22,7 @@ from swarm_node.node import Node
 from swarm_node.p2p.hivemind import HivemindTransport
 from swarm_node.parts import Parts
 from swarm_node.planning import plan_node
+from swarm_node.policy.checkpoint import stored_rank
 from swarm_node.policy.engine_plan import EnginePlan, plan_engine, uses_vllm
 from swarm_node.policy.model_files import Qwen2Config, weight_files
 from swarm_node.policy.models import Codec, policy_digests, resolve
@@ -50,6 +51,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
     where = place(settings.run.device, settings.policy.dtype, hardware(), ranks=processes)
     model_dir = resolve(settings.model)
     model, tokenizer = policy_digests(model_dir)
+    settings = going_on(settings, home.checkpoints)
     plan = plan_node(settings, where, Qwen2Config.from_directory(model_dir))
     if plan is not None:
         _log.info("planned for the GPU", gib=round(plan.total / 2**30, 1), how=plan.described())
@@ -98,6 +100,16 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
             engine=lambda: sampler.pid if isinstance(sampler, VllmSampler) else None,
         ),
     )
+
+
+def going_on(settings: Settings, checkpoints: Path) -> Settings:
+    """`settings` with the adapters of the newest checkpoint, unless the user says otherwise: a plan
+    of the GPU that has less free memory than last time must not put an end to what was begun."""
+    rank = stored_rank(checkpoints)
+    if rank is None or "lora_rank" in settings.policy.model_fields_set:
+        return settings
+    policy = settings.policy.model_copy(update={"lora_rank": rank})
+    return settings.model_copy(update={"policy": policy})
 
 
 def make_sampler(

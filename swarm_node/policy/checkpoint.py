@@ -104,6 +104,20 @@ def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = No
     return None
 
 
+def stored_rank(root: Path) -> int | None:
+    """The rank of the adapters (0: all weights) that the newest readable checkpoint trains; None
+    without one. Nothing is verified: that is done by who restores it."""
+    for path in _checkpoints(root):
+        try:
+            raw = msgpack.unpackb(_read_bounded(path / _STATE, MAX_STATE_BYTES))
+            rank = raw["settings"]["lora_rank"]
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # an older one may do
+        if isinstance(rank, int):
+            return rank
+    return None
+
+
 def read(path: Path) -> TrainingState:
     """Read the checkpoint `path`, which `newest_valid` returned.
 

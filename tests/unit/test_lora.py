@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from swarm_node.compose import going_on
+from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.batch import Batch, TrainRow
 from swarm_node.policy.canary import read_canary
@@ -178,6 +180,27 @@ def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> 
     with pytest.raises(ModelError, match="at rank 8"):
         adapter.load_state(state.weights)
     assert same(before, adapter.state())
+
+
+def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").mkdir()
+    checkpoints = tmp_path / "checkpoints"
+    silent, loud = (
+        load_settings({"model": str(random_qwen2), **flags}, environ={})
+        for flags in ({}, {"policy.lora_rank": 2})
+    )
+    assert going_on(silent, checkpoints).policy.lora_rank == 0, "nothing is stored yet"
+    host = TrainerHost(random_qwen2, checkpoints, tmp_path / "weights", SETTINGS)
+    host.update(rows())
+    newest = host.checkpoint({})
+    kept = going_on(silent, checkpoints)
+    assert kept.policy.lora_rank == 4
+    assert "lora_rank" in kept.policy.model_fields_set, "so that no plan chooses another"
+    assert going_on(loud, checkpoints).policy.lora_rank == 2, "what the user says counts"
+    (newest / "state.msgpack").write_bytes(b"\xc1")
+    assert going_on(silent, checkpoints).policy.lora_rank == 0
 
 
 def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -> None:
