@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swarm_node.child import Child
@@ -122,7 +122,7 @@ class ProcessEnvironmentHost:
             return await self._start()
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
-        request = {"op": "render", "refs": [list(astuple(ref)) for ref in refs]}
+        request = {"op": "render", "refs": [_plain(ref) for ref in refs]}
         async with self._lock:
             await self._revive()
             try:
@@ -173,7 +173,7 @@ class ProcessEnvironmentHost:
     async def _judged(
         self, ref: TaskRef, texts: Sequence[str]
     ) -> tuple[str, list[tuple[float, str]]]:
-        request = {"op": "judge", "ref": list(astuple(ref)), "texts": list(texts)}
+        request = {"op": "judge", "ref": _plain(ref), "texts": list(texts)}
         reply = await self._call(request, self._patience(1 + len(texts)))
         return reply["prompt"], [(reward, fault) for reward, fault in reply["verdicts"]]
 
@@ -182,7 +182,7 @@ class ProcessEnvironmentHost:
     ) -> tuple[str, list[tuple[float, str]]]:
         await self._revive()
         try:
-            (prompt,) = await self._prompts({"op": "render", "refs": [list(astuple(ref))]}, 1)
+            (prompt,) = await self._prompts({"op": "render", "refs": [_plain(ref)]}, 1)
         except ChildError as error:
             raise UnknownTaskError(
                 f"making the task {ref.family}/{ref.seed} ended the environment's process "
@@ -238,6 +238,10 @@ class InlineEnvironmentHost:
 
     async def close(self) -> None:
         return None
+
+
+def _plain(ref: TaskRef) -> list[str | int]:
+    return [ref.environment, ref.version, ref.family, ref.seed]
 
 
 def _check_count(texts: Sequence[str]) -> None:

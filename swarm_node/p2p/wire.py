@@ -272,7 +272,9 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
         claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
     )
     data = pack(body)
-    checked = unpack_group(data)
+    if len(data) > MAX_GROUP_BYTES:
+        raise ValueError(f"the group is outside the limits: {len(data)} bytes")
+    checked = _group(body)
     if isinstance(checked, Rejected):
         raise ValueError(f"the group is outside the limits: {checked.detail}")
     return data
@@ -287,6 +289,13 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
     wire = unpack(_Group, body, max_bytes=MAX_GROUP_BYTES)
     if isinstance(wire, Rejected):
         return wire
+    group = _group(wire)
+    if isinstance(group, Rejected):
+        return group
+    return GroupHeader(wire.epoch, wire.seq, wire.created_ms), group
+
+
+def _group(wire: _Group) -> RolloutGroup | Rejected:
     if len(wire.claimed) != 4 * len(wire.completions):
         return Rejected("content", "as many claimed rewards as completions are needed")
     claimed = np.frombuffer(wire.claimed, dtype="<f4")
@@ -298,13 +307,12 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
         if isinstance(completion, Rejected):
             return completion
         completions.append(completion)
-    group = RolloutGroup(
+    return RolloutGroup(
         task=TaskRef(wire.task.environment, wire.task.version, wire.task.family, wire.task.seed),
         policy=PolicyRef(wire.policy.model, wire.policy.tokenizer, wire.policy.version),
         completions=tuple(completions),
         claimed=tuple(claimed.tolist()),
     )
-    return GroupHeader(wire.epoch, wire.seq, wire.created_ms), group
 
 
 def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
