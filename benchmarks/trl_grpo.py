@@ -42,6 +42,7 @@ NODE_SETTINGS = (
     f"policy.own={GROUPS}",
     "policy.external=0",  # nobody else is there
     f"sampling.group_size={GROUP_SIZE}",
+    f"sampling.tasks_per_call={2 * GROUPS}",  # larger batches cost less per answer
     f"sampling.max_new_tokens={MAX_NEW_TOKENS}",
     "run.threads=1",
     "run.eval_seconds=86400",

@@ -74,7 +74,7 @@ class Sampling(_Table):
     """How completions are drawn."""
 
     group_size: int = Field(8, ge=2, le=64, description="Completions per task (G).")
-    tasks_per_call: int = Field(8, ge=1, le=1024, description="Tasks sampled in one batch.")
+    tasks_per_call: int = Field(8, ge=1, le=1024, description="Most tasks sampled in one batch.")
     max_new_tokens: int = Field(24, ge=1, le=32_768, description="Longest completion.")
     temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
     engine: Literal["torch", "vllm", "auto"] = Field(

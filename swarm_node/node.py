@@ -155,7 +155,7 @@ class Node:
         """Draw tasks, complete them, score them, publish the groups and keep them for training."""
         assert self._maker is not None
         while True:
-            await self._until(lambda: self._room() >= self.buffer.mixture.own)
+            await self._until(lambda: self._room() >= self._call())
             try:
                 await self._maker.make(
                     min(self._room(), self.settings.sampling.tasks_per_call), self._share
@@ -331,7 +331,12 @@ class Node:
         return self._exchange
 
     def _room(self) -> int:
-        return self.buffer.own_room(self.parts.trainer.version, training=self._learner.training)
+        return self.buffer.own_room(
+            self.parts.trainer.version, training=self._learner.training, call=self._call()
+        )
+
+    def _call(self) -> int:
+        return self.buffer.worth_a_call(self.settings.sampling.tasks_per_call)
 
     def _external_room(self) -> Callable[[str | None], int]:
         """Room for peers' groups, of one author or of anybody."""

@@ -219,6 +219,30 @@ def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:
     assert buffer(own=4, external=4, max_lag=8).own_room(0, training=8) == 16
 
 
+def test_calls_larger_than_a_batch_are_worth_waiting_for() -> None:
+    alone, shared = buffer(own=8, external=0, max_lag=8), buffer(own=4, external=4, max_lag=8)
+    assert [alone.worth_a_call(most) for most in (1, 8, 12, 16, 99)] == [8, 8, 12, 16, 16]
+    assert [shared.worth_a_call(most) for most in (8, 16)] == [4, 8]
+    assert alone.own_room(0, call=8) == 16
+    assert alone.own_room(0, call=16) == 24
+    assert buffer(own=8, external=0, max_lag=0).worth_a_call(16) == 8
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 2, 8])
+@pytest.mark.parametrize(("count", "external"), [(1, 7), (4, 4), (8, 0)])
+@pytest.mark.parametrize("most", [1, 8, 12, 1024])
+def test_while_an_update_lacks_a_group_there_is_room_for_a_call(
+    max_lag: int, count: int, external: int, most: int
+) -> None:
+    held = buffer(own=count, external=external, max_lag=max_lag)
+    admit(held, *own(count - 1))
+    call = held.worth_a_call(most)
+    if max_lag:
+        assert held.own_room(0, call=call) >= call
+    else:  # what is left is too old for the next version, and goes
+        assert held.own_room(1, call=call) >= call
+
+
 def test_stale_groups_make_room_for_new_ones() -> None:
     held = buffer(own=2, external=2, max_lag=1, max_age=1)
     admit(held, *own(4), *(group(f"p{index}", "peer") for index in range(8)))
