@@ -1,11 +1,15 @@
-"""Small verified groups, for every test that needs some."""
+"""Small verified groups, rows and models, for every test that needs some."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from swarm_node.policy.batch import TrainRow
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -65,3 +69,40 @@ def verified(
         rewards=tuple(rewards),
         arrived=arrived,
     )
+
+
+def train_rows(count: int = 6) -> list[TrainRow]:
+    """Own rows of random tokens below 63, of several lengths, good and bad in turn."""
+    rng = np.random.default_rng(1)
+    return [
+        TrainRow(
+            rng.integers(0, 63, 2 + n % 3).astype(np.uint32),
+            rng.integers(0, 63, 3 + 2 * (n % 4)).astype(np.uint32),
+            None,
+            (-1.0) ** n * (1 + n / 10),
+            Provenance.OWN,
+        )
+        for n in range(count)
+    ]
+
+
+def write_model(path: Path, **shape: Any) -> Path:
+    """`path`, to which a random Qwen2 of 64 tokens, four heads and this `shape` was written."""
+    import torch
+    from safetensors.torch import save_file
+
+    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.qwen2 import Qwen2
+
+    config = Qwen2Config(
+        vocab_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        **shape,
+    )
+    (path / "config.json").write_text(json.dumps(config.to_hf()))
+    (path / "tokenizer.json").write_text("{}")
+    model = Qwen2(config, generator=torch.Generator().manual_seed(5))
+    save_file(model.hf_state(), path / "model.safetensors")
+    return path

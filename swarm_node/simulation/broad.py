@@ -7,7 +7,6 @@ counted and shown beside.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swarm_node.errors import ConfigError, SwarmNodeError
+from swarm_node.errors import ConfigError
 from swarm_node.simulation.arms import REGIMES, declared_seeds, estimate
+from swarm_node.simulation.budgets import groups_made
 from swarm_node.simulation.experiment import experiment_table, regime_model
+from swarm_node.simulation.plots import half_widths, mean_cost, over_seeds, saved
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.resume import Case, run_cases
 from swarm_node.simulation.swarm import Plan
@@ -121,24 +122,16 @@ def draw_broad(results: Results, path: Path) -> bool:
     figure = Figure(figsize=(10, 4), layout="constrained")
     training, generation = figure.subplots(1, 2, sharey=True)
     for share, reports in results.items():
-        rounds = [entry for entry, _ in reports[0].held_out.curve]
-        points = zip(*(report.held_out.curve for report in reports), strict=True)
-        curve = [estimate([reward for _, reward in point]) for point in points]
-        halves = [0.0 if math.isnan(point.half) else point.half for point in curve]
-        made = [
-            sum(sum(report.rounds.made[:entry]) for report in reports) / len(reports)
-            for entry in rounds
-        ]
+        rounds, points = over_seeds([report.held_out.curve for report in reports])
+        spent = mean_cost(groups_made, reports)
+        made = [spent[entry] for entry in rounds]
         for panel, places in ((training, rounds), (generation, made)):
-            means = [point.mean for point in curve]
-            panel.errorbar(places, means, halves, capsize=3, label=f"{share:g}")
+            means = [point.mean for point in points]
+            panel.errorbar(places, means, half_widths(points), capsize=3, label=f"{share:g}")
     training.set(xlabel="updates", ylabel="held-out reward (pass@1)", title="equal training")
     generation.set(xlabel="groups made per node", title="equal generation")
     for panel in (training, generation):
         panel.grid(alpha=0.3)
         panel.legend(title="common share")
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+    saved(figure, path)
     return True

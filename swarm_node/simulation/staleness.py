@@ -8,7 +8,6 @@ each other and are lost. The lags that came of it are counted and shown beside.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swarm_node.errors import ConfigError, SwarmNodeError
+from swarm_node.errors import ConfigError
 from swarm_node.simulation.arms import declared_seeds, estimate
 from swarm_node.simulation.experiment import experiment_table
+from swarm_node.simulation.plots import half_widths, over_seeds, saved
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.resume import Case, run_cases
 from swarm_node.simulation.swarm import Plan
@@ -135,22 +135,19 @@ def draw_staleness(results: Results, path: Path) -> bool:
     lags = sorted({lag for _, lag in results})
     for name in dict.fromkeys(name for name, _ in results):
         ends = [estimate([report.held_out.end for report in results[name, lag]]) for lag in lags]
-        halves = [0.0 if math.isnan(end.half) else end.half for end in ends]
         places = range(len(lags))
-        over_lags.errorbar(places, [end.mean for end in ends], halves, capsize=3, label=name)
-        curves = [report.held_out.curve for report in results[name, lags[-1]]]
-        means = [_mean([reward for _, reward in point]) for point in zip(*curves, strict=True)]
-        over_updates.plot([entry for entry, _ in curves[0]], means, marker=".", label=name)
+        over_lags.errorbar(
+            places, [end.mean for end in ends], half_widths(ends), capsize=3, label=name
+        )
+        rounds, points = over_seeds([r.held_out.curve for r in results[name, lags[-1]]])
+        over_updates.plot(rounds, [point.mean for point in points], marker=".", label=name)
     over_lags.set_xticks(range(len(lags)), [str(lag) for lag in lags])
     over_lags.set(xlabel="lag as set, updates", ylabel="held-out reward (pass@1)", title="end")
     over_updates.set(xlabel="updates", title=f"lag {lags[-1]}")
     for panel in (over_lags, over_updates):
         panel.grid(alpha=0.3)
         panel.legend(title="correction")
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+    saved(figure, path)
     return True
 
 

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from builders import train_rows, write_model
 
-from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.batch import Batch
 from swarm_node.policy.logprobs import completion_logprobs
-from swarm_node.policy.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
-from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
-
-
-def rows(count: int = 6) -> list[TrainRow]:
-    rng = np.random.default_rng(1)
-    return [
-        TrainRow(
-            rng.integers(0, 63, 2 + n % 3).astype(np.uint32),
-            rng.integers(0, 63, 3 + 2 * (n % 4)).astype(np.uint32),
-            None,
-            (-1.0) ** n * (1 + n / 10),
-            Provenance.OWN,
-        )
-        for n in range(count)
-    ]
 
 
 def saved_bytes(model: Qwen2) -> tuple[int, dict[str, torch.Tensor]]:
@@ -47,7 +30,7 @@ def saved_bytes(model: Qwen2) -> tuple[int, dict[str, torch.Tensor]]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        total = completion_logprobs(model, rows(), 1.0).sum()
+        total = completion_logprobs(model, train_rows(), 1.0).sum()
     total.backward()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     held = sum(size for place, size in kept.items() if place not in weights)
@@ -70,7 +53,7 @@ def test_layers_run_again_train_alike(random_qwen2: Path) -> None:
         for recompute in (False, True)
     ]
     for core in cores:
-        assert core.update(Batch(tuple(rows()))).skipped is None
+        assert core.update(Batch(tuple(train_rows()))).skipped is None
     ours, theirs = (core.weights() for core in cores)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -140,21 +123,13 @@ def trained(directory: Path, megabytes: int, length: int) -> str:
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four layers: the activations of 16 long rows take more than the limits below."""
-    config = Qwen2Config(
-        vocab_size=64,
+    return write_model(
+        tmp_path_factory.mktemp("long"),
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=1024,
-        tie_word_embeddings=True,
     )
-    path = tmp_path_factory.mktemp("long")
-    (path / "config.json").write_text(json.dumps(config.to_hf()))
-    (path / "tokenizer.json").write_text("{}")
-    save_file(Qwen2(config).hf_state(), path / "model.safetensors")
-    return path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space")

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import train_rows
 from safetensors.torch import load_file
 
 from swarm_node.compose import going_on
 from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.batch import Batch, TrainRow
+from swarm_node.policy.batch import Batch
 from swarm_node.policy.canary import read_canary
 from swarm_node.policy.checkpoint import read
 from swarm_node.policy.logprobs import completion_logprobs, measure_canary
@@ -25,7 +26,6 @@ from swarm_node.policy.packing import micro_batches
 from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.policy.trainer import TrainerCore, TrainerSettings
 from swarm_node.policy.trainer_worker import TrainerHost
-from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, lora_rank=4)
@@ -33,19 +33,7 @@ IDS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(3))
 
 
 def rows(count: int = 6) -> Batch:
-    rng = np.random.default_rng(1)
-    return Batch(
-        tuple(
-            TrainRow(
-                rng.integers(0, 63, 2 + n % 3).astype(np.uint32),
-                rng.integers(0, 63, 3 + 2 * (n % 4)).astype(np.uint32),
-                None,
-                (-1.0) ** n * (1 + n / 10),
-                Provenance.OWN,
-            )
-            for n in range(count)
-        )
-    )
+    return Batch(tuple(train_rows(count)))
 
 
 def trained(directory: Path, updates: int = 3, **changes: Any) -> TrainerCore:
