@@ -213,6 +213,7 @@ await_healthy second
 for name in "${NODES[@]}"; do
     await "$name" "len(status['peers']) == 1 and status['groups']['trained_external'] > 0"
 done
+await first "status['sandbox'] == 'confined'"
 await first "len(status['evals']) > 0 and status['updates'] >= 3"
 stop_node second
 version=$(ask first "status['version']")

@@ -38,12 +38,15 @@ class Child:
         *,
         env: Mapping[str, str] | None = None,
         launch: Callable[[], Sequence[str]] | None = None,
+        inherit: Callable[[str], bool] = lambda variable: True,
     ) -> None:
         """`launch` gives, at each start, what the interpreter runs instead of `module` by itself: a
-        launcher of it that passes on standard input and output."""
+        launcher of it that passes on standard input and output. Of this process's environment
+        variables the child gets those that `inherit` takes, besides `env`."""
         self.name = name
         self._launch = launch or (lambda: ("-m", module))
         self._env = dict(env or {})
+        self._inherit = inherit
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
 
@@ -55,15 +58,19 @@ class Child:
     def alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
-        """Start the process; a living one is stopped first."""
+    async def start(self, *arguments: str, descriptors: Sequence[int] = ()) -> None:
+        """Start the process with these arguments and, under the same numbers, file descriptors; a
+        living one is stopped first."""
         await self.stop(grace=0.0)
+        variables = {name: text for name, text in os.environ.items() if self._inherit(name)}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             *self._launch(),
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **self._env},
+            env={**variables, **self._env},
+            pass_fds=descriptors,
             start_new_session=True,  # a Ctrl-C in the terminal is for the node, which stops us
         )
 
@@ -84,9 +91,7 @@ class Child:
             answered = False
             try:
                 async with asyncio.timeout(patience):
-                    process.stdin.write(frame(request))
-                    await process.stdin.drain()
-                    reply = unframe(await _read_frame(process.stdout))
+                    reply = await exchange(process.stdout, process.stdin, request)
                 answered = True
             except TimeoutError:
                 raise ChildError(
@@ -122,8 +127,25 @@ class Child:
             await process.wait()
 
 
-def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The child's end: answer requests until the parent closes the pipe or dies.
+async def exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Send one request, return its reply.
+
+    Raises:
+        asyncio.IncompleteReadError, ConnectionError: the other end is gone.
+        ValueError: what came is no message.
+    """
+    writer.write(frame(request))
+    await writer.drain()
+    return unframe(await _read_frame(reader))
+
+
+def serve(
+    handle: Callable[[dict[str, Any]], dict[str, Any]], ready: Callable[[], None] = lambda: None
+) -> None:
+    """The child's end: answer requests until the parent closes the pipe or dies. `ready` is called
+    once, with the pipes in place and before the first request is read.
 
     An error of ours (`SwarmNodeError`, `ValueError`) is reported and the child lives on; anything
     else is a bug and ends the process with a traceback on stderr.
@@ -131,7 +153,10 @@ def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     die_with_parent()
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # a library that reads its input must not take a request
     os.dup2(2, 1)
+    ready()
     while True:
         body = _read_frame_sync(requests)
         if body is None:

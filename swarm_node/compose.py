@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -94,10 +94,12 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         policy=PolicyRef(model, tokenizer, 0),
         clock=SYSTEM_CLOCK,
         processes=_processes(
-            trainer=lambda: trainer.pid,
-            environment=lambda: environment.pid,
-            network=lambda: transport.daemon_pid,
-            engine=lambda: sampler.pid if isinstance(sampler, VllmSampler) else None,
+            lambda: {
+                "trainer": trainer.pid,
+                "network": transport.daemon_pid,
+                "engine": sampler.pid if isinstance(sampler, VllmSampler) else None,
+                **environment.pids,
+            }
         ),
     )
 
@@ -252,9 +254,5 @@ def _with_port(address: str, home: Home) -> str:
     return f"{head}/tcp/{home.port()}{tail}" if found else address
 
 
-def _processes(**pids: Callable[[], int | None]) -> Callable[[], dict[str, int]]:
-    def running() -> dict[str, int]:
-        found = {name: pid() for name, pid in pids.items()}
-        return {name: pid for name, pid in found.items() if pid is not None}
-
-    return running
+def _processes(pids: Callable[[], Mapping[str, int | None]]) -> Callable[[], dict[str, int]]:
+    return lambda: {name: pid for name, pid in pids().items() if pid is not None}

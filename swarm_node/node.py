@@ -261,6 +261,10 @@ class Node:
         parts = self.parts
         self.info = info = await parts.environment.start()
         self.own_families = _chosen(self.settings.environment.families, info)
+        if info.sandbox is not None and not info.sandbox.complete:
+            _log.warning(
+                "answers are judged in processes that can do harm", how=info.sandbox.described()
+            )
         await self._learner.start()
         # A crash after the newest checkpoint lost no group: the log knows how many there are.
         self.tally.groups.published = await parts.storage.run(parts.storage.head)

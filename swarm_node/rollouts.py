@@ -9,7 +9,7 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.common import common_tasks, first_number, is_common
-from swarm_node.environments.host import EnvironmentInfo, Judgement
+from swarm_node.environments.host import EnvironmentInfo, Judgement, Whose
 from swarm_node.environments.seeds import task_seed
 from swarm_node.harvest import Harvest, Job
 from swarm_node.parts import Parts, Tally
@@ -44,6 +44,7 @@ class RolloutMaker:
         self._families = tuple(families)
         self._peer_id = peer_id
         self._swarm_id = swarm_id
+        self._told_of_raising = False
         self._harvest: Harvest | None = None
         if isinstance(parts.sampler, InterruptibleSampler):
             self._harvest = Harvest(
@@ -139,20 +140,28 @@ class RolloutMaker:
     async def _score(self, job: Job, completions: tuple[Completion, ...], version: int) -> Scored:
         """The group of a job as it is published; `version` is that of its first tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-        judged = await self._judge(job.ref, [completion.text for completion in completions])
+        texts = [completion.text for completion in completions]
+        judged = await self._judge(job.ref, texts, "own")
         return RolloutGroup(job.ref, policy, completions, judged.rewards), job.prompt
 
     async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
         """Score a peer's texts, and count what the scorer failed on."""
         started = self._parts.clock.now()
-        judged = await self._judge(ref, texts)
+        judged = await self._judge(ref, texts, "peers")
         self._tally.judging.add(self._parts.clock.now() - started, 1)
         return judged
 
-    async def _judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
-        judged = await self._parts.environment.judge(ref, texts)
+    async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose) -> Judgement:
+        judged = await self._parts.environment.judge(ref, texts, whose)
         if judged.faults:
             self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
+        if judged.raised and not self._told_of_raising:
+            self._told_of_raising = True
+            _log.warning(
+                "the environment's score() raised on an answer, which counts as wrong (told once)",
+                family=ref.family,
+                raised=judged.raised,
+            )
         return judged
 
     async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:

@@ -113,3 +113,5 @@ class Snapshot(msgspec.Struct, frozen=True):
     processes: dict[str, int]
     mixture: MixtureRow | None = None
     busy: BusyRow | None = None
+    #: What holds the processes that judge answers: "confined", or what this machine lacks.
+    sandbox: str = ""

@@ -45,6 +45,7 @@ def take_snapshot(node: Node) -> Snapshot:
         processes=dict(node.parts.processes()),
         mixture=node.tally.mixture,
         busy=_busy(node, now),
+        sandbox=node.info.sandbox.described() if node.info and node.info.sandbox else "",
     )
 
 

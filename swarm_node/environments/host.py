@@ -1,39 +1,49 @@
 """Where the node gets prompts and rewards: an environment behind a process boundary.
 
-The node never imports an environment. Each completion has its own time limit, so one that hangs or
-kills the scorer costs itself, and the others of its group keep their rewards.
+The node never imports an environment. Judges do, in processes of their own that may die: one for
+this node's answers and one for peers' answers, so that own work never waits for peers' work.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from swarm_node.child import Child
 from swarm_node.environments.base import Environment
-from swarm_node.environments.worker import derive_prompt, score_text
-from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
+from swarm_node.environments.judge import derive_prompt, score_text
+from swarm_node.environments.processes import EnvironmentProcess, JudgeLostError, JudgeProcess
+from swarm_node.environments.sandbox import Sandbox
+from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 MAX_TEXTS = 64
-MAX_TEXT_BYTES = 64 * 1024
-#: A judgement may end the process this often one text at a time; what is left is not tried.
-MAX_LOST_PROCESSES = 2
-_START_SECONDS = 120.0
-#: The process ends itself at the time limit; only one that cannot is ended from here, this much
-#: later.
+#: Of a longer text only this end is judged: a final answer stands at the end. It bounds what any
+#: scorer can be made to read.
+MAX_JUDGED_CHARS = 4096
+#: A judgement may end its judge this often one text at a time; what is left is not tried.
+MAX_LOST_JUDGES = 2
+#: Processor seconds for making one task, and for scoring all texts of one group.
+DERIVE_SECONDS = 5.0
+SCORE_SECONDS = 5.0
+#: A judge that does not answer after this many times its processor time is ended from here.
+_WALL = 6.0
 _SLACK_SECONDS = 2.0
+#: How much own work is preferred where both judges want the processor.
+_PEERS_NICENESS = 5
+
+Whose = Literal["own", "peers"]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """What an environment says of itself."""
+    """What an environment says of itself, and what confines those who judge by it: None where they
+    run in the node's own process."""
 
     name: str
     version: str
     families: tuple[str, ...]
+    sandbox: Sandbox | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +51,16 @@ class Judgement:
     """Prompt and rewards (one per text, each in [0, 1]) of a group.
 
     `faults` of the rewards are zero because scoring failed; `fault_reason` says how the first did:
-    "raised", "out_of_range", "unsendable", "timeout", "crashed", "abandoned", or "" for none."""
+    "out_of_range", "unsendable", "timeout", "crashed", "stuck", "abandoned", or "" for none.
+    `raised` names the first exception of a scorer, "" for none: such a text is a wrong answer.
+    `overrun` says that peers' texts used up their time; then none of them was scored."""
 
     prompt: str
     rewards: tuple[float, ...]
-    faults: int
-    fault_reason: str
+    faults: int = 0
+    fault_reason: str = ""
+    raised: str = ""
+    overrun: bool = False
 
 
 class EnvironmentHost(Protocol):
@@ -70,9 +84,10 @@ class EnvironmentHost(Protocol):
         """
         ...
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
-        """Derive the task and score `texts`, at most MAX_TEXTS. Whatever a text does to its
-        scorer ends as a zero and a fault.
+    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+        """Derive the task and score the last MAX_JUDGED_CHARS of each of `texts`, at most
+        MAX_TEXTS. Whatever a text does to its scorer ends as a zero and a fault; only peers' texts
+        that use up the group's time are not scored at all.
 
         Raises:
             UnknownTaskError: the task cannot be derived here.
@@ -87,133 +102,119 @@ class EnvironmentHost(Protocol):
 
 
 class ProcessEnvironmentHost:
-    """An `EnvironmentHost` whose environment lives in a child process, restarted when it dies.
+    """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
 
-    A group is scored in one request. Where that ends the process, its texts are scored again one
-    by one in new processes, which tells the guilty from the others, until MAX_LOST_PROCESSES are
-    lost. So one judgement takes at most about 3 × (`time_limit` + a start) on top of scoring.
+    A group is scored in one request. Where that ends the judge, its texts are scored again one by
+    one in new judges, which tells the guilty from the others, until MAX_LOST_JUDGES are lost; peers
+    whose texts used up the time get no second one.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], *, time_limit: float = 5.0) -> None:
-        """`name` and `options` as for `registry.create_environment`; `time_limit` in seconds for
-        deriving a task, and for scoring each text."""
-        if time_limit <= 0:
-            raise ConfigError("environment.time_limit must be more than 0 seconds")
-        self._name = name
-        self._options = dict(options)
-        self._time_limit = time_limit
-        # Some generators iterate over sets of strings: a fixed hash seed makes all nodes agree.
-        self._child = Child(
-            "environment",
-            "swarm_node.environments.worker",
-            env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-        self._lock = asyncio.Lock()
-        #: How often the process was started again because it had died.
-        self.restarts = -1
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        derive_seconds: float = DERIVE_SECONDS,
+        score_seconds: float = SCORE_SECONDS,
+    ) -> None:
+        """`name` and `options` as for `registry.create_environment`; processor seconds for making
+        one task, and for scoring all texts of one group."""
+        if min(derive_seconds, score_seconds) <= 0:
+            raise ValueError("a judge needs more than 0 seconds")
+        self._derive_seconds = derive_seconds
+        self._score_seconds = score_seconds
+        self._environment = EnvironmentProcess(name, options, derive_seconds)
+        self._judges: Mapping[Whose, JudgeProcess] = {
+            "own": JudgeProcess(self._environment, niceness=0),
+            "peers": JudgeProcess(self._environment, niceness=_PEERS_NICENESS),
+        }
 
     @property
-    def pid(self) -> int | None:
-        """Of the running process."""
-        return self._child.pid
+    def pids(self) -> dict[str, int | None]:
+        """Of the running processes, by their part in the node."""
+        return {
+            "environment": self._environment.pid,
+            **{f"judge_{whose}": judge.pid for whose, judge in self._judges.items()},
+        }
+
+    @property
+    def restarts(self) -> int:
+        """How often a judge was replaced because it had died."""
+        return sum(max(judge.restarts, 0) for judge in self._judges.values())
 
     async def start(self) -> EnvironmentInfo:
-        async with self._lock:
-            return await self._start()
+        await self.close()
+        said = await self._environment.start()
+        sandbox = await self._judges["own"].sandbox()
+        if said["runs_code"] and not sandbox.complete:
+            await self.close()
+            raise ConfigError(
+                f"environment.name: {said['name']} runs code that stands in answers, and this "
+                f"machine cannot confine it ({sandbox.described()}): use another environment, or "
+                "another machine or container setting"
+            )
+        return EnvironmentInfo(said["name"], said["version"], tuple(said["families"]), sandbox)
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         request = {"op": "render", "refs": [_plain(ref) for ref in refs]}
-        async with self._lock:
-            await self._revive()
-            try:
-                return await self._prompts(request, len(refs))
-            except ChildError:  # perhaps killed from outside: once more
-                await self._revive()
-                return await self._prompts(request, len(refs))
-
-    async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
-        _check_count(texts)
-        sendable = [text for text in texts if _fits(text)]
-        async with self._lock:
-            await self._revive()
-            try:
-                prompt, verdicts = await self._judged(ref, sendable)
-            except ChildError:
-                prompt, verdicts = await self._judged_singly(ref, sendable)
-        return _judgement(prompt, texts, verdicts)
-
-    async def close(self) -> None:
-        await self._child.stop()
-
-    async def _start(self) -> EnvironmentInfo:
-        request = {
-            "op": "start",
-            "name": self._name,
-            "options": self._options,
-            "time_limit": self._time_limit,
-        }
-        await self._child.start()
-        self.restarts += 1
+        patience = self._patience(len(refs) * self._derive_seconds)
         try:
-            reply = await self._call(request, _START_SECONDS)
-        except (ConfigError, ChildError):
-            await self._child.stop(grace=0.0)  # alive without an environment is no use to anybody
-            raise
-        return EnvironmentInfo(reply["name"], reply["version"], tuple(reply["families"]))
-
-    async def _revive(self) -> None:
-        if not self._child.alive:
-            await self._start()
-
-    async def _prompts(self, request: Mapping[str, Any], count: int) -> list[str]:
-        reply = await self._call(request, self._patience(count))
+            reply = await self._judges["own"].call(request, patience)
+        except JudgeLostError:  # perhaps killed from outside: once more
+            reply = await self._judges["own"].call(request, patience)
         prompts: list[str] = reply["prompts"]
         return prompts
 
-    async def _judged(
-        self, ref: TaskRef, texts: Sequence[str]
-    ) -> tuple[str, list[tuple[float, str]]]:
-        request = {"op": "judge", "ref": _plain(ref), "texts": list(texts)}
-        reply = await self._call(request, self._patience(1 + len(texts)))
-        return reply["prompt"], [(reward, fault) for reward, fault in reply["verdicts"]]
-
-    async def _judged_singly(
-        self, ref: TaskRef, texts: Sequence[str]
-    ) -> tuple[str, list[tuple[float, str]]]:
-        await self._revive()
+    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+        _check_count(texts)
+        judge = self._judges[whose]
+        sent = [cut for text in texts if (cut := _cut(text)) is not None]
         try:
-            (prompt,) = await self._prompts({"op": "render", "refs": [_plain(ref)]}, 1)
-        except ChildError as error:
-            raise UnknownTaskError(
-                f"making the task {ref.family}/{ref.seed} ended the environment's process "
-                f"({error}); leave that family out"
-            ) from error
-        verdicts: list[tuple[float, str]] = []
-        lost = 0
+            prompt, verdicts = await self._scored(judge, ref, sent, self._score_seconds)
+        except JudgeLostError as lost:
+            if lost.reason == "derive":
+                raise _underivable(ref, lost) from lost
+            if whose == "peers" and lost.reason == "timeout":
+                return Judgement("", (0.0,) * len(texts), overrun=True)
+            prompt, verdicts = await self._scored_singly(judge, ref, sent)
+        return _judgement(prompt, texts, verdicts)
+
+    async def close(self) -> None:
+        for judge in self._judges.values():
+            await judge.close()
+        await self._environment.stop()
+
+    async def _scored(
+        self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str], seconds: float
+    ) -> tuple[str, list[_Verdict]]:
+        request = {"op": "judge", "ref": _plain(ref), "texts": list(texts), "seconds": seconds}
+        reply = await judge.call(request, self._patience(self._derive_seconds + seconds))
+        return reply["prompt"], [_Verdict(*verdict) for verdict in reply["verdicts"]]
+
+    async def _scored_singly(
+        self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str]
+    ) -> tuple[str, list[_Verdict]]:
+        try:
+            prompt, _ = await self._scored(judge, ref, [], self._score_seconds)
+        except JudgeLostError as lost:
+            raise _underivable(ref, lost) from lost
+        verdicts: list[_Verdict] = []
+        lost_judges = 0
         for text in texts:
-            if lost == MAX_LOST_PROCESSES:
-                verdicts.append((0.0, "abandoned"))
+            if lost_judges == MAX_LOST_JUDGES:
+                verdicts.append(_Verdict(0.0, "abandoned"))
                 continue
-            await self._revive()
-            began = asyncio.get_running_loop().time()
             try:
-                verdicts.extend((await self._judged(ref, [text]))[1])
-            except ChildError:
-                lost += 1
-                took = asyncio.get_running_loop().time() - began
-                verdicts.append((0.0, "timeout" if took >= self._time_limit else "crashed"))
+                _, alone = await self._scored(judge, ref, [text], self._score_seconds / len(texts))
+                verdicts.extend(alone)
+            except JudgeLostError as lost:
+                lost_judges += 1
+                verdicts.append(_Verdict(0.0, lost.reason))
         return prompt, verdicts
 
-    def _patience(self, steps: int) -> float:
-        return self._time_limit * max(steps, 1) + _SLACK_SECONDS
-
-    async def _call(self, request: Mapping[str, Any], patience: float) -> dict[str, Any]:
-        reply = await self._child.call(request, patience=patience)
-        if "unknown" in reply:
-            raise UnknownTaskError(reply["unknown"])
-        if "config" in reply:
-            raise ConfigError(reply["config"])
-        return reply
+    @staticmethod
+    def _patience(seconds: float) -> float:
+        return _WALL * seconds + _SLACK_SECONDS
 
 
 class InlineEnvironmentHost:
@@ -230,14 +231,22 @@ class InlineEnvironmentHost:
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         return [derive_prompt(self._environment, ref)[1] for ref in refs]
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
+    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         _check_count(texts)
         task, prompt = derive_prompt(self._environment, ref)
-        verdicts = [score_text(self._environment, task, text) for text in texts if _fits(text)]
+        cuts = [cut for text in texts if (cut := _cut(text)) is not None]
+        verdicts = [_Verdict(*score_text(self._environment, task, cut)) for cut in cuts]
         return _judgement(prompt, texts, verdicts)
 
     async def close(self) -> None:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    reward: float
+    fault: str = ""
+    raised: str = ""
 
 
 def _plain(ref: TaskRef) -> list[str | int]:
@@ -249,24 +258,32 @@ def _check_count(texts: Sequence[str]) -> None:
         raise ValueError(f"{len(texts)} texts in one judgement: send at most {MAX_TEXTS}")
 
 
-def _fits(text: str) -> bool:
-    """Short enough, and free of the lone surrogates that no frame can carry."""
+def _cut(text: str) -> str | None:
+    """What of a text is judged; None for one with lone surrogates, which no frame can carry."""
+    end = text[-MAX_JUDGED_CHARS:]
     try:
-        return len(text) <= MAX_TEXT_BYTES and len(text.encode()) <= MAX_TEXT_BYTES
+        end.encode()
     except UnicodeEncodeError:
-        return False
+        return None
+    return end
 
 
-def _judgement(
-    prompt: str, texts: Sequence[str], verdicts: Sequence[tuple[float, str]]
-) -> Judgement:
+def _underivable(ref: TaskRef, lost: JudgeLostError) -> UnknownTaskError:
+    return UnknownTaskError(
+        f"making the task {ref.family}/{ref.seed} ended its process ({lost}); leave that family out"
+    )
+
+
+def _judgement(prompt: str, texts: Sequence[str], verdicts: Sequence[_Verdict]) -> Judgement:
     """Put the verdicts on the texts that were sent back among those that were not."""
     sent = iter(verdicts)
-    whole = [next(sent) if _fits(text) else (0.0, "unsendable") for text in texts]
-    faults = [fault for _, fault in whole if fault]
+    unsendable = _Verdict(0.0, "unsendable")
+    whole = [unsendable if _cut(text) is None else next(sent) for text in texts]
+    faults = [verdict.fault for verdict in whole if verdict.fault]
     return Judgement(
         prompt=prompt,
-        rewards=tuple(reward for reward, _ in whole),
+        rewards=tuple(verdict.reward for verdict in whole),
         faults=len(faults),
-        fault_reason=faults[0] if faults else "",
+        fault_reason=next(iter(faults), ""),
+        raised=next((verdict.raised for verdict in whole if verdict.raised), ""),
     )

@@ -1,139 +1,115 @@
-"""The environment's process: derives tasks and scores texts for `host.ProcessEnvironmentHost`.
+"""The environment's process: makes the environment once, then forks the judges that use it.
 
-The environment is code its owner chose to run; the texts it scores are anybody's. One text may make
-a scorer raise, run for ever, or take the process down, and none of these may touch the node.
+It runs code that its owner chose and never sees a text. Texts go to the judges. It forks them on
+request, each with a socket of its own to the host. A judge shares this process's memory, takes
+milliseconds to replace, and has a single thread, which the sandbox needs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import resource
+import gc
+import os
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
-from swarm_node.child import serve
-from swarm_node.environments.base import Environment, Task
+from swarm_node.child import die_with_parent, serve
+from swarm_node.environments.base import Environment
+from swarm_node.environments.judge import Judge
 from swarm_node.environments.registry import create_environment
-from swarm_node.errors import ConfigError, UnknownTaskError
-from swarm_node.rollout import TaskRef
-
-MAX_MEMORY_BYTES = 4 << 30
-_Result = TypeVar("_Result")
-
-
-def score_text(environment: Environment, task: Task, text: str) -> tuple[float, str]:
-    """The reward of one text, and "" or the fault ("raised", "out_of_range") that made it zero."""
-    reward, error = _attempt(lambda: float(environment.score(task, text)))
-    if error is not None or reward is None:
-        return 0.0, "raised"
-    if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
-        return 0.0, "out_of_range"
-    return reward, ""
-
-
-def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
-    """The task `ref` names and its prompt.
-
-    Raises:
-        UnknownTaskError: it has no such task, or fails to make it.
-    """
-
-    def derived() -> tuple[Task, str]:
-        task = environment.derive(ref)
-        return task, environment.render(task)
-
-    result, error = _attempt(derived)
-    if isinstance(error, UnknownTaskError):
-        raise error
-    if error is not None or result is None:
-        raise UnknownTaskError(
-            f"{environment.name} fails to make the task {ref.family}/{ref.seed} "
-            f"({type(error).__name__}: {error}); leave that family out"
-        )
-    return result
-
-
-def _attempt(call: Callable[[], _Result]) -> tuple[_Result | None, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
-        return None, error
+from swarm_node.environments.sandbox import code_paths, confine
+from swarm_node.errors import ConfigError
 
 
 class _Worker:
-    """Answers the host's requests; holds nothing that a restart would lose."""
+    """Answers the host: "start", then "fork" and "end" as often as needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, sockets: socket.socket) -> None:
+        """Over `sockets` the host sends the socket of each judge, ahead of its request."""
+        self._sockets = sockets
         self._environment: Environment | None = None
-        self._time_limit = 0.0
+        self._derive_seconds = 0.0
+        self._code: Sequence[Path] = ()
+        self._judges: set[int] = set()
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            match request["op"]:
-                case "start":
-                    return self._start(request)
-                case "render":
-                    return self._render(request)
-                case "judge":
-                    return self._judge(request)
-                case other:
-                    raise ValueError(f"unknown operation {other!r}")
-        except UnknownTaskError as error:
-            return {"unknown": str(error)}
-        except ConfigError as error:
-            return {"config": str(error)}
+        match request["op"]:
+            case "start":
+                return self._start(request)
+            case "fork":
+                return {"pid": self._fork(request["niceness"])}
+            case "end":
+                return {"status": self._end(request["pid"])}
+            case other:
+                raise ValueError(f"unknown operation {other!r}")
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._environment = create_environment(request["name"], request["options"])
-        self._time_limit = request["time_limit"]
+        try:
+            environment = create_environment(request["name"], request["options"])
+        except ConfigError as error:
+            return {"config": str(error)}
+        self._environment = environment
+        self._derive_seconds = request["derive_seconds"]
+        self._code = list(code_paths())
+        gc.collect()
+        gc.freeze()  # a collection in a judge would copy the pages that it shares with this process
         return {
-            "name": self._environment.name,
-            "version": self._environment.version,
-            "families": list(self._environment.families),
+            "name": environment.name,
+            "version": environment.version,
+            "families": list(environment.families),
+            "runs_code": bool(getattr(environment, "runs_code", False)),
         }
 
-    def _render(self, request: dict[str, Any]) -> dict[str, Any]:
-        prompts = []
-        for ref in request["refs"]:
-            with self._alarm():
-                prompts.append(derive_prompt(self._ready(), TaskRef(*ref))[1])
-        return {"prompts": prompts}
-
-    def _judge(self, request: dict[str, Any]) -> dict[str, Any]:
-        environment = self._ready()
-        with self._alarm():
-            task, prompt = derive_prompt(environment, TaskRef(*request["ref"]))
-        verdicts = []
-        for text in request["texts"]:
-            with self._alarm():
-                verdicts.append(score_text(environment, task, text))
-        return {"prompt": prompt, "verdicts": verdicts}
-
-    def _ready(self) -> Environment:
+    def _fork(self, niceness: int) -> int:
+        _, (descriptor, *_), *_ = socket.recv_fds(self._sockets, 1, 1)
         if self._environment is None:
+            os.close(descriptor)
             raise ValueError("the environment was not started")
-        return self._environment
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._judge(self._environment, descriptor, parent, niceness)
+        os.close(descriptor)
+        self._judges.add(pid)
+        return pid
 
-    @contextlib.contextmanager
-    def _alarm(self) -> Iterator[None]:
-        # SIGALRM keeps its default action, which ends the process: no handler written in Python
-        # runs while a regular expression or big-number arithmetic holds the interpreter.
-        signal.setitimer(signal.ITIMER_REAL, self._time_limit)
+    def _end(self, pid: int) -> int:
+        """Kill a judge that may be dead already; how it ended, as `Popen.returncode` says it."""
+        if pid not in self._judges:  # that of an earlier environment's process
+            raise ValueError(f"no judge {pid}")
+        self._judges.remove(pid)
+        os.kill(pid, signal.SIGKILL)  # nobody else's: it is waited for only here
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _judge(
+        self, environment: Environment, descriptor: int, parent: int, niceness: int
+    ) -> NoReturn:
+        """The life of a judge. It must not return into this process's own loop."""
+        code = 1
         try:
-            yield
+            os.dup2(descriptor, 0)
+            os.dup2(descriptor, 1)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.nice(niceness)
+            die_with_parent()
+            if os.getppid() == parent:  # else it died just before
+                judge = Judge(environment, self._derive_seconds)
+
+                def ready() -> None:
+                    judge.sandbox = confine(self._code)
+
+                serve(judge.handle, ready)
+                code = 0
+        except BaseException:  # noqa: BLE001 - the edge of a process, which ends here
+            traceback.print_exc()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-
-def _limit_resources() -> None:
-    for kind, limit in ((resource.RLIMIT_AS, MAX_MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
-        # A platform may refuse a limit, or already have a lower one.
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(kind, (limit, limit))
+            os._exit(code)
 
 
 if __name__ == "__main__":
-    _limit_resources()
-    serve(_Worker().handle)
+    with socket.socket(fileno=int(sys.argv[1])) as _sockets:
+        serve(_Worker(_sockets).handle)

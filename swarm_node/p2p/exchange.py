@@ -295,9 +295,12 @@ class Exchange:
                 continue
             result = await self._verifier.verify(offer, sealed, version)
             if isinstance(result, Rejected):
-                self.reject(result, peer.peer_id)
                 if result.reason == "hash":  # that holder's fault, not the author's
+                    self.reject(result, peer.peer_id)
                     continue
+                self.reject(result, offer.author)
+                if result.reason == "judging":
+                    self._directory.offended(offer.author, self._clock.now())
                 return None
             author = self._directory.get(offer.author)
             if author is not None:

@@ -25,6 +25,7 @@ BLAMELESS = frozenset(
     }
 )
 _BACKOFF_SECONDS = (1.0, 60.0)
+_OFFENCE_SECONDS = (10.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,26 @@ class Peer:
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     failures: int = 0
+    offences: int = 0
+    shunned_until: float = 0.0
     retry_at: float = 0.0
     candidates: deque[Candidate] = field(default_factory=lambda: deque(maxlen=CANDIDATES_PER_PEER))
 
     def failed(self, now: float) -> None:
         """Leave it alone for a while, twice as long after each failure in a row."""
         shortest, longest = _BACKOFF_SECONDS
-        self.retry_at = now + min(longest, shortest * 2.0**self.failures)
+        self.retry_at = max(now + min(longest, shortest * 2.0**self.failures), self.shunned_until)
         self.failures = min(self.failures + 1, 16)
         if self.failures > 1:  # one lost message is no reason to dial and greet anew
             self.greeted = False
+
+    def offended(self, now: float) -> None:
+        """Leave it alone for ten seconds, an hour at most, twice as long after each offence: what
+        it sent cost this node more than it should."""
+        shortest, longest = _OFFENCE_SECONDS
+        self.shunned_until = now + min(longest, shortest * 2.0**self.offences)
+        self.offences = min(self.offences + 1, 16)
+        self.retry_at = max(self.retry_at, self.shunned_until)
 
     @property
     def quality(self) -> float:
@@ -78,7 +89,7 @@ class Peer:
 
     def answered(self, now: float) -> None:
         self.failures = 0
-        self.retry_at = now
+        self.retry_at = max(now, self.shunned_until)  # it may answer what was asked before
         self.last_seen = now
 
 
@@ -112,6 +123,11 @@ class Directory:
                 del self._peers[stalest.peer_id]
             peer = self._peers[peer_id] = Peer(peer_id, now)
         return peer
+
+    def offended(self, peer_id: str, now: float) -> None:
+        """See `Peer.offended`."""
+        if peer_id in self._peers:
+            self._peers[peer_id].offended(now)
 
     def live(self, now: float, patience: float) -> list[Peer]:
         """Peers seen within `patience` seconds, in a stable order."""

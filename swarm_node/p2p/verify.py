@@ -22,12 +22,15 @@ from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """What judging a group's texts gives: the derived prompt and one reward per text."""
+    """What judging a group's texts gives: the derived prompt and one reward per text, or an
+    `overrun` of the time that a group is given."""
 
     @property
     def prompt(self) -> str: ...
     @property
     def rewards(self) -> tuple[float, ...]: ...
+    @property
+    def overrun(self) -> bool: ...
 
 
 Judge = Callable[[TaskRef, Sequence[str]], Awaitable[Judged]]
@@ -94,6 +97,8 @@ class GroupVerifier:
             judged = await self._judge(group.task, [c.text for c in group.completions])
         except UnknownTaskError as error:
             return Rejected("task", str(error))
+        if judged.overrun:
+            return Rejected("judging", "scoring its texts took more than a group's time")
         verified = VerifiedGroup(
             id=offer.id,
             author=offer.author,

@@ -12,16 +12,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from swarm_node.child import Child
 from swarm_node.environments.host import (
-    MAX_TEXT_BYTES,
+    MAX_JUDGED_CHARS,
     MAX_TEXTS,
     EnvironmentHost,
     InlineEnvironmentHost,
     ProcessEnvironmentHost,
 )
 from swarm_node.environments.registry import create_environment
-from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
+from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 HOSTILE = '''
@@ -34,7 +33,7 @@ from swarm_node.errors import UnknownTaskError
 class Hostile:
     """Does to the process what the text says."""
 
-    name, version, families = "hostile", "1", ("one", "broken", "deadly")
+    name, version, families = "hostile", "1", ("one", "long", "broken", "deadly")
 
     def derive(self, ref):
         if ref.family not in self.families:
@@ -57,9 +56,13 @@ class Hostile:
             case "loop":
                 while True:
                     try:
-                        time.sleep(1)
+                        sum(range(10**6))
                     except BaseException:
                         pass
+            case "wait":
+                time.sleep(600)
+            case "variables":
+                return float(not any("secret" in text for text in os.environ.values()))
             case "backtrack":
                 re.fullmatch("(a+)+b", "a" * 64)
             case "exit":
@@ -82,7 +85,7 @@ class Hostile:
                 return "good"
             case "none":
                 return None
-        return float(text == str(task.payload))
+        return float(text.lstrip("é") == str(task.payload))
 
 
 def create(level=1):
@@ -120,14 +123,15 @@ def test_a_group_is_judged_in_another_process(hostile: str) -> None:
     async def main() -> None:
         info = await host.start()
         assert (info.name, info.version, info.families[0]) == ("hostile", "1", "one")
-        assert host.pid not in (None, os.getpid())
+        assert None not in (host.pids["environment"], host.pids["judge_own"])
+        assert os.getpid() not in host.pids.values()
         assert await host.render([REF, TaskRef("hostile", "1", "one", 8)]) == ["say 7", "say 8"]
         judged = await host.judge(REF, ["7", "8", "7"])
         assert (judged.prompt, judged.rewards) == ("say 7", (1.0, 0.0, 1.0))
         assert (judged.faults, judged.fault_reason) == (0, "")
         assert (await host.judge(REF, [])).rewards == ()
         await host.close()
-        assert host.pid is None
+        assert set(host.pids.values()) == {None}
 
     asyncio.run(main())
 
@@ -135,16 +139,9 @@ def test_a_group_is_judged_in_another_process(hostile: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("raise", "raised"),
-        ("recurse", "raised"),
-        ("hoard", "raised"),
-        ("word", "raised"),
-        ("none", "raised"),
         ("nan", "out_of_range"),
         ("two", "out_of_range"),
         ("minus", "out_of_range"),
-        ("x" * (MAX_TEXT_BYTES + 1), "unsendable"),
-        ("é" * (MAX_TEXT_BYTES // 2 + 1), "unsendable"),
         ("\ud800", "unsendable"),
     ],
 )
@@ -154,6 +151,37 @@ def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, reason)
     assert host.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        ("raise", "RuntimeError"),
+        ("recurse", "RecursionError"),
+        ("hoard", "MemoryError"),
+        ("word", "ValueError"),
+        ("none", "TypeError"),
+    ],
+)
+def test_an_exception_of_a_scorer_is_a_wrong_answer(hostile: str, text: str, raised: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
+    assert judged.rewards == (1.0, 0.0, 1.0)
+    assert (judged.faults, judged.raised) == (0, raised)
+    assert host.restarts == 0
+
+
+def test_only_the_end_of_a_long_text_is_judged(hostile: str) -> None:
+    end = "7".rjust(MAX_JUDGED_CHARS, "é")
+    texts = ["7" * 1_000_000, "raise" + end, end, "\ud800" * MAX_JUDGED_CHARS + end]
+
+    async def use(host: EnvironmentHost) -> tuple[object, ...]:
+        return await host.judge(TaskRef("hostile", "1", "long", 7), texts)
+
+    judged = with_host(ProcessEnvironmentHost(hostile, {}), use)
+    assert judged.rewards == (0.0, 1.0, 1.0, 1.0)
+    assert judged.faults == 0
+    assert judged == with_host(InlineEnvironmentHost(create_environment(hostile, {})), use)
 
 
 @pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
@@ -168,27 +196,48 @@ def test_a_scorer_that_kills_its_process_costs_one_reward(hostile: str, text: st
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
 def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, time_limit=0.5)
+    host = ProcessEnvironmentHost(hostile, {}, score_seconds=0.3)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
 
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
-def test_the_process_ends_itself_at_the_time_limit(hostile: str, text: str) -> None:
-    """And does not leave it to a host that allows a whole group's time."""
+def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {}, score_seconds=0.3)
+    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
+    assert (judged.overrun, judged.rewards, judged.faults) == (True, (0.0, 0.0, 0.0), 0)
 
-    async def main() -> None:
-        child = Child("environment", "swarm_node.environments.worker")
-        await child.start()
-        request = {"op": "start", "name": hostile, "options": {}, "time_limit": 0.3}
-        await child.call(request, patience=60.0)
-        ref = ["hostile", "1", "one", 7]
-        with pytest.raises(ChildError, match="SIGALRM"):
-            await child.call({"op": "judge", "ref": ref, "texts": ["7", text]}, patience=60.0)
-        await child.stop()
 
-    asyncio.run(main())
+def test_a_judge_that_does_not_answer_is_ended(hostile: str) -> None:
+    """It waits without using its time, as no text should be able to make it do."""
+    host = ProcessEnvironmentHost(hostile, {}, derive_seconds=0.1, score_seconds=0.1)
+    judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"], "peers"))
+    assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "stuck")
+
+
+def test_own_answers_do_not_wait_for_peers(hostile: str) -> None:
+    host = ProcessEnvironmentHost(hostile, {})
+
+    async def use(running: EnvironmentHost) -> None:
+        peers = asyncio.ensure_future(running.judge(REF, ["wait"], "peers"))
+        await running.judge(REF, [], "own")
+        assert (await running.judge(REF, ["7"])).rewards == (1.0,)
+        assert not peers.done()
+        peers.cancel()
+        await asyncio.gather(peers, return_exceptions=True)
+        assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
+
+    with_host(host, use)
+
+
+def test_a_judge_is_given_few_variables(hostile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("SWARM_NODE_TICKET", "secret")
+    judged = with_host(
+        ProcessEnvironmentHost(hostile, {}), lambda h: h.judge(REF, ["variables", "7"])
+    )
+    assert judged.rewards == (1.0, 1.0)
 
 
 def test_a_group_of_killers_is_given_up(hostile: str) -> None:
@@ -209,13 +258,12 @@ def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) 
 
     async def use(running: EnvironmentHost) -> None:
         for _ in range(3):
-            assert host.pid is not None
-            os.kill(host.pid, signal.SIGKILL)
+            os.kill(host.pids["judge_own"], signal.SIGKILL)
             judged = await running.judge(REF, ["7", "8"])
             assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
-        assert host.pid is not None
-        os.kill(host.pid, signal.SIGKILL)
+        os.kill(host.pids["environment"], signal.SIGKILL)
         assert await running.render([REF]) == ["say 7"]
+        assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
 
     with_host(host, use)
 
@@ -259,10 +307,10 @@ def test_a_cancelled_judgement_leaves_a_host_that_works(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await host.judge(REF, ["loop"])
+                await host.judge(REF, ["wait"])
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
-    with_host(ProcessEnvironmentHost(hostile, {}, time_limit=60.0), use)
+    with_host(ProcessEnvironmentHost(hostile, {}), use)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +324,7 @@ def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, A
             for _ in range(2):
                 with pytest.raises(ConfigError):
                     await host.start()
-                assert host.pid is None
+                assert set(host.pids.values()) == {None}
         finally:
             await host.close()
 
@@ -284,8 +332,8 @@ def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, A
 
 
 def test_no_time_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="time_limit"):
-        ProcessEnvironmentHost("reasoning_gym", {}, time_limit=0.0)
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        ProcessEnvironmentHost("reasoning_gym", {}, score_seconds=0.0)
 
 
 def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
@@ -296,7 +344,8 @@ def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
         info = await host.start()
         with pytest.raises(UnknownTaskError):
             await host.render([TaskRef("hostile", "1", "broken", 1)])
-        return info, await host.render([REF]), await host.judge(REF, texts)
+        said = (info.name, info.version, info.families)
+        return said, await host.render([REF]), await host.judge(REF, texts)
 
     assert with_host(inline, use) == with_host(ProcessEnvironmentHost(hostile, {}), use)
 
