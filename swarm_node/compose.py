@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -93,14 +93,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership) -> Parts
         codec=codec,
         policy=PolicyRef(model, tokenizer, 0),
         clock=SYSTEM_CLOCK,
-        processes=_processes(
-            lambda: {
-                "trainer": trainer.pid,
-                "network": transport.daemon_pid,
-                "engine": sampler.pid if isinstance(sampler, VllmSampler) else None,
-                **environment.pids,
-            }
-        ),
+        processes=lambda: _processes(trainer, transport, environment, sampler),
     )
 
 
@@ -254,5 +247,17 @@ def _with_port(address: str, home: Home) -> str:
     return f"{head}/tcp/{home.port()}{tail}" if found else address
 
 
-def _processes(pids: Callable[[], Mapping[str, int | None]]) -> Callable[[], dict[str, int]]:
-    return lambda: {name: pid for name, pid in pids().items() if pid is not None}
+def _processes(
+    trainer: ProcessTrainer,
+    transport: HivemindTransport,
+    environment: ProcessEnvironmentHost,
+    sampler: TorchSampler | VllmSampler,
+) -> dict[str, int]:
+    """Process ids of the running ones, by name."""
+    pids = {
+        "trainer": trainer.pid,
+        "network": transport.daemon_pid,
+        "engine": sampler.pid if isinstance(sampler, VllmSampler) else None,
+        **environment.pids,
+    }
+    return {name: pid for name, pid in pids.items() if pid is not None}

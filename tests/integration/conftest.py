@@ -30,17 +30,19 @@ class RunningNode:
 
     home: Path
     arguments: list[str]
+    command: list[str] = field(default_factory=lambda: COMMAND)
+    variables: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*COMMAND, "join", "--home", str(self.home), *FAST, *self.arguments],
+                [*self.command, "join", "--home", str(self.home), *FAST, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.variables},
             )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -87,8 +89,8 @@ def start_node(tmp_path: Path) -> Iterator[Callable[..., RunningNode]]:
     """Start a node process; all are gone, children too, when the test ends."""
     nodes: list[RunningNode] = []
 
-    def start(name: str, *arguments: str) -> RunningNode:
-        node = RunningNode(tmp_path / name, list(arguments))
+    def start(name: str, *arguments: str, **changes: Any) -> RunningNode:
+        node = RunningNode(tmp_path / name, list(arguments), **changes)
         nodes.append(node)
         node.start()
         return node

@@ -51,7 +51,7 @@ def test_three_nodes_train_on_each_others_rollouts_and_get_better(
     assert set(point["families"]) >= set(Families[0].split(","))
     for node in swarm:
         children = psutil.Process(node.process.pid).children(recursive=True)
-        assert len(children) == 3  # trainer, environment, p2pd
+        assert len(children) == 5  # trainer, environment, its two judges, p2pd
         assert node.stop() == 0, node.log()
         assert not [child for child in children if child.is_running()]
         assert node.run("status").returncode == 1

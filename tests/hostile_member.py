@@ -1,0 +1,96 @@
+"""A modified member of a swarm: `python hostile_member.py KIND join …` runs a real node that
+publishes texts of this kind (code, costly, wrong) under its own valid signature, in place of what
+its model said.
+
+It claims mixed rewards, so that everybody pulls, and another tokenizer, so that nobody compares its
+texts with token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from swarm_node.p2p.exchange import Exchange
+from swarm_node.rollout import PolicyRef, RolloutGroup, VerifiedGroup
+
+FOREIGN = hashlib.sha256(b"another tokenizer").digest()
+LENGTH = 64_000
+PAUSE_SECONDS = 1.0
+
+
+def _filled(part: str) -> str:
+    return part * (LENGTH // len(part.encode()))
+
+
+#: Six shapes of 64 kB that are costly for some parser, by name.
+COSTLY = {
+    "opening tags": _filled("<answer>"),
+    "tags": _filled("<answer></answer>"),
+    "digits": _filled("9"),
+    "brackets": _filled("["),
+    "powers": _filled("9**9**"),
+    "words": _filled("a "),
+}
+
+
+def payloads() -> list[str]:
+    """Programs that leave a file at $HOSTILE_CANARY, as an evaluating scorer would run them."""
+    canary = os.environ["HOSTILE_CANARY"]
+    write = f"open({canary!r}, 'w')"
+    return [
+        write,
+        f"__import__('os').system('touch {canary}')",
+        f"<answer>{write}</answer>",
+        f"<answer>[[{write}]]</answer>",
+        f"[c for c in ().__class__.__base__.__subclasses__()] + [{write}]",
+        f"exec({write!r})",
+        f"(lambda: {write})()",
+        "__import__('os')._exit(3)",  # ends an evaluating judge, which is counted
+        "<answer>__import__('subprocess').run(['touch', " + repr(canary) + "])</answer>",
+    ]
+
+
+def _poisoned(group: RolloutGroup, texts: Sequence[str]) -> RolloutGroup:
+    count = len(group.completions)
+    completions = tuple(
+        replace(completion, text=texts[index % len(texts)])
+        for index, completion in enumerate(group.completions)
+    )
+    claimed = tuple(float(index % 2 == 0) for index in range(count))
+    policy = PolicyRef(FOREIGN, FOREIGN, group.policy.version)
+    return replace(group, completions=completions, claimed=claimed, policy=policy)
+
+
+def corrupt(texts: Callable[[int], Sequence[str]]) -> None:
+    """Make every node of this process publish `texts(number of the group)`."""
+    publish, numbers = Exchange.publish, iter(range(sys.maxsize))
+
+    async def poisonous(
+        self: Exchange, scored: Sequence[tuple[RolloutGroup, str]], version: int
+    ) -> list[VerifiedGroup]:
+        self._verifier._check_tokens = lambda group: None  # type: ignore[method-assign]
+        bad = [(_poisoned(group, texts(next(numbers))), prompt) for group, prompt in scored]
+        await publish(self, bad, version)
+        await asyncio.sleep(PAUSE_SECONDS)  # it trains on nothing, and would sample without end
+        return []
+
+    Exchange.publish = poisonous  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from swarm_node.cli import app
+
+    kind, shapes = sys.argv.pop(1), list(COSTLY.values())
+    corrupt(
+        {
+            "code": lambda _: payloads(),
+            "costly": lambda number: [shapes[number % len(shapes)]],
+            "wrong": lambda _: ["no idea"],
+        }[kind]
+    )
+    app()
