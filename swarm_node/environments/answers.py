@@ -15,7 +15,7 @@ MAX_JUDGED_CHARS = 4096
 #: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
 MATH_SECONDS = 0.5
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _LETTER = re.compile(
     r"(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option)?\s*(?:is)?\s*:?\s*"
     r"\(?([A-Z])\)?(?:[.:)].*)?",
@@ -27,8 +27,25 @@ def final_answer(text: str) -> str:
     """What of a text is judged: inside the last <answer></answer>, else after the last "####" (as
     GSM8K writes it), else the whole; stripped."""
     text = text[-MAX_JUDGED_CHARS:]
-    tagged = _TAGGED.findall(text)
-    return (tagged[-1] if tagged else text.rpartition("####")[2]).strip()
+    tagged = last_tagged(text)
+    return (text.rpartition("####")[2] if tagged is None else tagged).strip()
+
+
+def last_tagged(text: str) -> str | None:
+    """What the last <answer>…</answer> of a text holds, or None where there is none.
+
+    The pairs are those that `<answer>(.*?)</answer>` finds, but in one pass: the expression starts
+    over at each opening tag, which takes quadratic time where no closing one follows."""
+    found = None
+    opened = text.find(_OPEN)
+    while opened >= 0:
+        begins = opened + len(_OPEN)
+        ends = text.find(_CLOSE, begins)
+        if ends < 0:
+            break
+        found = text[begins:ends]
+        opened = text.find(_OPEN, ends + len(_CLOSE))
+    return found
 
 
 def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
@@ -38,9 +55,11 @@ def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
 
 def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 for the letter of the right choice ("B", "(b)", "Answer: B. Paris"), or its text."""
-    if answer.split() == choices[ord(right) - ord("A")].split():
+    words = answer.split()
+    if words == choices[ord(right) - ord("A")].split():
         return 1.0
-    letter = _LETTER.fullmatch(answer)
+    # One space at a time: the expression tries every way to share a longer run among its parts.
+    letter = _LETTER.fullmatch(" ".join(words))
     return float(letter is not None and letter[1].upper() == right)
 
 
