@@ -21,6 +21,10 @@ _LETTER = re.compile(
     r"\(?([A-Z])\)?(?:[.:)].*)?",
     re.IGNORECASE | re.DOTALL,
 )
+_NO_LETTERS = re.compile(r"[^A-Za-z]+")
+#: LaTeX operators that make a matrix of any size from two numbers. sympy swallows interruptions
+#: meanwhile, so that one text would cost the process its time limit.
+_MATRICES = ("zeros", "ones", "eye")
 
 
 def final_answer(text: str) -> str:
@@ -65,10 +69,14 @@ def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
 
 def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 where math-verify finds the answer equal to the right one, as numbers, expressions, sets
-    or equations, in plain text or LaTeX. Nothing in the answer is run: of plain text only digits
-    and operators are taken, LaTeX goes through a grammar."""
+    or equations, in plain text or LaTeX. No name in the answer is looked up: sympy's evaluating
+    parser gets digits and operators of plain text only, LaTeX goes through a grammar."""
     import math_verify  # noqa: F401 - takes seconds, which are not the answer's
 
+    # Spaces and the like go before the grammar sees a name, so they hide none here.
+    letters = _NO_LETTERS.sub("", answer)
+    if "operatorname" in letters and any(name in letters for name in _MATRICES):
+        return 0.0
     return _within_time(lambda: _equal_as_math(answer, right))
 
 

@@ -130,6 +130,13 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
         position += 1
 
 
+def choosable() -> list[str]:
+    """The data sets that can be named in `families`."""
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(DATASETS.keys() - scorers.REFUSED.keys() - _UNREPRODUCIBLE)
+
+
 class _ReasoningGym:
     """Implements `Environment`. Holds one dataset per family, made when first needed."""
 
