@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from swarm_node.environments import scorers
 from swarm_node.environments.answers import final_answer, last_tagged
-from swarm_node.environments.base import Environment
+from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.reasoning_gym import RIGHT, create
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
@@ -138,8 +138,10 @@ def test_the_last_answer_in_tags_is_what_the_expression_finds(parts: list[str]) 
 
 
 @cache
-def every_own() -> Environment:
-    return create({family: {} for family in scorers.OWN}, scoring="native")
+def every_own() -> tuple[Environment, list[Task]]:
+    environment = create({family: {} for family in scorers.OWN}, scoring="native")
+    refs = [TaskRef(environment.name, environment.version, f, 5) for f in environment.families]
+    return environment, [environment.derive(ref) for ref in refs]
 
 
 @settings(deadline=None, max_examples=200)
@@ -147,7 +149,6 @@ def every_own() -> Environment:
     st.text(alphabet="0123456789+-*/(). ^%xCsin\N{NOT SIGN}\N{LOGICAL AND}AB[],'\"", max_size=40)
 )
 def test_any_text_gets_a_score(text: str) -> None:
-    environment = every_own()
-    for family in environment.families:
-        task = environment.derive(TaskRef(environment.name, environment.version, family, 5))
+    environment, tasks = every_own()
+    for task in tasks:
         assert 0.0 <= environment.score(task, text) <= 1.0
