@@ -40,6 +40,10 @@ _MAX_SLIDE = 6
 _MAX_SOKOBAN_MOVES = 2000
 _MAX_BOX_MOVE_CHARS = 128
 _MAX_EXPONENT_CHARS = 4
+_LITERAL_TOKEN = re.compile(
+    r"""(?P<opening>[\[(])|(?P<closing>[\])])|(?P<comma>,)"""
+    r"""|(?P<value>-?[\d.][\w.]*|True|False|None|'[^'\\\n]*'|"[^"\\\n]*")"""
+)
 _NUMBER = re.compile(r"\b\d+\b")
 _CUBE_MOVE = re.compile(r"(\D*)(\d*)")
 
@@ -61,17 +65,31 @@ def score(family: str, dataset: Any, answer: str, entry: Mapping[str, Any]) -> f
 
 
 def _literal(answer: str) -> Any:
-    """A Python literal, without running anything.
+    """A Python list or tuple of numbers, words and lists, without running anything.
 
     Raises:
         ValueError: it is none, or too deep.
         SyntaxError: it is none.
     """
-    depth = 0
-    for character in answer:
-        depth += (character in "([{") - (character in ")]}")
+    depth = position = 0
+    may_begin = (
+        True  # no operator and no call: these make Python's tree as deep as the text is long
+    )
+    while position < len(answer):
+        if answer[position].isspace():
+            position += 1
+            continue
+        token = _LITERAL_TOKEN.match(answer, position)
+        if token is None:
+            raise ValueError("no literal")
+        position = token.end()
+        kind = token.lastgroup
+        if kind in ("opening", "value") and not may_begin:
+            raise ValueError("two values side by side")
+        depth += (kind == "opening") - (kind == "closing")
         if depth > _MAX_NESTING:
             raise ValueError("too deep")
+        may_begin = kind in ("opening", "comma")
     return ast.literal_eval(answer)
 
 
