@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python benchmarks/envelope.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/trainer.py
+	$(BIN)/python benchmarks/judging.py
 
 # TRL in an environment of its own, beside a whole node; ten minutes, after two of set-up.
 bench-trl: setup $(TRL_STAMP)

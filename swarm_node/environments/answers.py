@@ -15,20 +15,41 @@ MAX_JUDGED_CHARS = 4096
 #: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
 MATH_SECONDS = 0.5
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _LETTER = re.compile(
     r"(?:the\s+)?(?:(?:final|correct)\s+)?(?:answer|option)?\s*(?:is)?\s*:?\s*"
     r"\(?([A-Z])\)?(?:[.:)].*)?",
     re.IGNORECASE | re.DOTALL,
 )
+_NO_LETTERS = re.compile(r"[^A-Za-z]+")
+#: LaTeX operators that make a matrix of any size from two numbers. sympy swallows interruptions
+#: meanwhile, so that one text would cost the process its time limit.
+_MATRICES = ("zeros", "ones", "eye")
 
 
 def final_answer(text: str) -> str:
     """What of a text is judged: inside the last <answer></answer>, else after the last "####" (as
     GSM8K writes it), else the whole; stripped."""
     text = text[-MAX_JUDGED_CHARS:]
-    tagged = _TAGGED.findall(text)
-    return (tagged[-1] if tagged else text.rpartition("####")[2]).strip()
+    tagged = last_tagged(text)
+    return (text.rpartition("####")[2] if tagged is None else tagged).strip()
+
+
+def last_tagged(text: str) -> str | None:
+    """What the last <answer>…</answer> of a text holds, or None where there is none.
+
+    The pairs are those that `<answer>(.*?)</answer>` finds, but in one pass: the expression starts
+    over at each opening tag, which takes quadratic time where no closing one follows."""
+    found = None
+    opened = text.find(_OPEN)
+    while opened >= 0:
+        begins = opened + len(_OPEN)
+        ends = text.find(_CLOSE, begins)
+        if ends < 0:
+            break
+        found = text[begins:ends]
+        opened = text.find(_OPEN, ends + len(_CLOSE))
+    return found
 
 
 def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
@@ -38,18 +59,24 @@ def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
 
 def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 for the letter of the right choice ("B", "(b)", "Answer: B. Paris"), or its text."""
-    if answer.split() == choices[ord(right) - ord("A")].split():
+    words = answer.split()
+    if words == choices[ord(right) - ord("A")].split():
         return 1.0
-    letter = _LETTER.fullmatch(answer)
+    # One space at a time: the expression tries every way to share a longer run among its parts.
+    letter = _LETTER.fullmatch(" ".join(words))
     return float(letter is not None and letter[1].upper() == right)
 
 
 def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
     """1 where math-verify finds the answer equal to the right one, as numbers, expressions, sets
-    or equations, in plain text or LaTeX. Nothing in the answer is run: of plain text only digits
-    and operators are taken, LaTeX goes through a grammar."""
+    or equations, in plain text or LaTeX. No name in the answer is looked up: sympy's evaluating
+    parser gets digits and operators of plain text only, LaTeX goes through a grammar."""
     import math_verify  # noqa: F401 - takes seconds, which are not the answer's
 
+    # Spaces and the like go before the grammar sees a name, so they hide none here.
+    letters = _NO_LETTERS.sub("", answer)
+    if "operatorname" in letters and any(name in letters for name in _MATRICES):
+        return 0.0
     return _within_time(lambda: _equal_as_math(answer, right))
 
 

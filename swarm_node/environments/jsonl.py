@@ -21,7 +21,8 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-SCHEME = 1
+#: 2: as mathematics, LaTeX that makes a matrix of any size is wrong.
+SCHEME = 2
 MAX_FILE_BYTES = 256 << 20
 MAX_ROW_BYTES = 64 << 10
 MAX_ROWS = 1_000_000

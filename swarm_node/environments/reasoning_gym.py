@@ -12,17 +12,20 @@ import hashlib
 import importlib.metadata
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
+from swarm_node.environments import scorers
+from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-SCHEME = 1
+#: 2: own scorers in the place of those that evaluate the answer; only its end is judged, and an
+#: exception of a scorer is a wrong answer.
+SCHEME = 2
 #: A binary reward is 1 at or above this native score: a right answer may lose a hair to rounding.
 RIGHT = 0.999
 _OWN_SETTINGS = frozenset({"seed", "size"})
@@ -44,7 +47,6 @@ _UNREPRODUCIBLE = frozenset(
         "word_ladder",
     }
 )
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 #: Families and their settings. "short": nine tasks with prompts and answers of a few tokens, for
 #: models of well under a million parameters. "sapo": the nine of arXiv 2509.08721 as they come.
@@ -128,6 +130,13 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
         position += 1
 
 
+def choosable() -> list[str]:
+    """The data sets that can be named in `families`."""
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(DATASETS.keys() - scorers.REFUSED.keys() - _UNREPRODUCIBLE)
+
+
 class _ReasoningGym:
     """Implements `Environment`. Holds one dataset per family, made when first needed."""
 
@@ -165,13 +174,17 @@ class _ReasoningGym:
         return cast(str, task.payload["question"]) + self._suffix
 
     def score(self, task: Task, text: str) -> float:
-        """Judges what is inside the last <answer></answer>, or else the whole text, stripped."""
-        tagged = _TAGGED.findall(text)
-        answer = (tagged[-1] if tagged else text).strip()
-        with contextlib.redirect_stdout(io.StringIO()):
-            native = float(
-                self._dataset(task.ref.family, task.ref.seed).score_answer(answer, task.payload)
-            )
+        """Judges what is inside the last <answer></answer>, or else the whole text, stripped. Of
+        a longer text only the last MAX_JUDGED_CHARS are looked at."""
+        text = text[-MAX_JUDGED_CHARS:]
+        tagged = last_tagged(text)
+        answer = (text if tagged is None else tagged).strip()
+        dataset = self._dataset(task.ref.family, task.ref.seed)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                native = scorers.score(task.ref.family, dataset, answer, task.payload)
+        except Exception:  # noqa: BLE001 - the package's scorers raise anything on what is no answer
+            native = 0.0
         return float(native >= RIGHT) if self._binary else native
 
     def item(self, family: str, seed: int) -> dict[str, Any]:
@@ -202,6 +215,8 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
     key = f"environment.datasets.{family}"
     if family not in DATASETS:
         raise ConfigError(f"{key}: reasoning-gym has no dataset of that name; see its gallery")
+    if family in scorers.REFUSED:
+        raise ConfigError(f"{key}: {scorers.REFUSED[family]}")
     if family in _UNREPRODUCIBLE:
         raise ConfigError(f"{key}: its tasks cannot be derived from a seed; choose another dataset")
     if not isinstance(settings, Mapping):
