@@ -12,6 +12,8 @@ from types import FrameType
 
 #: Of a longer text only this end is looked at: a final answer stands at the end.
 MAX_JUDGED_CHARS = 4096
+#: Of an answer only this end is read as mathematics: math-verify's patterns take quadratic time.
+MAX_MATH_CHARS = 1024
 #: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
 MATH_SECONDS = 0.5
 
@@ -73,6 +75,7 @@ def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
     parser gets digits and operators of plain text only, LaTeX goes through a grammar."""
     import math_verify  # noqa: F401 - takes seconds, which are not the answer's
 
+    answer = answer[-MAX_MATH_CHARS:]
     # Spaces and the like go before the grammar sees a name, so they hide none here.
     letters = _NO_LETTERS.sub("", answer)
     if "operatorname" in letters and any(name in letters for name in _MATRICES):

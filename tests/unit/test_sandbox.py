@@ -60,7 +60,8 @@ REF = TaskRef("carefree", "1", "one", 7)
 LINUX = sys.platform == "linux"
 
 #: What is tried, as statements that end without an exception when they succeed. {home} is a
-#: directory with a secret in `secret` and `outside` is a process to reach; {port} is open.
+#: directory with a secret in `secret`, {outside} a process to reach, {port} an open port and {mark} a
+#: name that no file has.
 ATTACKS = {
     # files
     "read a file of the home": "open({home!r} + '/secret').read()",
@@ -79,8 +80,8 @@ ATTACKS = {
     "read the node's root": "os.listdir('/proc/{outside}/root')",
     "write a new file": "open({home!r} + '/new', 'w')",
     "write into a package": "open(os.__file__, 'a')",
-    "write to /tmp": "open('/tmp/swarm-node-escape', 'w')",
-    "write to shared memory": "open('/dev/shm/swarm-node-escape', 'w')",
+    "write to /tmp": "open('/tmp/{mark}', 'w')",
+    "write to shared memory": "open('/dev/shm/{mark}', 'w')",
     "make an unnamed file": "os.open('/tmp', os.O_TMPFILE | os.O_RDWR)",
     "make a directory": "os.mkdir({home!r} + '/new')",
     "make a link": "os.symlink('/etc/passwd', {home!r} + '/new')",
@@ -183,6 +184,14 @@ def run(statement):
 ROOT = Path(__file__).resolve().parents[2]
 
 
+SHARED = Path("/tmp"), Path("/dev/shm")
+
+
+def _values(home: Path, server: socket.socket, mark: str) -> dict[str, object]:
+    port = server.getsockname()[1]
+    return {"home": str(home), "outside": os.getpid(), "port": port, "mark": mark}
+
+
 @pytest.fixture
 def judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,7 +241,8 @@ def test_nothing_that_a_text_tries_leaves_its_judge(
     ):
         named.bind(str(home / "socket"))
         named.setblocking(False)
-        values = {"home": str(home), "outside": os.getpid(), "port": server.getsockname()[1]}
+        mark = f"swarm-node-escape-{os.getpid()}"
+        values = _values(home, server, mark)
         attacks = list(ATTACKS.items())
         assert len(attacks) >= 40
         for start in range(0, len(attacks), 32):
@@ -245,8 +255,7 @@ def test_nothing_that_a_text_tries_leaves_its_judge(
             named.recv(1)
     assert sorted(path.name for path in home.iterdir()) == ["secret", "socket"]
     assert (home / "secret").read_text() == "the root key"
-    assert not Path("/tmp/swarm-node-escape").exists()
-    assert not Path("/dev/shm/swarm-node-escape").exists()
+    assert not [place for place in SHARED if (place / mark).exists()]
 
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
@@ -258,7 +267,8 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as named,
     ):
-        values = {"home": str(home), "outside": os.getpid(), "port": server.getsockname()[1]}
+        mark = f"swarm-node-control-{os.getpid()}"
+        values = _values(home, server, mark)
         tried = [name for name in ATTACKS if name not in HARMFUL]
         succeeded = []
         for name in tried:
@@ -275,6 +285,8 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
                 timeout=60,
             )
             succeeded += [name] if done.returncode == 0 else []
+    for place in SHARED:
+        (place / mark).unlink(missing_ok=True)
     assert len(succeeded) >= 40, sorted(set(tried) - set(succeeded))
 
 
