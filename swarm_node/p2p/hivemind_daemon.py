@@ -1,8 +1,9 @@
 """The one place that touches hivemind: its DHT node and the p2pd process under it.
 
-Private parts of hivemind are used (`_child`, `_terminate`, `_client`, the sockets' names), which is
-why pyproject.toml pins its exact version. Importing hivemind costs seconds and 280 MB, so this
-module imports it inside functions only. Every failure below comes out as `TransportError`.
+Private parts of hivemind are used (`_child`, `_terminate`, `_client`, `_make_process_args`, the
+sockets' names), which is why pyproject.toml pins its exact version. Importing hivemind costs
+seconds and 280 MB, so this module imports it inside functions only. Every failure below comes out
+as `TransportError`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,26 @@ STOP_SECONDS = 3.0
 REPLICAS = 20
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
 _PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
+#: Else p2pd relays for strangers who know no secret. Its flag -relay=0 does not stop that.
+_CONFIGURATION = b'{"Relay":{"Enabled":false}}'
 
 
 @contextlib.contextmanager
-def private_key_file(path: Path, identity: Identity) -> Generator[None]:
-    """The key in libp2p's format and with mode 0600 at `path`, for p2pd to read."""
+def private_file(path: Path, content: bytes) -> Generator[None]:
+    """`content` with mode 0600 at `path`, for p2pd to read."""
     path.unlink(missing_ok=True)  # left by a crash; O_EXCL then refuses to follow a planted link
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(_PRIVATE_KEY_HEAD + identity.seed() + identity.public_key)
+            file.write(content)
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def private_key(identity: Identity) -> bytes:
+    """The key in libp2p's format."""
+    return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
 
 
 def new_store(key: str, wall: Callable[[], float]) -> tuple[bytes, HeartbeatStore]:
@@ -82,7 +90,8 @@ class DhtNode:
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
     ) -> DhtNode:
-        """Start p2pd and the DHT on it, with no peer. `key_file` exists only while p2pd starts.
+        """Start p2pd and the DHT on it, with no peer. `key_file` exists only while p2pd starts,
+        and so does p2pd's configuration beside it.
 
         Raises:
             TransportError: p2pd cannot be run or cannot listen.
@@ -92,8 +101,13 @@ class DhtNode:
 
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
-            with private_key_file(key_file, identity):
+            configuration = key_file.with_suffix(".json")
+            with (
+                private_file(key_file, private_key(identity)),
+                private_file(configuration, _CONFIGURATION),
+            ):
                 p2p = await _start_p2pd(
+                    configuration,
                     host_maddrs=list(listen),
                     announce_maddrs=list(announce) or None,
                     identity_path=str(key_file),
@@ -295,8 +309,9 @@ class DhtNode:
         return response, reader, writer
 
 
-async def _start_p2pd(**settings: Any) -> Any:
-    """`P2P.create`, which on its own leaves a process behind when it fails or is cancelled."""
+async def _start_p2pd(configuration: Path, **settings: Any) -> Any:
+    """`P2P.create`, which on its own leaves a process behind when it fails or is cancelled, and
+    cannot name the file of p2pd's configuration."""
     from hivemind.p2p import P2P
 
     created = []
@@ -305,6 +320,10 @@ async def _start_p2pd(**settings: Any) -> Any:
         def __init__(self) -> None:
             super().__init__()
             created.append(self)
+
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> Any:
+            return P2P._make_process_args(*args, f=configuration, **kwargs)
 
     try:
         return await Observed.create(**settings)

@@ -17,7 +17,7 @@ import pytest
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.hivemind import HivemindTransport
-from swarm_node.p2p.hivemind_daemon import private_key_file
+from swarm_node.p2p.hivemind_daemon import private_file, private_key
 from swarm_node.p2p.hivemind_records import SwarmAuthorizer
 from swarm_node.p2p.identity import Identity
 
@@ -120,12 +120,12 @@ def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_daemons_key_file_is_private_and_short_lived(tmp_path: Path) -> None:
+def test_the_daemons_files_are_private_and_short_lived(tmp_path: Path) -> None:
     path = tmp_path / "p2pd.key"
     path.write_bytes(b"left by a crash")
     path.chmod(0o644)
     identity = Identity.generate()
-    with private_key_file(path, identity):
+    with private_file(path, private_key(identity)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_bytes().endswith(identity.seed() + identity.public_key)
     assert not path.exists()
