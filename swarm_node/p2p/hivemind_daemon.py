@@ -340,21 +340,40 @@ async def _terminate(p2p: Any, grace: float) -> None:
     if p2p._client is not None:
         control = p2p._client.control
         tasks += [control._read_task, control._write_task, *control._handler_tasks.values()]
-    p2p._terminate()
-    child = p2p._child
-    try:
-        async with asyncio.timeout(grace):
-            await child.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    child._transport.close()
     pending = [task for task in tasks if task is not None]
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    _remove_sockets(p2p._daemon_listen_maddr, p2p._client_listen_maddr)
+    p2p._terminate()
+    try:
+        await _end(p2p._child, grace)
+    finally:
+        _remove_sockets(p2p._daemon_listen_maddr, p2p._client_listen_maddr)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
+    """Wait for the end of p2pd, which was asked to end; after `grace` seconds by force.
+
+    A caller that is cancelled stops the grace, and is cancelled when p2pd has ended. The caller
+    forgets p2pd, so its process and its pipe would outlive the event loop.
+    """
+    transport = child._transport  # type: ignore[attr-defined]
+    cancelled = None
+    patience: float | None = grace
+    while child.returncode is None:
+        try:
+            async with asyncio.timeout(patience):
+                await child.wait()
+        except (TimeoutError, asyncio.CancelledError) as error:
+            cancelled = error if isinstance(error, asyncio.CancelledError) else cancelled
+            patience = None
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            # Nobody reads the pipe any more. Were it full, asyncio would wait for its end for ever.
+            transport.get_pipe_transport(1).close()
+    transport.close()
+    if cancelled is not None:
+        raise cancelled
 
 
 def _remove_sockets(*multiaddrs: Any) -> None:
