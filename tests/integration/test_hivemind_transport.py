@@ -18,7 +18,7 @@ import pytest
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.hivemind import HivemindTransport
-from swarm_node.p2p.hivemind_daemon import private_file, private_key
+from swarm_node.p2p.hivemind_process import private_file, private_key
 from swarm_node.p2p.hivemind_records import SwarmAuthorizer
 from swarm_node.p2p.identity import Identity
 
@@ -127,6 +127,7 @@ def test_a_stop_that_is_given_up_leaves_nothing_either(tmp_path: Path) -> None:
         async with running(one):
             daemon = daemon_of(one)
             os.kill(daemon.pid, signal.SIGSTOP)
+            await until(lambda: daemon.status() == psutil.STATUS_STOPPED)
             stopping = asyncio.create_task(one.stop())
             await until(lambda: one.daemon_pid is None)  # stop() has begun, and waits for p2pd
             for _ in range(2):
@@ -138,6 +139,23 @@ def test_a_stop_that_is_given_up_leaves_nothing_either(tmp_path: Path) -> None:
 
     asyncio.run(main())
     gc.collect()  # asyncio warns here of a process or a pipe that is left, and a warning fails
+
+
+def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        for moment in range(10):
+            one = transport(tmp_path)
+            starting = asyncio.create_task(one.start())
+            await asyncio.sleep(0.015 * moment)
+            for _ in range(2):
+                starting.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(starting, return_exceptions=True)
+            await one.stop()  # it may have been faster than the cancellation
+            assert psutil.Process().children() == []
+
+    asyncio.run(main())
+    gc.collect()
 
 
 def test_the_daemons_files_are_private_and_short_lived(tmp_path: Path) -> None:
