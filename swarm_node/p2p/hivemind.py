@@ -35,7 +35,8 @@ from swarm_node.p2p.hivemind_addresses import (
     pin_ports,
     require_free_ports,
 )
-from swarm_node.p2p.hivemind_daemon import STOP_SECONDS, DhtNode, new_store
+from swarm_node.p2p.hivemind_daemon import DhtNode, new_store
+from swarm_node.p2p.hivemind_process import STOP_SECONDS
 from swarm_node.p2p.hivemind_records import (
     MAX_TTL_SECONDS,
     HeartbeatRecords,

@@ -1,8 +1,8 @@
-"""The one place that touches hivemind: its DHT node and the p2pd process under it.
+"""The one place that touches hivemind's DHT node; hivemind_process.py has the p2pd under it.
 
-Private parts of hivemind are used (`_child`, `_terminate`, `_client`, the sockets' names), which is
-why pyproject.toml pins its exact version. Importing hivemind costs seconds and 280 MB, so this
-module imports it inside functions only. Every failure below comes out as `TransportError`.
+Private parts of hivemind are used (`_child`, `_client`), which is why pyproject.toml pins its exact
+version. Importing hivemind costs seconds and 280 MB, so both modules import it inside functions
+only. Every failure below comes out as `TransportError`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.hivemind_addresses import Address
+from swarm_node.p2p.hivemind_process import (
+    CONFIGURATION,
+    STOP_SECONDS,
+    private_file,
+    private_key,
+    start_p2pd,
+    terminate,
+)
 from swarm_node.p2p.hivemind_records import HeartbeatRecords, HeartbeatStore, SwarmAuthorizer
 from swarm_node.p2p.identity import Identity
 
@@ -26,24 +33,8 @@ StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], 
 STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
-STOP_SECONDS = 3.0
 #: Kademlia's k; hivemind asks as many replicas, so that small swarms keep every record everywhere.
 REPLICAS = 20
-#: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
-_PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
-
-
-@contextlib.contextmanager
-def private_key_file(path: Path, identity: Identity) -> Generator[None]:
-    """The key in libp2p's format and with mode 0600 at `path`, for p2pd to read."""
-    path.unlink(missing_ok=True)  # left by a crash; O_EXCL then refuses to follow a planted link
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_PRIVATE_KEY_HEAD + identity.seed() + identity.public_key)
-        yield
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def new_store(key: str, wall: Callable[[], float]) -> tuple[bytes, HeartbeatStore]:
@@ -82,7 +73,8 @@ class DhtNode:
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
     ) -> DhtNode:
-        """Start p2pd and the DHT on it, with no peer. `key_file` exists only while p2pd starts.
+        """Start p2pd and the DHT on it, with no peer. `key_file` exists only while p2pd starts,
+        and so does p2pd's configuration beside it.
 
         Raises:
             TransportError: p2pd cannot be run or cannot listen.
@@ -92,8 +84,13 @@ class DhtNode:
 
         _calm_logging()
         with hivemind_errors("cannot start the network daemon"):
-            with private_key_file(key_file, identity):
-                p2p = await _start_p2pd(
+            configuration = key_file.with_suffix(".json")
+            with (
+                private_file(key_file, private_key(identity)),
+                private_file(configuration, CONFIGURATION),
+            ):
+                p2p = await start_p2pd(
+                    configuration,
                     host_maddrs=list(listen),
                     announce_maddrs=list(announce) or None,
                     identity_path=str(key_file),
@@ -255,7 +252,7 @@ class DhtNode:
         if self._node is not None:
             self._node.is_alive = False
         # Not `DHTNode.shutdown`: it asks p2pd for its consent, and hangs when p2pd is dead.
-        await _terminate(self._p2p, grace)
+        await terminate(self._p2p, grace)
 
     async def _lookup(self, operation: Awaitable[Any]) -> Any:
         try:
@@ -293,54 +290,6 @@ class DhtNode:
             writer.transport.abort()
             raise
         return response, reader, writer
-
-
-async def _start_p2pd(**settings: Any) -> Any:
-    """`P2P.create`, which on its own leaves a process behind when it fails or is cancelled."""
-    from hivemind.p2p import P2P
-
-    created = []
-
-    class Observed(P2P):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            created.append(self)
-
-    try:
-        return await Observed.create(**settings)
-    except BaseException:
-        for p2p in created:
-            if p2p._child is not None:
-                await _terminate(p2p, grace=0.0)
-        raise
-
-
-async def _terminate(p2p: Any, grace: float) -> None:
-    """End p2pd and hivemind's tasks around it, however far its start came."""
-    tasks = [p2p._listen_task, p2p._reader_task]
-    if p2p._client is not None:
-        control = p2p._client.control
-        tasks += [control._read_task, control._write_task, *control._handler_tasks.values()]
-    p2p._terminate()
-    child = p2p._child
-    try:
-        async with asyncio.timeout(grace):
-            await child.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-    child._transport.close()
-    pending = [task for task in tasks if task is not None]
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    _remove_sockets(p2p._daemon_listen_maddr, p2p._client_listen_maddr)
-
-
-def _remove_sockets(*multiaddrs: Any) -> None:
-    for multiaddr in multiaddrs:
-        Path(multiaddr["unix"]).unlink(missing_ok=True)
 
 
 def _calm_logging() -> None:

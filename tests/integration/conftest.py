@@ -85,7 +85,19 @@ class RunningNode:
 
 
 @pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[Callable[..., RunningNode]]:
+def hears_ctrl_c() -> Iterator[None]:
+    """The processes that a test starts obey SIGINT, even where the tests were told to ignore it.
+
+    A shell starts its background jobs so, and every child inherits it. A signal that the parent
+    handles is back at its default in the child.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def start_node(tmp_path: Path, hears_ctrl_c: None) -> Iterator[Callable[..., RunningNode]]:
     """Start a node process; all are gone, children too, when the test ends."""
     nodes: list[RunningNode] = []
 

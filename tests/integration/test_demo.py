@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -49,14 +50,19 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("seconds", [1.0, 15.0])
+@pytest.mark.usefixtures("hears_ctrl_c")
+@pytest.mark.parametrize("seconds", [0.0, 15.0])
 def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--report", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
+    # Before this directory exists, Python itself starts. Under load that takes many seconds.
+    while process.poll() is None and not list(tmp_path.glob("swarm-node-demo-*")):
+        time.sleep(0.05)
     time.sleep(seconds)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.hivemind import HivemindTransport
-from swarm_node.p2p.hivemind_daemon import private_key_file
+from swarm_node.p2p.hivemind_process import private_file, private_key
 from swarm_node.p2p.hivemind_records import SwarmAuthorizer
 from swarm_node.p2p.identity import Identity
 
@@ -49,7 +50,7 @@ def transport(home: Path, secret: bytes = SECRET, **settings: int) -> HivemindTr
 @contextlib.asynccontextmanager
 async def running(*transports: HivemindTransport) -> AsyncGenerator[None]:
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):  # the first start of all imports hivemind, too
             for one in transports:
                 await one.start()
             yield
@@ -120,12 +121,49 @@ def test_nothing_is_left_after_stop(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_daemons_key_file_is_private_and_short_lived(tmp_path: Path) -> None:
+def test_a_stop_that_is_given_up_leaves_nothing_either(tmp_path: Path) -> None:
+    async def main() -> None:
+        one = transport(tmp_path)
+        async with running(one):
+            daemon = daemon_of(one)
+            os.kill(daemon.pid, signal.SIGSTOP)
+            await until(lambda: daemon.status() == psutil.STATUS_STOPPED)
+            stopping = asyncio.create_task(one.stop())
+            await until(lambda: one.daemon_pid is None)  # stop() has begun, and waits for p2pd
+            for _ in range(2):
+                stopping.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await stopping
+            assert not daemon.is_running()
+
+    asyncio.run(main())
+    gc.collect()  # asyncio warns here of a process or a pipe that is left, and a warning fails
+
+
+def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        for moment in range(10):
+            one = transport(tmp_path)
+            starting = asyncio.create_task(one.start())
+            await asyncio.sleep(0.015 * moment)
+            for _ in range(2):
+                starting.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(starting, return_exceptions=True)
+            await one.stop()  # it may have been faster than the cancellation
+            assert psutil.Process().children() == []
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_the_daemons_files_are_private_and_short_lived(tmp_path: Path) -> None:
     path = tmp_path / "p2pd.key"
     path.write_bytes(b"left by a crash")
     path.chmod(0o644)
     identity = Identity.generate()
-    with private_key_file(path, identity):
+    with private_file(path, private_key(identity)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_bytes().endswith(identity.seed() + identity.public_key)
     assert not path.exists()

@@ -1,0 +1,132 @@
+"""The p2pd process: what it reads, how it starts, and how it ends whatever happens.
+
+Private parts of hivemind are used here, too: `_child`, `_terminate`, `_make_process_args`, its
+tasks and the names of its sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from swarm_node.p2p.identity import Identity
+
+STOP_SECONDS = 3.0
+#: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
+_PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
+#: Else p2pd relays for strangers who know no secret. Its flag -relay=0 does not stop that.
+CONFIGURATION = b'{"Relay":{"Enabled":false}}'
+
+
+@contextlib.contextmanager
+def private_file(path: Path, content: bytes) -> Generator[None]:
+    """`content` with mode 0600 at `path`, for p2pd to read."""
+    path.unlink(missing_ok=True)  # left by a crash; O_EXCL then refuses to follow a planted link
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def private_key(identity: Identity) -> bytes:
+    """The key in libp2p's format."""
+    return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
+
+
+async def start_p2pd(configuration: Path, **settings: Any) -> Any:
+    """`P2P.create`, which on its own leaves a process behind when it fails or is cancelled, and
+    cannot name the file of p2pd's configuration."""
+    from hivemind.p2p import P2P
+
+    created = []
+
+    class Observed(P2P):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            created.append(self)
+
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> Any:
+            return P2P._make_process_args(*args, f=configuration, **kwargs)
+
+    creating = asyncio.create_task(Observed.create(**settings))
+    try:
+        await _finished(creating, STOP_SECONDS)
+        return creating.result()
+    except BaseException:
+        for p2p in created:
+            if p2p._child is not None:
+                await terminate(p2p, grace=0.0)
+        raise
+
+
+async def _finished(task: asyncio.Task[Any], patience: float) -> None:
+    """Wait until `task` is done. A caller that is cancelled waits on, for `patience` seconds before
+    it cancels the task: hivemind and asyncio may leave a connection or a process behind when they
+    are cancelled while they start p2pd."""
+    cancelled = None
+    while not task.done():
+        try:
+            done, _ = await asyncio.wait([task], timeout=None if cancelled is None else patience)
+            if not done:
+                task.cancel()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # or asyncio prints that nobody asked for it
+        raise cancelled
+
+
+async def terminate(p2p: Any, grace: float) -> None:
+    """End p2pd and hivemind's tasks around it, however far its start came."""
+    tasks = [p2p._listen_task, p2p._reader_task]
+    if p2p._client is not None:
+        control = p2p._client.control
+        tasks += [control._read_task, control._write_task, *control._handler_tasks.values()]
+    pending = [task for task in tasks if task is not None]
+    p2p._terminate()
+    try:
+        await _end(p2p._child, grace)
+    finally:
+        _remove_sockets(p2p._daemon_listen_maddr, p2p._client_listen_maddr)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
+    """Wait for the end of p2pd, which was asked to end; after `grace` seconds by force.
+
+    A caller that is cancelled stops the grace, and is cancelled when p2pd has ended. The caller
+    forgets p2pd, so its process and its pipe would outlive the event loop.
+    """
+    transport = child._transport  # type: ignore[attr-defined]
+    cancelled = None
+    patience: float | None = grace
+    while child.returncode is None:
+        try:
+            async with asyncio.timeout(patience):
+                await child.wait()
+        except (TimeoutError, asyncio.CancelledError) as error:
+            cancelled = error if isinstance(error, asyncio.CancelledError) else cancelled
+            patience = None
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            # Nobody reads the pipe any more. Were it full, asyncio would wait for its end for ever.
+            transport.get_pipe_transport(1).close()
+    transport.close()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _remove_sockets(*multiaddrs: Any) -> None:
+    for multiaddr in multiaddrs:
+        Path(multiaddr["unix"]).unlink(missing_ok=True)
