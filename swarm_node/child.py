@@ -91,7 +91,8 @@ class Child:
             answered = False
             try:
                 async with asyncio.timeout(patience):
-                    reply = await exchange(process.stdout, process.stdin, request)
+                    body = msgpack.packb(request)
+                    reply = unframe(await exchange(process.stdout, process.stdin, body))
                 answered = True
             except TimeoutError:
                 raise ChildError(
@@ -128,28 +129,48 @@ class Child:
 
 
 async def exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Send one request, return its reply.
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    body: bytes,
+    most: int = MAX_FRAME_BYTES,
+) -> bytes:
+    """Send one frame with this body; the body of the reply, of `most` bytes.
 
     Raises:
         asyncio.IncompleteReadError, ConnectionError: the other end is gone.
-        ValueError: what came is no message.
+        ValueError: the body is too large, or what came is.
     """
-    writer.write(frame(request))
+    writer.write(_framed(body))
     await writer.drain()
-    return unframe(await _read_frame(reader))
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if length > most:
+        raise ValueError(f"a frame of {length} bytes is over the limit of {most}")
+    return await reader.readexactly(length)
 
 
-def serve(
-    handle: Callable[[dict[str, Any]], dict[str, Any]], ready: Callable[[], None] = lambda: None
-) -> None:
-    """The child's end: answer requests until the parent closes the pipe or dies. `ready` is called
-    once, with the pipes in place and before the first request is read.
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """The child's end: answer requests until the parent closes the pipe or dies.
 
     An error of ours (`SwarmNodeError`, `ValueError`) is reported and the child lives on; anything
     else is a bug and ends the process with a traceback on stderr.
     """
+
+    def answer(body: bytes) -> bytes:
+        try:
+            reply = handle(unframe(body))
+        except (SwarmNodeError, ValueError) as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        packed: bytes = msgpack.packb(reply)
+        return packed
+
+    serve_frames(answer)
+
+
+def serve_frames(
+    answer: Callable[[bytes], bytes], ready: Callable[[], None] = lambda: None
+) -> None:
+    """Answer the body of each frame by that of another, until the parent closes the pipe or dies.
+    `ready` is called once, with the pipes in place and before the first request is read."""
     die_with_parent()
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
@@ -161,11 +182,7 @@ def serve(
         body = _read_frame_sync(requests)
         if body is None:
             return
-        try:
-            reply = handle(unframe(body))
-        except (SwarmNodeError, ValueError) as error:
-            reply = {"error": f"{type(error).__name__}: {error}"}
-        replies.write(frame(reply))
+        replies.write(_framed(answer(body)))
         replies.flush()
 
 
@@ -182,7 +199,10 @@ def frame(message: Mapping[str, Any]) -> bytes:
     Raises:
         ValueError: over MAX_FRAME_BYTES.
     """
-    body: bytes = msgpack.packb(message)
+    return _framed(msgpack.packb(message))
+
+
+def _framed(body: bytes) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return LENGTH.pack(len(body)) + body
@@ -200,13 +220,6 @@ def unframe(body: bytes) -> dict[str, Any]:
     return message
 
 
-async def _read_frame(stream: asyncio.StreamReader) -> bytes:
-    (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise ValueError("frame over the limit")
-    return await stream.readexactly(length)
-
-
 def _read_frame_sync(stream: BinaryIO) -> bytes | None:
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
@@ -222,4 +235,14 @@ async def _died_of(process: asyncio.subprocess.Process) -> str:
             code = await process.wait()
     except TimeoutError:
         return "it broke the protocol"
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return ended_by(code)
+
+
+def ended_by(code: int) -> str:
+    """How a process ended, from its `returncode`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # a realtime signal has a number only
+        return f"signal {-code}"

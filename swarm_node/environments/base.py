@@ -24,6 +24,8 @@ class Environment(Protocol):
     #: Changes whenever the same reference could mean another task or another score.
     version: str
     families: tuple[str, ...]
+    # An environment that runs code from answers also says `runs_code = True`. Then it starts only
+    # where a sandbox can hold it, and each group gets a process of its own.
 
     def derive(self, ref: TaskRef) -> Task:
         """The task that `ref` names.

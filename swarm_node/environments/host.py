@@ -6,12 +6,13 @@ this node's answers and one for peers' answers, so that own work never waits for
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.judge import derive_prompt, score_text
+from swarm_node.environments.judge import PlainRef, Verdict, derive_prompt, score_text
 from swarm_node.environments.processes import EnvironmentProcess, JudgeLostError, JudgeProcess
 from swarm_node.environments.sandbox import Sandbox
 from swarm_node.errors import ConfigError, UnknownTaskError
@@ -26,9 +27,6 @@ MAX_LOST_JUDGES = 2
 #: Processor seconds for making one task, and for scoring all texts of one group.
 DERIVE_SECONDS = 5.0
 SCORE_SECONDS = 5.0
-#: A judge that does not answer after this many times its processor time is ended from here.
-_WALL = 6.0
-_SLACK_SECONDS = 2.0
 #: How much own work is preferred where both judges want the processor.
 _PEERS_NICENESS = 5
 
@@ -51,16 +49,17 @@ class Judgement:
     """Prompt and rewards (one per text, each in [0, 1]) of a group.
 
     `faults` of the rewards are zero because scoring failed; `fault_reason` says how the first did:
-    "out_of_range", "unsendable", "timeout", "crashed", "stuck", "abandoned", or "" for none.
-    `raised` names the first exception of a scorer, "" for none: such a text is a wrong answer.
-    `overrun` says that peers' texts used up their time; then none of them was scored."""
+    "out_of_range", "unsendable", "timeout", "crashed", "stuck", "forged", "abandoned", or "" for
+    none. `raised` names the first exception of a scorer, "" for none: such a text is a wrong
+    answer. `lost` says how peers' texts ended their judge, by one of these reasons; then none of
+    them was scored."""
 
     prompt: str
     rewards: tuple[float, ...]
     faults: int = 0
     fault_reason: str = ""
     raised: str = ""
-    overrun: bool = False
+    lost: str = ""
 
 
 class EnvironmentHost(Protocol):
@@ -86,8 +85,8 @@ class EnvironmentHost(Protocol):
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         """Derive the task and score the last MAX_JUDGED_CHARS of each of `texts`, at most
-        MAX_TEXTS. Whatever a text does to its scorer ends as a zero and a fault; only peers' texts
-        that use up the group's time are not scored at all.
+        MAX_TEXTS. Whatever an own text does to its scorer ends as a zero and a fault. Peers' texts
+        that end their judge are not scored at all.
 
         Raises:
             UnknownTaskError: the task cannot be derived here.
@@ -104,9 +103,8 @@ class EnvironmentHost(Protocol):
 class ProcessEnvironmentHost:
     """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
 
-    A group is scored in one request. Where that ends the judge, its texts are scored again one by
-    one in new judges, which tells the guilty from the others, until MAX_LOST_JUDGES are lost; peers
-    whose texts used up the time get no second one.
+    A group is scored in one request. Where that ends the judge, own texts are scored again one by
+    one in new judges, which tells the guilty from the others, until MAX_LOST_JUDGES are lost.
     """
 
     def __init__(
@@ -123,11 +121,12 @@ class ProcessEnvironmentHost:
             raise ValueError("a judge needs more than 0 seconds")
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
-        self._environment = EnvironmentProcess(name, options, derive_seconds)
+        self._environment = EnvironmentProcess(name, options)
         self._judges: Mapping[Whose, JudgeProcess] = {
             "own": JudgeProcess(self._environment, niceness=0),
             "peers": JudgeProcess(self._environment, niceness=_PEERS_NICENESS),
         }
+        self._turns: Mapping[Whose, asyncio.Lock] = {"own": asyncio.Lock(), "peers": asyncio.Lock()}
 
     @property
     def pids(self) -> dict[str, int | None]:
@@ -138,45 +137,46 @@ class ProcessEnvironmentHost:
         }
 
     @property
-    def restarts(self) -> int:
-        """How often a judge was replaced because it had died."""
-        return sum(max(judge.restarts, 0) for judge in self._judges.values())
+    def losses(self) -> int:
+        """How often a judge ended on its own."""
+        return sum(judge.losses for judge in self._judges.values())
 
     async def start(self) -> EnvironmentInfo:
         await self.close()
         said = await self._environment.start()
-        sandbox = await self._judges["own"].sandbox()
-        if said["runs_code"] and not sandbox.complete:
+        try:
+            await self._judges["own"].derive([], self._derive_seconds)
+        except JudgeLostError:
+            if not said["runs_code"]:
+                raise
+        sandbox = self._judges["own"].sandbox
+        if said["runs_code"] and (sandbox is None or not sandbox.complete):
             await self.close()
+            how = "" if sandbox is None else f" ({sandbox.described()})"
             raise ConfigError(
                 f"environment.name: {said['name']} runs code that stands in answers, and this "
-                f"machine cannot confine it ({sandbox.described()}): use another environment, or "
-                "another machine or container setting"
+                f"machine cannot confine it{how}: use another environment, or another machine or "
+                "container setting"
             )
         return EnvironmentInfo(said["name"], said["version"], tuple(said["families"]), sandbox)
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
-        request = {"op": "render", "refs": [_plain(ref) for ref in refs]}
-        patience = self._patience(len(refs) * self._derive_seconds)
-        try:
-            reply = await self._judges["own"].call(request, patience)
-        except JudgeLostError:  # perhaps killed from outside: once more
-            reply = await self._judges["own"].call(request, patience)
-        prompts: list[str] = reply["prompts"]
-        return prompts
+        async with self._turns["own"]:
+            return list(await self._derived(self._judges["own"], [_plain(ref) for ref in refs]))
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         _check_count(texts)
-        judge = self._judges[whose]
         sent = [cut for text in texts if (cut := _cut(text)) is not None]
-        try:
-            prompt, verdicts = await self._scored(judge, ref, sent, self._score_seconds)
-        except JudgeLostError as lost:
-            if lost.reason == "derive":
-                raise _underivable(ref, lost) from lost
-            if whose == "peers" and lost.reason == "timeout":
-                return Judgement("", (0.0,) * len(texts), overrun=True)
-            prompt, verdicts = await self._scored_singly(judge, ref, sent)
+        async with self._turns[whose]:
+            judge = self._judges[whose]
+            prompt = await self._prompt(judge, ref)
+            verdicts: Sequence[Verdict | str]
+            try:
+                verdicts = await judge.score(sent, self._score_seconds)
+            except JudgeLostError as lost:
+                if whose == "peers":
+                    return Judgement(prompt, (0.0,) * len(texts), lost=lost.reason)
+                verdicts = await self._scored_singly(judge, ref, sent)
         return _judgement(prompt, texts, verdicts)
 
     async def close(self) -> None:
@@ -184,37 +184,39 @@ class ProcessEnvironmentHost:
             await judge.close()
         await self._environment.stop()
 
-    async def _scored(
-        self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str], seconds: float
-    ) -> tuple[str, list[_Verdict]]:
-        request = {"op": "judge", "ref": _plain(ref), "texts": list(texts), "seconds": seconds}
-        reply = await judge.call(request, self._patience(self._derive_seconds + seconds))
-        return reply["prompt"], [_Verdict(*verdict) for verdict in reply["verdicts"]]
+    async def _prompt(self, judge: JudgeProcess, ref: TaskRef) -> str:
+        try:
+            (prompt,) = await self._derived(judge, [_plain(ref)])
+        except JudgeLostError as lost:
+            raise UnknownTaskError(
+                f"making the task {ref.family}/{ref.seed} ended its process ({lost}); leave that "
+                "family out"
+            ) from lost
+        return prompt
+
+    async def _derived(self, judge: JudgeProcess, refs: Sequence[PlainRef]) -> tuple[str, ...]:
+        try:
+            return await judge.derive(refs, self._derive_seconds)
+        except JudgeLostError:  # perhaps killed from outside: once more
+            return await judge.derive(refs, self._derive_seconds)
 
     async def _scored_singly(
         self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str]
-    ) -> tuple[str, list[_Verdict]]:
-        try:
-            prompt, _ = await self._scored(judge, ref, [], self._score_seconds)
-        except JudgeLostError as lost:
-            raise _underivable(ref, lost) from lost
-        verdicts: list[_Verdict] = []
+    ) -> list[Verdict | str]:
+        """A verdict on each text, or the reason why there is none."""
+        verdicts: list[Verdict | str] = []
         lost_judges = 0
         for text in texts:
             if lost_judges == MAX_LOST_JUDGES:
-                verdicts.append(_Verdict(0.0, "abandoned"))
+                verdicts.append("abandoned")
                 continue
+            await self._prompt(judge, ref)
             try:
-                _, alone = await self._scored(judge, ref, [text], self._score_seconds / len(texts))
-                verdicts.extend(alone)
+                verdicts.extend(await judge.score([text], self._score_seconds / len(texts)))
             except JudgeLostError as lost:
                 lost_judges += 1
-                verdicts.append(_Verdict(0.0, lost.reason))
-        return prompt, verdicts
-
-    @staticmethod
-    def _patience(seconds: float) -> float:
-        return _WALL * seconds + _SLACK_SECONDS
+                verdicts.append(lost.reason)
+        return verdicts
 
 
 class InlineEnvironmentHost:
@@ -235,22 +237,14 @@ class InlineEnvironmentHost:
         _check_count(texts)
         task, prompt = derive_prompt(self._environment, ref)
         cuts = [cut for text in texts if (cut := _cut(text)) is not None]
-        verdicts = [_Verdict(*score_text(self._environment, task, cut)) for cut in cuts]
-        return _judgement(prompt, texts, verdicts)
+        return _judgement(prompt, texts, [score_text(self._environment, task, cut) for cut in cuts])
 
     async def close(self) -> None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    reward: float
-    fault: str = ""
-    raised: str = ""
-
-
-def _plain(ref: TaskRef) -> list[str | int]:
-    return [ref.environment, ref.version, ref.family, ref.seed]
+def _plain(ref: TaskRef) -> PlainRef:
+    return ref.environment, ref.version, ref.family, ref.seed
 
 
 def _check_count(texts: Sequence[str]) -> None:
@@ -268,22 +262,18 @@ def _cut(text: str) -> str | None:
     return end
 
 
-def _underivable(ref: TaskRef, lost: JudgeLostError) -> UnknownTaskError:
-    return UnknownTaskError(
-        f"making the task {ref.family}/{ref.seed} ended its process ({lost}); leave that family out"
-    )
-
-
-def _judgement(prompt: str, texts: Sequence[str], verdicts: Sequence[_Verdict]) -> Judgement:
-    """Put the verdicts on the texts that were sent back among those that were not."""
+def _judgement(prompt: str, texts: Sequence[str], verdicts: Sequence[Verdict | str]) -> Judgement:
+    """Put the verdicts, or the reasons why there are none, on the texts that were sent back among
+    those that were not."""
     sent = iter(verdicts)
-    unsendable = _Verdict(0.0, "unsendable")
-    whole = [unsendable if _cut(text) is None else next(sent) for text in texts]
-    faults = [verdict.fault for verdict in whole if verdict.fault]
+    whole = ["unsendable" if _cut(text) is None else next(sent) for text in texts]
+    known = [Verdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
+    faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in whole]
+    failed = [fault for fault in faults if fault]
     return Judgement(
         prompt=prompt,
-        rewards=tuple(verdict.reward for verdict in whole),
-        faults=len(faults),
-        fault_reason=next(iter(faults), ""),
-        raised=next((verdict.raised for verdict in whole if verdict.raised), ""),
+        rewards=tuple(verdict.reward for verdict in known),
+        faults=len(failed),
+        fault_reason=next(iter(failed), ""),
+        raised=next((verdict.raised for verdict in known if verdict.raised), ""),
     )

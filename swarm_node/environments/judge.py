@@ -1,4 +1,7 @@
-"""One judge: derives tasks and scores texts, confined, in a process that a text may end."""
+"""One judge: derives tasks and scores texts, confined, in a process that a text may end.
+
+Its requests and replies are typed, because a text that took a judge over writes the replies.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import contextlib
 import math
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Literal
+
+import msgspec
 
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.sandbox import Sandbox
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -18,18 +22,76 @@ from swarm_node.rollout import TaskRef
 #: Both count processor time, so that a busy machine makes nobody guilty.
 DERIVING_TOO_LONG, SCORING_TOO_LONG = signal.SIGVTALRM, signal.SIGPROF
 _DERIVING_TIMER, _SCORING_TIMER = signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+MAX_REPLY_BYTES = 16 << 20
+_MAX_NAME = 64
+
+PlainRef = tuple[str, str, str, int]
+Prompt = Annotated[str, msgspec.Meta(max_length=1 << 18)]
 
 
-def score_text(environment: Environment, task: Task, text: str) -> tuple[float, str, str]:
-    """The reward of one text; "" or the fault ("out_of_range") that made it zero; and "" or the
-    name of what the scorer raised, which makes the text a wrong answer."""
+class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The reward of one text; "" or the fault that made it zero; and "" or the name of what the
+    scorer raised, which makes the text a wrong answer."""
+
+    reward: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    fault: Literal["", "out_of_range"] = ""
+    raised: Annotated[str, msgspec.Meta(max_length=_MAX_NAME, pattern=r"^[A-Za-z0-9_]*$")] = ""
+
+
+class Derive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Make these tasks, each within `seconds` of processor time; the last is then to be scored."""
+
+    id: int
+    refs: list[PlainRef]
+    seconds: float
+
+
+class Score(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Score texts for the task that was derived last, all within `seconds` of processor time."""
+
+    id: int
+    texts: list[str]
+    seconds: float
+
+
+class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The prompts, and whether files and system calls are confined."""
+
+    id: int
+    prompts: list[Prompt]
+    files: bool
+    system_calls: bool
+
+
+class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A verdict on each text."""
+
+    id: int
+    verdicts: list[Verdict]
+
+
+class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A task cannot be derived here."""
+
+    id: int
+    why: Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+Request = Derive | Score
+Reply = Derived | Scored | Unknown
+_requests = msgspec.msgpack.Decoder(Request)
+
+
+def score_text(environment: Environment, task: Task, text: str) -> Verdict:
+    """The verdict on one text, whatever the scorer does short of ending the process."""
     try:
         reward = float(environment.score(task, text))
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
-        return 0.0, "", type(error).__name__
+        name = type(error).__name__[:_MAX_NAME]
+        return Verdict(0.0, raised=name if name.isascii() and name.isidentifier() else "Exception")
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
-        return 0.0, "out_of_range", ""
-    return reward, "", ""
+        return Verdict(0.0, fault="out_of_range")
+    return Verdict(reward)
 
 
 def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
@@ -53,36 +115,38 @@ def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
 class Judge:
     """Answers the host's requests; holds nothing that a restart would lose."""
 
-    def __init__(self, environment: Environment, derive_seconds: float) -> None:
-        """`derive_seconds` of processor time for making one task."""
+    def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._derive_seconds = derive_seconds
-        #: Set before the first request.
-        self.sandbox = Sandbox(files=False, system_calls=False)
+        self._task: Task | None = None
+        #: Whether files and system calls are confined; set before the first request.
+        self.confined = (False, False)
 
-    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, body: bytes) -> bytes:
+        request = _requests.decode(body)
+        reply: Reply
         try:
-            match request["op"]:
-                case "sandbox":
-                    return {"files": self.sandbox.files, "calls": self.sandbox.system_calls}
-                case "render":
-                    return {"prompts": [self._derive(ref)[1] for ref in request["refs"]]}
-                case "judge":
-                    return self._judge(request)
-                case other:
-                    raise ValueError(f"unknown operation {other!r}")
+            if isinstance(request, Derive):
+                reply = Derived(request.id, self._derive(request), *self.confined)
+            else:
+                reply = Scored(request.id, self._score(request))
         except UnknownTaskError as error:
-            return {"unknown": str(error)}
+            reply = Unknown(request.id, str(error)[:1000])
+        return msgspec.msgpack.encode(reply)
 
-    def _judge(self, request: dict[str, Any]) -> dict[str, Any]:
-        task, prompt = self._derive(request["ref"])
-        with _limit(_SCORING_TIMER, request["seconds"]):
-            verdicts = [score_text(self._environment, task, text) for text in request["texts"]]
-        return {"prompt": prompt, "verdicts": verdicts}
+    def _derive(self, request: Derive) -> list[str]:
+        prompts = []
+        for ref in request.refs:
+            with _limit(_DERIVING_TIMER, request.seconds):
+                self._task, prompt = derive_prompt(self._environment, TaskRef(*ref))
+            prompts.append(prompt)
+        return prompts
 
-    def _derive(self, ref: list[Any]) -> tuple[Task, str]:
-        with _limit(_DERIVING_TIMER, self._derive_seconds):
-            return derive_prompt(self._environment, TaskRef(*ref))
+    def _score(self, request: Score) -> list[Verdict]:
+        task = self._task
+        if task is None:
+            raise UnknownTaskError("no task was derived")
+        with _limit(_SCORING_TIMER, request.seconds):
+            return [score_text(self._environment, task, text) for text in request.texts]
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import resource
 import struct
 import sys
@@ -27,6 +28,8 @@ MORE_MEMORY_BYTES = 1 << 30
 #: A judge that has used this much processor time is replaced: nothing runs on between two texts.
 CPU_SECONDS = 3600
 _MAX_FILES = 64
+#: What the system's killer of processes goes by: judges first, never the node or the trainer.
+_KILLED_FIRST = "1000"
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _PR_SET_NO_NEW_PRIVS = 38
@@ -71,6 +74,8 @@ def confine(readable: Iterable[Path]) -> Sandbox:
     What this kernel cannot do is left out, and the result says so.
     """
     paths = list(readable)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
     _limit_resources()
     if sys.platform != "linux":
         return Sandbox(files=False, system_calls=False)
@@ -99,6 +104,15 @@ def code_paths() -> Iterator[Path]:
     return (path for path in sorted(roots | elsewhere) if path.exists())
 
 
+def shares_memory() -> bool:
+    """Whether this process has memory that others see and a judge could make writable: the mapping
+    of a file that was opened for writing, or of memory made for several processes."""
+    with contextlib.suppress(OSError):
+        flags = re.findall(r"^VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
+        return any({"sh", "mw"} <= set(line.split()) for line in flags)
+    return False
+
+
 def _lies_at(module: object) -> Iterator[Path]:
     """A package's directories, or a single module's file."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
@@ -114,19 +128,20 @@ def _lies_at(module: object) -> Iterator[Path]:
 
 
 def _limit_resources() -> None:
-    page = resource.getpagesize()
     with contextlib.suppress(OSError):
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * page
-        _limit(resource.RLIMIT_AS, used + MORE_MEMORY_BYTES)
-    _limit(resource.RLIMIT_CPU, CPU_SECONDS)
-    _limit(resource.RLIMIT_NOFILE, _MAX_FILES)
-    _limit(resource.RLIMIT_NPROC, 0)
-    _limit(resource.RLIMIT_CORE, 0)
+        size, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
+        page = resource.getpagesize()
+        _limit("AS", size * page + MORE_MEMORY_BYTES)
+        _limit("DATA", data * page + MORE_MEMORY_BYTES)
+    _limit("CPU", CPU_SECONDS)
+    _limit("NOFILE", _MAX_FILES)
+    for nothing in ("NPROC", "CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "SIGPENDING"):
+        _limit(nothing, 0)
 
 
-def _limit(kind: int, limit: int) -> None:
-    with contextlib.suppress(ValueError, OSError):  # already lower, or not known here
-        resource.setrlimit(kind, (limit, limit))
+def _limit(name: str, limit: int) -> None:
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not known here, or lower
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

@@ -66,7 +66,6 @@ _PLAIN: Mapping[str, tuple[int | None, int | None]] = {
     "getuid": (102, 174),
     "lseek": (8, 62),
     "lstat": (6, None),
-    "madvise": (28, 233),
     "mmap": (9, 222),
     "mprotect": (10, 226),
     "mremap": (25, 216),
@@ -83,7 +82,6 @@ _PLAIN: Mapping[str, tuple[int | None, int | None]] = {
     "readlink": (89, None),
     "readlinkat": (267, 78),
     "readv": (19, 65),
-    "recvfrom": (45, 207),
     "restart_syscall": (219, 128),
     "rseq": (334, 293),
     "rt_sigaction": (13, 134),
@@ -111,6 +109,10 @@ _O_TMPFILE = 0o20000000
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _O_TMPFILE
 _FCNTLS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL)
 _IOCTLS = (termios.TCGETS, termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX)
+#: MADV_NORMAL to DONTNEED, FREE, HUGEPAGE and NOHUGEPAGE: what allocators say.
+_ADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
+#: Any other flag is refused; out-of-band bytes (MSG_OOB) reach seldom used code of the kernel.
+_MESSAGE_FLAGS = 0xFFFFFFFF & ~(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SOCKET_TYPE = 0xF  # without SOCK_CLOEXEC and SOCK_NONBLOCK
 
 
@@ -132,8 +134,9 @@ _GUARDED: Mapping[str, tuple[tuple[int | None, int | None], tuple[_Argument, ...
     "openat": ((257, 56), (_Argument(2, (0,), _WRITES),)),
     "fcntl": ((72, 25), (_Argument(1, (*_FCNTLS, fcntl.F_SETFL)),)),
     "ioctl": ((16, 29), (_Argument(1, _IOCTLS),)),
-    "prlimit64": ((302, 261), (_Argument(2, (0,), wide=True),)),
-    "sendto": ((44, 206), (_Argument(4, (0,), wide=True),)),
+    "madvise": ((28, 233), (_Argument(2, _ADVICE),)),
+    "recvfrom": ((45, 207), (_Argument(3, (0,), _MESSAGE_FLAGS),)),
+    "sendto": ((44, 206), (_Argument(4, (0,), wide=True), _Argument(3, (0,), _MESSAGE_FLAGS))),
     # An event loop wakes itself through such a pair; streams of a pair reach nobody else.
     "socketpair": (
         (53, 199),
@@ -143,8 +146,12 @@ _GUARDED: Mapping[str, tuple[tuple[int | None, int | None], tuple[_Argument, ...
         ),
     ),
 }
-#: Signals to itself only: abort() raises one.
-_SIGNALS: Mapping[str, tuple[int, int]] = {"kill": (62, 129), "tgkill": (234, 131)}
+#: For this process only: abort() sends itself a signal. Limits may be read, not set.
+_ITSELF: Mapping[str, tuple[tuple[int, int], tuple[_Argument, ...]]] = {
+    "kill": ((62, 129), ()),
+    "tgkill": ((234, 131), ()),
+    "prlimit64": ((302, 261), (_Argument(2, (0,), wide=True),)),
+}
 
 
 def judge_filter(machine: str, pid: int) -> bytes | None:
@@ -153,8 +160,13 @@ def judge_filter(machine: str, pid: int) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     architecture, column = ARCHITECTURES[machine]
-    to_itself = (_Argument(0, (pid,)),)
-    guarded = {**_GUARDED, **{name: (both, to_itself) for name, both in _SIGNALS.items()}}
+    guarded = [
+        *_GUARDED.values(),
+        *(
+            (both, (_Argument(0, (0, pid) if more else (pid,)), *more))
+            for both, more in _ITSELF.values()
+        ),
+    ]
     program = [
         (_LOAD, 0, 0, _AT_ARCHITECTURE),
         (_EQUAL, 1, 0, architecture),
@@ -165,7 +177,7 @@ def judge_filter(machine: str, pid: int) -> bytes | None:
         program += _on(allowed[column], [(_RETURN, 0, 0, _ALLOW)])
     for missing in _NOT_THERE.values():
         program += _on(missing[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
-    for numbers, arguments in guarded.values():
+    for numbers, arguments in guarded:
         program += _on(numbers[column], list(_checked(arguments)))
     program.append((_RETURN, 0, 0, _ERRNO | _EPERM))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

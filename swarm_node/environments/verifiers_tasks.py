@@ -67,6 +67,8 @@ class _Verifiers:
     """Implements `Environment`; a seed names a task, counted around as often as it takes."""
 
     name = "verifiers"
+    #: Rewards are the taskset's own functions, which may do with an answer what they like.
+    runs_code = True
 
     def __init__(self, taskset: str, tasks: Sequence[Any], held_out: float) -> None:
         hashes = [bytes.fromhex(task.hash)[:8] for task in tasks]

@@ -12,17 +12,18 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swarm_node.child import die_with_parent, serve
+from swarm_node.child import die_with_parent, serve, serve_frames
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judge import Judge
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.sandbox import code_paths, confine
+from swarm_node.environments.sandbox import code_paths, confine, shares_memory
 from swarm_node.errors import ConfigError
+
+_MOST_DESCRIPTORS = (1 << 31) - 1
 
 
 class _Worker:
@@ -32,7 +33,6 @@ class _Worker:
         """Over `sockets` the host sends the socket of each judge, ahead of its request."""
         self._sockets = sockets
         self._environment: Environment | None = None
-        self._derive_seconds = 0.0
         self._code: Sequence[Path] = ()
         self._judges: set[int] = set()
 
@@ -41,7 +41,7 @@ class _Worker:
             case "start":
                 return self._start(request)
             case "fork":
-                return {"pid": self._fork(request["niceness"])}
+                return {"pid": self._fork(request["niceness"], request["confined"])}
             case "end":
                 return {"status": self._end(request["pid"])}
             case other:
@@ -52,8 +52,8 @@ class _Worker:
             environment = create_environment(request["name"], request["options"])
         except ConfigError as error:
             return {"config": str(error)}
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody could wait for a judge
         self._environment = environment
-        self._derive_seconds = request["derive_seconds"]
         self._code = list(code_paths())
         gc.collect()
         gc.freeze()  # a collection in a judge would copy the pages that it shares with this process
@@ -62,9 +62,10 @@ class _Worker:
             "version": environment.version,
             "families": list(environment.families),
             "runs_code": bool(getattr(environment, "runs_code", False)),
+            "shares_memory": shares_memory(),
         }
 
-    def _fork(self, niceness: int) -> int:
+    def _fork(self, niceness: int, confined: bool) -> int:
         _, (descriptor, *_), *_ = socket.recv_fds(self._sockets, 1, 1)
         if self._environment is None:
             os.close(descriptor)
@@ -72,7 +73,7 @@ class _Worker:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._judge(self._environment, descriptor, parent, niceness)
+            self._judge(self._environment, descriptor, parent, niceness, confined)
         os.close(descriptor)
         self._judges.add(pid)
         return pid
@@ -86,28 +87,37 @@ class _Worker:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _judge(
-        self, environment: Environment, descriptor: int, parent: int, niceness: int
+        self,
+        environment: Environment,
+        descriptor: int,
+        parent: int,
+        niceness: int,
+        must_be_confined: bool,
     ) -> NoReturn:
-        """The life of a judge. It must not return into this process's own loop."""
+        """The life of a judge. It must not return into this process's own loop. Its own output goes
+        nowhere: this process's may be a terminal or a log, and is open for writing."""
         code = 1
         try:
             os.dup2(descriptor, 0)
             os.dup2(descriptor, 1)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.closerange(3, _MOST_DESCRIPTORS)
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), 2)
             os.nice(niceness)
             die_with_parent()
             if os.getppid() == parent:  # else it died just before
-                judge = Judge(environment, self._derive_seconds)
+                judge = Judge(environment)
 
                 def ready() -> None:
-                    judge.sandbox = confine(self._code)
+                    sandbox = confine(self._code)
+                    if must_be_confined and not sandbox.complete:
+                        os._exit(1)
+                    judge.confined = (sandbox.files, sandbox.system_calls)
 
-                serve(judge.handle, ready)
+                serve_frames(judge.answer, ready)
                 code = 0
-        except BaseException:  # noqa: BLE001 - the edge of a process, which ends here
-            traceback.print_exc()
         finally:
-            os._exit(code)
+            os._exit(code)  # whatever was raised: its parent's stack must not unwind here
 
 
 if __name__ == "__main__":

@@ -56,33 +56,13 @@ async def start_p2pd(configuration: Path, **settings: Any) -> Any:
         def _make_process_args(*args: Any, **kwargs: Any) -> Any:
             return P2P._make_process_args(*args, f=configuration, **kwargs)
 
-    creating = asyncio.create_task(Observed.create(**settings))
     try:
-        await _finished(creating, STOP_SECONDS)
-        return creating.result()
+        return await Observed.create(**settings)
     except BaseException:
         for p2p in created:
             if p2p._child is not None:
                 await terminate(p2p, grace=0.0)
         raise
-
-
-async def _finished(task: asyncio.Task[Any], patience: float) -> None:
-    """Wait until `task` is done. A caller that is cancelled waits on, for `patience` seconds before
-    it cancels the task: hivemind and asyncio may leave a connection or a process behind when they
-    are cancelled while they start p2pd."""
-    cancelled = None
-    while not task.done():
-        try:
-            done, _ = await asyncio.wait([task], timeout=None if cancelled is None else patience)
-            if not done:
-                task.cancel()
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # or asyncio prints that nobody asked for it
-        raise cancelled
 
 
 async def terminate(p2p: Any, grace: float) -> None:

@@ -76,6 +76,8 @@ class Peer:
         """Leave it alone for ten seconds, an hour at most, twice as long after each offence: what
         it sent cost this node more than it should."""
         shortest, longest = _OFFENCE_SECONDS
+        if now > self.shunned_until + longest:  # long ago
+            self.offences = 0
         self.shunned_until = now + min(longest, shortest * 2.0**self.offences)
         self.offences = min(self.offences + 1, 16)
         self.retry_at = max(self.retry_at, self.shunned_until)

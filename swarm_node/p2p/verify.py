@@ -22,15 +22,15 @@ from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """What judging a group's texts gives: the derived prompt and one reward per text, or an
-    `overrun` of the time that a group is given."""
+    """What judging a group's texts gives: the derived prompt and one reward per text, or how
+    its texts ended the process that judges them (`lost`)."""
 
     @property
     def prompt(self) -> str: ...
     @property
     def rewards(self) -> tuple[float, ...]: ...
     @property
-    def overrun(self) -> bool: ...
+    def lost(self) -> str: ...
 
 
 Judge = Callable[[TaskRef, Sequence[str]], Awaitable[Judged]]
@@ -97,8 +97,8 @@ class GroupVerifier:
             judged = await self._judge(group.task, [c.text for c in group.completions])
         except UnknownTaskError as error:
             return Rejected("task", str(error))
-        if judged.overrun:
-            return Rejected("judging", "scoring its texts took more than a group's time")
+        if judged.lost:
+            return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
         verified = VerifiedGroup(
             id=offer.id,
             author=offer.author,

@@ -141,23 +141,6 @@ def test_a_stop_that_is_given_up_leaves_nothing_either(tmp_path: Path) -> None:
     gc.collect()  # asyncio warns here of a process or a pipe that is left, and a warning fails
 
 
-def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        for moment in range(10):
-            one = transport(tmp_path)
-            starting = asyncio.create_task(one.start())
-            await asyncio.sleep(0.015 * moment)
-            for _ in range(2):
-                starting.cancel()
-                await asyncio.sleep(0)
-            await asyncio.gather(starting, return_exceptions=True)
-            await one.stop()  # it may have been faster than the cancellation
-            assert psutil.Process().children() == []
-
-    asyncio.run(main())
-    gc.collect()
-
-
 def test_the_daemons_files_are_private_and_short_lived(tmp_path: Path) -> None:
     path = tmp_path / "p2pd.key"
     path.write_bytes(b"left by a crash")

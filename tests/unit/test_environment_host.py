@@ -150,7 +150,7 @@ def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, reason)
-    assert host.restarts == 0
+    assert host.losses == 0
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_exception_of_a_scorer_is_a_wrong_answer(hostile: str, text: str, rai
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.raised) == (0, raised)
-    assert host.restarts == 0
+    assert host.losses == 0
 
 
 def test_only_the_end_of_a_long_text_is_judged(hostile: str) -> None:
@@ -191,7 +191,7 @@ def test_a_scorer_that_kills_its_process_costs_one_reward(hostile: str, text: st
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "crashed")
     assert judged.prompt == "say 7"
-    assert host.restarts == 2
+    assert host.losses == 2
 
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
@@ -206,14 +206,16 @@ def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
 def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: str) -> None:
     host = ProcessEnvironmentHost(hostile, {}, score_seconds=0.3)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
-    assert (judged.overrun, judged.rewards, judged.faults) == (True, (0.0, 0.0, 0.0), 0)
+    assert (judged.lost, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
 def test_a_judge_that_does_not_answer_is_ended(hostile: str) -> None:
     """It waits without using its time, as no text should be able to make it do."""
     host = ProcessEnvironmentHost(hostile, {}, derive_seconds=0.1, score_seconds=0.1)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"], "peers"))
+    judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"]))
     assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "stuck")
+    judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"], "peers"))
+    assert (judged.rewards, judged.lost) == ((0.0, 0.0), "stuck")
 
 
 def test_own_answers_do_not_wait_for_peers(hostile: str) -> None:
@@ -250,7 +252,7 @@ def test_a_group_of_killers_is_given_up(hostile: str) -> None:
         assert (await running.judge(REF, ["7"])).rewards == (1.0,)
 
     with_host(host, use)
-    assert host.restarts == 3
+    assert host.losses == 3
 
 
 def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) -> None:

@@ -17,17 +17,30 @@ import pytest
 
 from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
 from swarm_node.environments.sandbox import Sandbox
-from swarm_node.environments.syscalls import _GUARDED, _NOT_THERE, _PLAIN, judge_filter
+from swarm_node.environments.syscalls import _GUARDED, _ITSELF, _NOT_THERE, _PLAIN, judge_filter
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Runs its answers: the worst environment there can be. An answer of 1 is an escape.
 CAREFREE = '''
-import ctypes, os, socket, subprocess, sys, threading, time
+import ctypes, os, signal, socket, struct, subprocess, sys, threading, time
+
+import msgpack
 
 from swarm_node.environments.base import Task
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def send(type="Scored", id=None, **fields):
+    """A reply of one's own, under the id that the request has, if it can be found in memory."""
+    frame = sys._getframe()
+    while id is None and frame is not None:
+        request = frame.f_locals.get("request")
+        id = getattr(request, "id", None)
+        frame = frame.f_back
+    body = msgpack.packb({"type": type, "id": id, **fields})
+    os.write(4, struct.pack(">I", len(body)) + body)
 
 
 def call(number, *arguments):
@@ -60,8 +73,8 @@ REF = TaskRef("carefree", "1", "one", 7)
 LINUX = sys.platform == "linux"
 
 #: What is tried, as statements that end without an exception when they succeed. {home} is a
-#: directory with a secret in `secret`, {outside} a process to reach, {port} an open port and {mark} a
-#: name that no file has.
+#: directory with a secret in `secret`, {outside} a process to reach, {port} an open port, and
+#: {mark} a name that no file has.
 ATTACKS = {
     # files
     "read a file of the home": "open({home!r} + '/secret').read()",
@@ -298,15 +311,29 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
         ("os._exit(0)", "crashed"),
         ("os.abort()", "crashed"),
         ("ctypes.string_at(0)", "crashed"),
-        ("[os.write(n, b'x' * 99) for n in range(3, 9)]", "crashed"),
+        ("os.kill(os.getpid(), 40)", "crashed"),
+        ("os.kill(os.getpid(), signal.SIGPROF)", "timeout"),
+        ("[os.write(n, b'x' * 99) for n in range(3, 9)]", "forged"),
+        ("send(verdicts=[[1.0, '', '']] * 2)", "forged"),
+        ("send(id=7, verdicts=[[1.0, '', '']])", "forged"),
+        ("send(verdicts=[[float('nan'), '', '']] * 3)", "forged"),
+        ("send(verdicts=[[1e9, '', '']] * 3)", "forged"),
+        ("send(verdicts=[['1', '', '']] * 3)", "forged"),
+        ("send(verdicts=[[1.0, 'a fault', '']] * 3)", "forged"),
+        ("send(verdicts=[[1.0, '', '\\x1b[2J']] * 3)", "forged"),
+        ("send(verdicts=5)", "forged"),
+        ("send(type='Unknown', why='it is not true')", "forged"),
+        ("send(type='Derived', prompts=['x'], files=True, system_calls=True)", "forged"),
+        ("os.write(4, struct.pack('>I', 1 << 30) + bytes(9999)); time.sleep(600)", "forged"),
+        ("os.write(4, struct.pack('>I', 9) + b'\\xdd\\xff\\xff\\xff\\xff0000')", "forged"),
     ],
 )
 def test_what_ends_a_judge_costs_its_own_reward_only(
     judged: Callable[..., Judgement], statement: str, reason: str
 ) -> None:
-    """Among it a forged reply: bytes on the pipe that are no frame."""
-    muffled = f"import contextlib, io\nwith contextlib.suppress(OSError):\n  {statement}"
-    result = judged(["1", muffled if "write" in statement else statement, "1"])
+    """Among it forged replies: what is no frame, no reply, or none to this request."""
+    muffled = f"import contextlib\nwith contextlib.suppress(OSError):\n  {statement}"
+    result = judged(["1", muffled, "1"])
     assert result.rewards[0] == result.rewards[2] == 1.0
     assert (result.rewards[1], result.faults, result.fault_reason) == (0.0, 1, reason)
 
@@ -354,7 +381,7 @@ def test_the_numbers_are_the_kernels(header: str, column: int, other_names: dict
     text = Path(header).read_text()
     found = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
     numbers = {name: int(number) for name, number in found}
-    guarded = {name: both for name, (both, _) in _GUARDED.items()}
+    guarded = {name: both for name, (both, _) in {**_GUARDED, **_ITSELF}.items()}
     for name, both in {**_PLAIN, **_NOT_THERE, **guarded}.items():
         assert numbers.get(other_names.get(name, name)) == both[column], name
 
