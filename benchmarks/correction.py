@@ -24,15 +24,15 @@ import numpy as np
 import torch
 
 from swarm_node.environments.host import InlineEnvironmentHost
-from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.policy.batch import Correction, build_batch
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.torch_sampler import TorchSampler
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.experience.batch import Correction, build_batch
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 NODES, OWN, EXTERNAL, GROUP, TOKENS, HELD_OUT = 3, 4, 4, 8, 24, 32

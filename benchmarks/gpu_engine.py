@@ -25,23 +25,23 @@ import numpy as np
 import psutil
 import torch
 
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.device_weights import DeviceBuffers
-from swarm_node.policy.engine_plan import (
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import Codec, load_tokenizer, resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import hardware, place
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.vllm.engine import (
     EnginePlan,
     engine_arguments,
     engine_environment,
     plan_engine,
 )
-from swarm_node.policy.engine_view import HeadPadding, write_view
-from swarm_node.policy.logprobs import measure_canary
-from swarm_node.policy.models import Codec, load_tokenizer, resolve
-from swarm_node.policy.placement import hardware, place
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
-from swarm_node.policy.vllm_sampler import Sync, VllmSampler
-from swarm_node.policy.weights import WeightStore
+from swarm_node.policy.sampling.vllm.sampler import Sync, VllmSampler
+from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
+from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.weights.device import DeviceBuffers
+from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
 
 GROUP = 8

@@ -34,7 +34,7 @@ _AS_PLANNED, _DEVICE = "as planned", "cuda:0"
 
 def training_of(variant: str, tokens: int) -> Any:
     """Matrix products of a GPU are bfloat16."""
-    from swarm_node.policy.footprint import Training
+    from swarm_node.policy.memory.footprint import Training
 
     chosen = {**VARIANTS[variant], "dtype": "bfloat16"}
     return Training(micro_batch_tokens=tokens, **chosen)
@@ -42,7 +42,7 @@ def training_of(variant: str, tokens: int) -> Any:
 
 def free_memory() -> int:
     """Bytes, by nvidia-smi: asking torch would put a context on the device."""
-    from swarm_node.planning import gpu_memory
+    from swarm_node.cli.plan import gpu_memory
 
     memory = gpu_memory()
     if memory is None:
@@ -54,7 +54,7 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
     """Planned and measured bytes of each part; those of the context; reserved by peak."""
     import torch
 
-    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.models.config import Qwen2Config
 
     before = free_memory()
     torch.zeros(1, device=_DEVICE)
@@ -79,13 +79,13 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
 
 async def as_planned(directory: Path) -> list[Any]:
     """Bytes planned, taken and free; and the plan in words."""
-    from swarm_node.compose import trainer_settings
+    from swarm_node.cli.plan import plan_node
     from swarm_node.config import load_settings
-    from swarm_node.planning import plan_node
-    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.node.build import trainer_settings
+    from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.placement import hardware, place
-    from swarm_node.policy.torch_sampler import TorchSampler
-    from swarm_node.policy.trainer_process import ProcessTrainer
+    from swarm_node.policy.sampling.torch_sampler import TorchSampler
+    from swarm_node.policy.training.process import ProcessTrainer
 
     settings = load_settings({"sampling.max_new_tokens": NEW}, environ={})
     shape = Qwen2Config.from_directory(directory)
@@ -131,8 +131,8 @@ def main() -> None:
         return
     import torch
 
-    from swarm_node.planning import shape_of
-    from swarm_node.policy.plan import SPARE, Job, make_plan
+    from swarm_node.cli.plan import shape_of
+    from swarm_node.policy.memory.plan import SPARE, Job, make_plan
 
     free = free_memory()
     print(f"{free / _GIB:.1f} GiB free; estimated / measured, and MiB measured")

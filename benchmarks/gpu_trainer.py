@@ -81,11 +81,11 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
     import numpy as np
     import torch
 
-    from swarm_node.policy.batch import Batch, TrainRow
-    from swarm_node.policy.models import resolve
-    from swarm_node.policy.ranks import ALONE, Ranks
-    from swarm_node.policy.sharded import Group
-    from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+    from swarm_node.policy.experience.batch import Batch, TrainRow
+    from swarm_node.policy.models.model import resolve
+    from swarm_node.policy.training.ranks import ALONE, Ranks
+    from swarm_node.policy.training.sharded import Group
+    from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
     from swarm_node.rollout import Provenance
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -130,7 +130,7 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
 
 def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
     """Run one variant; what its first process found."""
-    from swarm_node.policy.launching import launch_ranks, rank_environment
+    from swarm_node.policy.training.launching import launch_ranks, rank_environment
 
     program = [__file__, "--model", arguments.model, "--child", json.dumps(settings)]
     for name in ("rows", "tokens", "repetitions"):

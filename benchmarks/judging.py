@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from hostile import shapes
 
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.reasoning_gym import PRESETS, choosable, create
+from swarm_node.environments.reasoning_gym.environment import PRESETS, choosable, create
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
 

@@ -22,15 +22,15 @@ from pathlib import Path
 
 import torch
 
-from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.policy.batch import build_batch
-from swarm_node.policy.loss_names import LOSS_CHOICES, AdvantageName, LossName
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.torch_sampler import TorchSampler
-from swarm_node.policy.trainer import TrainerSettings
-from swarm_node.policy.trainer_process import InlineTrainer
+from swarm_node.policy.choices import LOSS_CHOICES, AdvantageName, LossName
+from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.trainer import TrainerSettings
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 GROUPS, COMPLETIONS, MAX_NEW_TOKENS = 8, 8, 24

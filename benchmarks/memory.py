@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from swarm_node.demo import FAMILIES, DemoNode
-from swarm_node.home import Home
+from swarm_node.node.home import Home
 
 HIVEMIND_ALONE_MIB = 344
 

@@ -32,16 +32,16 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.policy import mixture as mix
-from swarm_node.policy.batch import Batch, build_batch
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.staleness import staleness_weight
-from swarm_node.policy.torch_sampler import TorchSampler
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.experience import mixture as mix
+from swarm_node.policy.experience.batch import Batch, build_batch
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.staleness import staleness_weight
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 BATCH, GROUP, MAX_NEW_TOKENS = 8, 8, 24

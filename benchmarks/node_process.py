@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
-from swarm_node.control import ControlClient
 from swarm_node.errors import SwarmNodeError
-from swarm_node.home import Home
-from swarm_node.snapshot import Snapshot
+from swarm_node.node.control import ControlClient
+from swarm_node.node.home import Home
+from swarm_node.node.snapshot import Snapshot
 
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0

@@ -69,8 +69,8 @@ def make_directory(target: Path, config: Any, dtype: Any = None) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.models import resolve
-    from swarm_node.policy.qwen2 import Qwen2
+    from swarm_node.policy.models.model import resolve
+    from swarm_node.policy.models.qwen2 import Qwen2
 
     shutil.copytree(resolve("tiny"), target)
     model = Qwen2(config, generator=torch.Generator().manual_seed(0))
@@ -84,7 +84,7 @@ def batch_of(vocabulary: int, tokens: int) -> Any:
     """Rows of `ROW` tokens, three quarters of them completion, `tokens` in all."""
     import numpy as np
 
-    from swarm_node.policy.batch import Batch, TrainRow
+    from swarm_node.policy.experience.batch import Batch, TrainRow
     from swarm_node.rollout import Provenance
 
     rng = np.random.default_rng(0)
@@ -103,7 +103,7 @@ def batch_of(vocabulary: int, tokens: int) -> Any:
 
 
 def trainer_settings(training: Any, device: str) -> Any:
-    from swarm_node.policy.trainer import TrainerSettings
+    from swarm_node.policy.training.trainer import TrainerSettings
 
     return TrainerSettings(
         lora_rank=training.lora_rank,
@@ -135,7 +135,7 @@ def training_phases(
     peak: Callable[[Callable[[], Any]], int],
 ) -> dict[str, int]:
     """All but the sampler; the trainer is gone when it returns."""
-    from swarm_node.policy.trainer import TrainerCore
+    from swarm_node.policy.training.trainer import TrainerCore
 
     settings = trainer_settings(training, device)
     start = held()
@@ -162,7 +162,7 @@ def sampling(
     """The peak of loading the built-in sampler and drawing `ROWS` answers of `NEW` tokens after
     prompts of the planned length."""
     from swarm_node.policy.placement import Placement
-    from swarm_node.policy.torch_sampler import TorchSampler
+    from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
     placement = Placement(device, half=dtype == "bfloat16")
 
@@ -176,8 +176,8 @@ def sampling(
 
 
 def requests_of() -> list[Any]:
-    from swarm_node.policy.footprint import PROMPT_TOKENS
-    from swarm_node.policy.sampler import SampleRequest
+    from swarm_node.policy.memory.footprint import PROMPT_TOKENS
+    from swarm_node.policy.sampling.sampler import SampleRequest
 
     return [
         SampleRequest(
@@ -192,7 +192,7 @@ def requests_of() -> list[Any]:
 
 
 def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
-    from swarm_node.policy.footprint import footprint
+    from swarm_node.policy.memory.footprint import footprint
 
     kind = "cpu" if device == "cpu" else "cuda"
     parts = footprint(config, training, device=kind, rows=ROWS, max_new_tokens=NEW)  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ def estimated(config: Any, training: Any, device: str) -> dict[str, int]:
 
 def estimated_trainer(config: Any, training: Any) -> int:
     """Bytes of the trainer alone; what it publishes it copies when the activations are gone."""
-    from swarm_node.policy.footprint import footprint
+    from swarm_node.policy.memory.footprint import footprint
 
     parts = footprint(config, training, device="cpu", rows=1, max_new_tokens=1)
     return parts.trainer_weights + parts.optimizer + max(parts.activations, parts.published)
@@ -242,8 +242,8 @@ def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
 
 async def process_peak(directory: Path, training: Any) -> int:
     """The most that a real trainer process has resident in its third update."""
-    from swarm_node.policy.model_files import Qwen2Config
-    from swarm_node.policy.trainer_process import ProcessTrainer
+    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.training.process import ProcessTrainer
 
     vocabulary = Qwen2Config.from_directory(directory).vocab_size
     batch = batch_of(vocabulary, 2 * training.micro_batch_tokens)
@@ -270,9 +270,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    from swarm_node.policy.footprint import Training
-    from swarm_node.policy.model_files import Qwen2Config
-    from swarm_node.policy.models import resolve
+    from swarm_node.policy.memory.footprint import Training
+    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.model import resolve
 
     if arguments.child:
         directory, least, variant = arguments.child
@@ -293,7 +293,7 @@ def main() -> None:
 
 
 def run_case(title: str, directory: Path, least: Path, variant: str, training: Any) -> None:
-    from swarm_node.policy.model_files import Qwen2Config
+    from swarm_node.policy.models.config import Qwen2Config
 
     command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
     command += ["--child", str(directory), str(least), variant]

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import transformers
 
-from swarm_node.environments.reasoning_gym import corpus
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.environments.reasoning_gym.environment import corpus
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 GROUP = 8
 BATCHES = (8, 64, 256)

@@ -68,9 +68,9 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     import numpy as np
     import torch
 
-    from swarm_node.policy import logprobs, packing, ranks
-    from swarm_node.policy.batch import Batch
-    from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+    from swarm_node.policy.experience.batch import Batch
+    from swarm_node.policy.training import logprobs, packing, ranks
+    from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 
     variant = VARIANTS[name]
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def make_rows(rng: Any, lengths: Sequence[int], prompt: int) -> list[Any]:
     """Rows of random tokens that share a prompt, good and bad in turn."""
     import numpy as np
 
-    from swarm_node.policy.batch import TrainRow
+    from swarm_node.policy.experience.batch import TrainRow
     from swarm_node.rollout import Provenance
 
     def tokens(count: int) -> Any:
@@ -126,7 +126,7 @@ def print_padding(budget: int = 8192, draws: int = 20) -> None:
     """Padding's share of what is computed, over random batches; no model is run."""
     import numpy as np
 
-    from swarm_node.policy.packing import micro_batches
+    from swarm_node.policy.training.packing import micro_batches
 
     rng = np.random.default_rng(0)
     for count in (16, 64, 256):
@@ -162,8 +162,8 @@ def make_model(directory: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.model_files import Qwen2Config
-    from swarm_node.policy.qwen2 import Qwen2
+    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.qwen2 import Qwen2
 
     config = Qwen2Config(**CONFIG)
     model = Qwen2(config, generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerC
 from trl import GRPOConfig, GRPOTrainer
 
 from swarm_node.environments.base import Task
-from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
 

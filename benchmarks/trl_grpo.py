@@ -32,8 +32,8 @@ from held_out import HeldOut
 from node_process import Memory, NodeProcess, cpu_seconds
 from safetensors.torch import save_file
 
-from swarm_node.policy.checkpoint import newest_valid, read
-from swarm_node.policy.models import resolve
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.training.checkpoint import newest_valid, read
 
 GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 8, 8, 24
 POLL_SECONDS = 0.5

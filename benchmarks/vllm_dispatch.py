@@ -24,15 +24,15 @@ from pathlib import Path
 import psutil
 import torch
 
-from swarm_node.harvest import Harvest, Job
-from swarm_node.policy.engine_plan import plan_engine
-from swarm_node.policy.logprobs import measure_canary
-from swarm_node.policy.models import Codec, load_tokenizer, resolve
+from swarm_node.node.harvest import Harvest, Job
+from swarm_node.policy.models.model import Codec, load_tokenizer, resolve
+from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.vllm_sampler import VllmSampler
-from swarm_node.policy.weights import WeightStore
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.vllm.engine import plan_engine
+from swarm_node.policy.sampling.vllm.sampler import VllmSampler
+from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import TaskRef
 
 TARGET, GROUP, LONGEST = 16, 4, 896

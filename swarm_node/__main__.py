@@ -1,5 +1,5 @@
 """`python -m swarm_node` is `swarm-node`."""
 
-from swarm_node.cli import app
+from swarm_node.cli.main import app
 
 app()

@@ -18,7 +18,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.loss_names import AdvantageName, LossName
+from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, DtypeName, OptimizerName
 
 ENV_PREFIX = "SWARM_NODE_"

@@ -23,13 +23,13 @@ from rich.live import Live
 from rich.table import Table
 
 from swarm_node.config import load_settings
-from swarm_node.control import ControlClient
-from swarm_node.environments.reasoning_gym import PRESETS
+from swarm_node.demo_report import NodeReport, write_report
+from swarm_node.environments.reasoning_gym.environment import PRESETS
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
-from swarm_node.home import Home
-from swarm_node.policy.engine_plan import require_vllm
-from swarm_node.report import NodeReport, write_report
-from swarm_node.snapshot import EvalPoint, Snapshot
+from swarm_node.node.control import ControlClient
+from swarm_node.node.home import Home
+from swarm_node.node.snapshot import EvalPoint, Snapshot
+from swarm_node.policy.sampling.vllm.engine import require_vllm
 
 FAMILIES = sorted(PRESETS["short"])
 #: An inference engine imports and starts for long, and each node of the demo has one.

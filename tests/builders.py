@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm_node.policy.batch import TrainRow
+from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -91,8 +91,8 @@ def write_model(path: Path, **shape: Any) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from swarm_node.policy.model_files import Qwen2Config
-    from swarm_node.policy.qwen2 import Qwen2
+    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.qwen2 import Qwen2
 
     config = Qwen2Config(
         vocab_size=64,

@@ -83,7 +83,7 @@ def corrupt(texts: Callable[[int], Sequence[str]]) -> None:
 
 
 if __name__ == "__main__":
-    from swarm_node.cli import app
+    from swarm_node.cli.main import app
 
     kind, shapes = sys.argv.pop(1), list(COSTLY.values())
     corrupt(

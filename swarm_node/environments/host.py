@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.judge import PlainRef, Verdict, derive_prompt, score_text
-from swarm_node.environments.processes import EnvironmentProcess, JudgeLostError, JudgeProcess
-from swarm_node.environments.sandbox import Sandbox
+from swarm_node.environments.judging.judge import PlainRef, Verdict, derive_prompt, score_text
+from swarm_node.environments.judging.processes import (
+    EnvironmentProcess,
+    JudgeLostError,
+    JudgeProcess,
+)
+from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 

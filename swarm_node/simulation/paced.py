@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.batch import Batch
-from swarm_node.policy.sampler import Sampler, SampleRequest
-from swarm_node.policy.trainer_process import Trainer
-from swarm_node.policy.trainer_worker import UpdateResult
+from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
+from swarm_node.policy.training.process import Trainer
+from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import Completion
 
 

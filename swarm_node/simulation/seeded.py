@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
-from swarm_node.home import Membership
+from swarm_node.node.home import Membership
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import create_swarm, issue_issuer, issue_member
 

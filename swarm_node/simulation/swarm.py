@@ -1,6 +1,6 @@
 """Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
 
-Each node is `swarm_node.node.Node` with an in-memory transport, a trainer and a sampler that
+Each node is `swarm_node.node.node.Node` with an in-memory transport, a trainer and a sampler that
 compute inline, and a database of its own in shared memory. All share one environment, which is only
 read, and those of one model share its codec and a probe that measures held-out reward outside of
 virtual time (`Kind`). A node's sampler and trainer keep separate models, as in a real node: while
@@ -20,18 +20,18 @@ from typing import Any
 import torch
 
 from swarm_node.clock import Clock
-from swarm_node.compose import environment_options, trainer_settings
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import ConfigError
-from swarm_node.evaluation import Evaluator
-from swarm_node.home import Membership
-from swarm_node.node import Node
+from swarm_node.node.build import environment_options, trainer_settings
+from swarm_node.node.evaluation import Evaluator
+from swarm_node.node.home import Membership
+from swarm_node.node.node import Node
+from swarm_node.node.parts import Parts
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
-from swarm_node.parts import Parts
-from swarm_node.policy.trainer_process import InlineTrainer
-from swarm_node.policy.weights import shared_memory_dir
+from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.kinds import Kind, deal, model_digests
 from swarm_node.simulation.paced import Pace, PacedSampler, PacedTrainer
 from swarm_node.simulation.record import Record, WatchedStorage

@@ -15,10 +15,10 @@ import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
-from swarm_node.environments.reasoning_gym import create
+from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import TransportError
-from swarm_node.home import Home, Membership
+from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.exchange import Exchange
@@ -29,10 +29,10 @@ from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import HELLO, LIST, PULL, Server
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
-from swarm_node.policy.batch import build_batch
-from swarm_node.policy.models import Codec, policy_digests, resolve
-from swarm_node.policy.tokens import check_tokens
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.models.model import Codec, policy_digests, resolve
+from swarm_node.policy.models.tokens import check_tokens
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import (
     Completion,
     Finish,

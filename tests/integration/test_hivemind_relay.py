@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind import HivemindTransport
-from swarm_node.p2p.hivemind_daemon import DhtNode
+from swarm_node.p2p.hivemind.daemon import DhtNode
+from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 
 #: libp2p's circuit relay, version 2: a peer asks here to be reached through the relay.

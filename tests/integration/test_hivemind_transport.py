@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind import HivemindTransport
-from swarm_node.p2p.hivemind_process import private_file, private_key
-from swarm_node.p2p.hivemind_records import SwarmAuthorizer
+from swarm_node.p2p.hivemind.process import private_file, private_key
+from swarm_node.p2p.hivemind.records import SwarmAuthorizer
+from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 
 ECHO = "/swarm-node/echo/1"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind import HivemindTransport
+from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.transport import (

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.engine_plan import EnginePlan, plan_engine
-from swarm_node.policy.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.models import resolve
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.trainer import TrainerSettings
-from swarm_node.policy.trainer_worker import TrainerHost
-from swarm_node.policy.vllm_sampler import VllmSampler
-from swarm_node.policy.weights import WeightStore
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
+from swarm_node.policy.sampling.vllm.sampler import VllmSampler
+from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance
 
 pytestmark = [

@@ -22,23 +22,28 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swarm_node.compose import make_sampler, published, trainer_settings
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
-from swarm_node.harvest import Harvest, Job
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.engine_plan import plan_engine
-from swarm_node.policy.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.models import Codec, resolve
+from swarm_node.node.build import make_sampler, published, trainer_settings
+from swarm_node.node.harvest import Harvest, Job
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.rows import Row
-from swarm_node.policy.sampler import InterruptibleSampler, RestingSampler, Sampler, SampleRequest
-from swarm_node.policy.trainer import TrainerSettings
-from swarm_node.policy.trainer_worker import TrainerHost
-from swarm_node.policy.vllm_sampler import Deadlines, VllmSampler
-from swarm_node.policy.weights import WeightStore
+from swarm_node.policy.sampling.rows import Row
+from swarm_node.policy.sampling.sampler import (
+    InterruptibleSampler,
+    RestingSampler,
+    Sampler,
+    SampleRequest,
+)
+from swarm_node.policy.sampling.vllm.engine import plan_engine
+from swarm_node.policy.sampling.vllm.sampler import Deadlines, VllmSampler
+from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
 
 pytestmark = [

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.policy.advantage import ADVANTAGES, broad, grpo
-from swarm_node.policy.loss_names import AdvantageName
+from swarm_node.policy.choices import AdvantageName
+from swarm_node.policy.experience.advantage import ADVANTAGES, broad, grpo
 
 GROUP = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=16)
 GROUPS = st.lists(GROUP, min_size=1, max_size=8)

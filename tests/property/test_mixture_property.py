@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.mixture import (
+from swarm_node.policy.experience.mixture import (
     Costs,
     MixtureSettings,
     Observation,

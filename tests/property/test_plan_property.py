@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.footprint import Training, footprint
-from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.plan import SPARE, Job, Plan, least_plan, make_plan
+from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan
+from swarm_node.policy.models.config import Qwen2Config
 
 GIB = 1 << 30
 shapes = st.builds(

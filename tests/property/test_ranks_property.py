@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.policy.batch import TrainRow
-from swarm_node.policy.packing import padded_tokens, sequences, shared_length
-from swarm_node.policy.ranks import Alone, rounds, split
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.training.packing import padded_tokens, sequences, shared_length
+from swarm_node.policy.training.ranks import Alone, rounds, split
 from swarm_node.rollout import Provenance
 
 

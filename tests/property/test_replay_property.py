@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swarm_node.policy.drawing import DrawPolicy
-from swarm_node.policy.mixture import Mixture
-from swarm_node.policy.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.drawing import DrawPolicy
+from swarm_node.policy.experience.mixture import Mixture
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 AUTHORS = ["a", "b", "c", "d"]

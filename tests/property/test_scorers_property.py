@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.environments import scorers
 from swarm_node.environments.answers import final_answer, last_tagged
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.reasoning_gym import RIGHT, create
+from swarm_node.environments.reasoning_gym import scorers
+from swarm_node.environments.reasoning_gym.environment import RIGHT, create
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
 

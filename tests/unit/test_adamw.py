@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from swarm_node.policy.adamw import AdamW
+from swarm_node.policy.training.adamw import AdamW
 
 BETAS, DECAY = (0.9, 0.99), 0.05
 
@@ -43,9 +43,9 @@ def test_training_imports_no_compiler(random_qwen2: Path, tmp_path: Path) -> Non
 import asyncio, sys
 from pathlib import Path
 import numpy as np
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.trainer import TrainerSettings
-from swarm_node.policy.trainer_worker import TrainerHost
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.rollout import Provenance
 model, work = Path({str(random_qwen2)!r}), Path({str(tmp_path)!r})
 host = TrainerHost(model, work / "checkpoints", work, TrainerSettings())

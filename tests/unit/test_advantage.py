@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarm_node.policy.advantage import ADVANTAGES, AdvantageFn, dr_grpo, grpo, rloo
-from swarm_node.policy.loss_names import ADVANTAGE_CHOICES
+from swarm_node.policy.choices import ADVANTAGE_CHOICES
+from swarm_node.policy.experience.advantage import ADVANTAGES, AdvantageFn, dr_grpo, grpo, rloo
 
 
 def test_binary_rewards_against_hand_computed_values() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import verified
 
-from swarm_node.policy.baselines import MOST_GROUPS, Baselines
+from swarm_node.policy.experience.baselines import MOST_GROUPS, Baselines
 from swarm_node.rollout import PolicyRef, Provenance
 
 WRONG, RIGHT = (0.0, 0.0), (1.0, 1.0)

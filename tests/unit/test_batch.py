@@ -10,8 +10,8 @@ from builders import completion, verified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.advantage import dr_grpo, grpo
-from swarm_node.policy.batch import (
+from swarm_node.policy.experience.advantage import dr_grpo, grpo
+from swarm_node.policy.experience.batch import (
     Batch,
     TrainRow,
     build_batch,

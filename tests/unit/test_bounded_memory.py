@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm_node.policy.replay import ReplayBuffer
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import simulation_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.broad import Broad, run_broad
+from swarm_node.simulation.experiments.broad import Broad, run_broad
 from swarm_node.simulation.report import load_report
 
 SMALL = Broad(nodes=2, rounds=4, seeds=1, shares=(0.0, 1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm_node.simulation.budgets import reward_at
+from swarm_node.simulation.experiments.budgets import reward_at
 from swarm_node.simulation.report import HeldOut, SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.swarm import Plan, simulate

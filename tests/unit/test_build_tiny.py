@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.build_tiny import (
+from swarm_node.policy.models.build_tiny import (
     BOS,
     EOS,
     SEP,
@@ -28,8 +28,8 @@ from swarm_node.policy.build_tiny import (
     noisy_corpus,
     tiny_config,
 )
-from swarm_node.policy.models import Codec, policy_digests
-from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.models.model import Codec, policy_digests
+from swarm_node.policy.models.qwen2 import Qwen2
 
 PHRASES = ["What is the sum of ", " and ", "? Answer with a number.", "é"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarm_node.errors import CheckpointError
-from swarm_node.policy.checkpoint import (
+from swarm_node.policy.training.checkpoint import (
     TrainingState,
     newest_valid,
     read,

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm_node.child import Child
 from swarm_node.errors import ChildError
+from swarm_node.process import Child
 
 MODULE = """
 import os, sys, time
-from swarm_node.child import serve
+from swarm_node.process import serve
 
 def handle(request):
     op = request["op"]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from aiohttp import ClientSession
 
-from swarm_node.control import ControlClient, ControlServer
 from swarm_node.errors import NotRunningError, SwarmNodeError
-from swarm_node.snapshot import SCHEMA, EvalPoint, GroupCounts, Snapshot
+from swarm_node.node.control import ControlClient, ControlServer
+from swarm_node.node.snapshot import SCHEMA, EvalPoint, GroupCounts, Snapshot
 
 SNAPSHOT = Snapshot(
     schema=SCHEMA,

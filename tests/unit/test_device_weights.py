@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.canary import read_canary
-from swarm_node.policy.device_weights import DeviceBuffers, fill, is_on_device, layout, views
-from swarm_node.policy.engine_plan import plan_engine
-from swarm_node.policy.logprobs import measure_canary
-from swarm_node.policy.models import resolve
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.vllm_sampler import VllmSampler
-from swarm_node.policy.weights import WeightStore
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.vllm.engine import plan_engine
+from swarm_node.policy.sampling.vllm.sampler import VllmSampler
+from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.weights.canary import read_canary
+from swarm_node.policy.weights.device import DeviceBuffers, fill, is_on_device, layout, views
+from swarm_node.policy.weights.store import WeightStore
 
 TINY = resolve("tiny")
 ON_GPU = Placement("cuda:0", half=True)
@@ -52,9 +52,9 @@ def test_without_a_gpu_the_setting_is_named() -> None:
 READER = """
 import sys, torch
 from safetensors import safe_open
-from swarm_node.policy.device_weights import read_device
-from swarm_node.policy.models import resolve
-from swarm_node.policy.qwen2 import Qwen2
+from swarm_node.policy.weights.device import read_device
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
 state = Qwen2.from_directory(resolve("tiny")).hf_state()
 with safe_open(sys.argv[1], "pt") as file:
     found = {name: tensor.cpu() for name, tensor in read_device(file.metadata())}

@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.logprobs import completion_logprobs
-from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.model_memory import available_memory, check_memory
-from swarm_node.policy.models import resolve
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.memory.free import available_memory, check_memory
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import DtypeName, Hardware, Placement, place
-from swarm_node.policy.sampler import SampleRequest
-from swarm_node.policy.torch_sampler import TorchSampler
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, UpdateStats
 from swarm_node.rollout import Completion, Provenance
 
 torch.set_num_threads(1)

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm_node.engine_child import EngineChild
 from swarm_node.errors import ChildError
+from swarm_node.policy.sampling.vllm.engine_child import EngineChild
 
 MODULE = """
 import asyncio, os, subprocess, sys
-from swarm_node.engine_child import EngineServer
+from swarm_node.policy.sampling.vllm.engine_child import EngineServer
 
 class Handler:
     def __init__(self):

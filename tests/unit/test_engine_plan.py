@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.compose import make_sampler, published
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.policy import engine_plan
-from swarm_node.policy.engine_plan import (
+from swarm_node.node.build import make_sampler, published
+from swarm_node.policy.memory.plan import Job, make_plan
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.vllm import engine as engine_plan
+from swarm_node.policy.sampling.vllm.engine import (
     engine_arguments,
     engine_environment,
     plan_engine,
     require_vllm,
 )
-from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.plan import Job, make_plan
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
 ON_GPU = Placement("cuda:1", half=True)

@@ -9,16 +9,16 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from swarm_node.policy.engine_view import (
+from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.sampling.vllm.view import (
     HeadPadding,
     engine_config,
     pad_adapter,
     read_padded,
     write_view,
 )
-from swarm_node.policy.model_files import Qwen2Config, read_json
-from swarm_node.policy.models import resolve
-from swarm_node.policy.qwen2 import Qwen2
 
 IDS = torch.tensor([[5, 1, 9, 33, 2, 60, 7, 7, 12, 40]])
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.reasoning_gym import PRESETS, corpus, create
+from swarm_node.environments.reasoning_gym.environment import PRESETS, corpus, create
 from swarm_node.environments.registry import available, create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
@@ -57,7 +57,7 @@ def test_every_family_of_a_preset_makes_tasks_over_the_whole_seed_range(preset: 
 def test_prompts_are_the_same_in_another_process(short: Environment) -> None:
     """With another hash seed too: two nodes must not disagree on a question."""
     program = (
-        "from swarm_node.environments.reasoning_gym import create\n"
+        "from swarm_node.environments.reasoning_gym.environment import create\n"
         "from swarm_node.rollout import TaskRef\n"
         "e = create()\n"
         "for f in e.families:\n"

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.arms import ARMS, declared_seeds, estimate, expected_informative
-from swarm_node.simulation.experiment import Experiment, run_experiment
+from swarm_node.simulation.experiments.arms import (
+    ARMS,
+    declared_seeds,
+    estimate,
+    expected_informative,
+)
+from swarm_node.simulation.experiments.sapo import Experiment, run_experiment
 from swarm_node.simulation.report import SimulationReport, load_report
 
 SMALL = Experiment(nodes=2, rounds=1, seeds=1, arms=("4/4", "8/0"))

@@ -15,14 +15,14 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from swarm_node.cli import app
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.trainer import TrainerSettings
-from swarm_node.policy.trainer_worker import TrainerHost
+from swarm_node.cli.main import app
+from swarm_node.node.snapshot import EvalPoint, GroupCounts, Saved
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.rollout import Provenance
-from swarm_node.snapshot import EvalPoint, GroupCounts, Saved
 
 torch.set_num_threads(1)
 TINY = resolve("tiny")
@@ -176,7 +176,7 @@ def test_a_home_without_checkpoints_and_another_base_are_refused(
 def test_a_checkpoint_that_does_not_fit_its_model_is_refused(
     lora: tuple[Path, TrainerHost], tmp_path: Path
 ) -> None:
-    from swarm_node.policy.checkpoint import save
+    from swarm_node.policy.training.checkpoint import save
 
     state = lora[1].core.state(b"", {})
     settings = {**state.settings, "lora_rank": 5}

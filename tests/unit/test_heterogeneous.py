@@ -10,12 +10,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from swarm_node.cli import app
+from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.peers import BLAMELESS
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.simulation.arms import chosen_arms, declared_seeds
-from swarm_node.simulation.heterogeneous import (
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.simulation.experiments.arms import chosen_arms, declared_seeds
+from swarm_node.simulation.experiments.heterogeneous import (
     Comparison,
     Run,
     curve_of,

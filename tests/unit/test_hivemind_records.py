@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.p2p import hivemind_records
-from swarm_node.p2p.hivemind_addresses import parse_address, pin_ports
-from swarm_node.p2p.hivemind_records import MAX_TTL_SECONDS, HeartbeatRecords, HeartbeatStore
+from swarm_node.p2p.hivemind import records as hivemind_records
+from swarm_node.p2p.hivemind.addresses import parse_address, pin_ports
+from swarm_node.p2p.hivemind.records import MAX_TTL_SECONDS, HeartbeatRecords, HeartbeatStore
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
 

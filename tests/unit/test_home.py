@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import HomeError, TicketError
-from swarm_node.home import Home
+from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import Member, verify_chain
 from swarm_node.p2p.ticket import parse_ticket

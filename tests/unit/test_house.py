@@ -15,17 +15,17 @@ HEAVY = ("torch", "vllm", "transformers", "peft", "hivemind", "reasoning_gym", "
 @pytest.mark.parametrize(
     "module",
     [
-        "swarm_node.cli",
+        "swarm_node.cli.main",
         "swarm_node.config",
         "swarm_node.rollout",
-        "swarm_node.control",
-        "swarm_node.home",
+        "swarm_node.node.control",
+        "swarm_node.node.home",
         "swarm_node.p2p.envelope",
         "swarm_node.p2p.wire",
         "swarm_node.p2p.exchange",
-        "swarm_node.policy.replay",
-        "swarm_node.policy.loss_names",
-        "swarm_node.views",
+        "swarm_node.policy.experience.replay",
+        "swarm_node.policy.choices",
+        "swarm_node.cli.views",
         "swarm_node.environments.host",
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from swarm_node.policy.hub import ALIASES, HubModel, hub_model
+from swarm_node.policy.models.hub import ALIASES, HubModel, hub_model
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 REPO = "org/model"
@@ -122,8 +122,8 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
     program = (
         "import sys\n"
         "from swarm_node.errors import ModelError\n"
-        "from swarm_node.policy.model_memory import check_memory\n"
-        "from swarm_node.policy.models import resolve\n"
+        "from swarm_node.policy.memory.free import check_memory\n"
+        "from swarm_node.policy.models.model import resolve\n"
         "try:\n"
         "    print(resolve(sys.argv[1], check_memory))\n"
         "except ModelError as error:\n"
@@ -143,8 +143,8 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
 def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     import torch
 
-    from swarm_node.policy.models import Codec, policy_digests
-    from swarm_node.policy.qwen2 import Qwen2
+    from swarm_node.policy.models.model import Codec, policy_digests
+    from swarm_node.policy.models.qwen2 import Qwen2
 
     first = resolve(REPO, tmp_path / "cache", hub.address)
     assert first.returncode == 0, first.stderr

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import TicketExpiredError
-from swarm_node.home import Home
-from swarm_node.joining import belong
-from swarm_node.service import notify
+from swarm_node.node.home import Home
+from swarm_node.node.join import belong
+from swarm_node.node.service import notify
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 

@@ -14,18 +14,18 @@ import torch
 from builders import train_rows
 from safetensors.torch import load_file
 
-from swarm_node.compose import going_on
 from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.policy.batch import Batch
-from swarm_node.policy.canary import read_canary
-from swarm_node.policy.checkpoint import read
-from swarm_node.policy.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.lora import ADAPTER_FILE, TARGETS, Adapter
-from swarm_node.policy.packing import micro_batches
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
-from swarm_node.policy.trainer_worker import TrainerHost
+from swarm_node.node.build import going_on
+from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.checkpoint import read
+from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.packing import micro_batches
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.weights.canary import read_canary
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, lora_rank=4)

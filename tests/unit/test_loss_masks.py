@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_node.policy.loss_masks import MAX_CLAIM_GAP, check_claims, off_policy_mask
-from swarm_node.policy.loss_types import Tokens
+from swarm_node.policy.training.loss_masks import MAX_CLAIM_GAP, check_claims, off_policy_mask
+from swarm_node.policy.training.loss_types import Tokens
 
 
 def rows_of(*rows: tuple[float, list[float]], measured: bool = True) -> Tokens:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_node.policy.loss_types import BatchSize, ClipBounds, LossSums, Tokens
-from swarm_node.policy.losses import LOSSES, dapo
+from swarm_node.policy.training.loss_types import BatchSize, ClipBounds, LossSums, Tokens
+from swarm_node.policy.training.losses import LOSSES, dapo
 
 BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
 

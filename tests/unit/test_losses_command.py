@@ -8,9 +8,9 @@ import sys
 
 from typer.testing import CliRunner
 
-from swarm_node.cli import app
-from swarm_node.policy.advantage import ADVANTAGES
-from swarm_node.policy.losses import LOSSES
+from swarm_node.cli.main import app
+from swarm_node.policy.experience.advantage import ADVANTAGES
+from swarm_node.policy.training.losses import LOSSES
 
 
 def test_every_loss_and_advantage_is_listed_with_its_source() -> None:
@@ -33,7 +33,7 @@ def test_the_list_fits_a_terminal_of_eighty_columns() -> None:
 
 def test_listing_loads_no_torch() -> None:
     code = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom swarm_node.cli import app\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom swarm_node.cli.main import app\n"
         "done = CliRunner().invoke(app, ['losses'])\n"
         "print(done.exit_code, 'torch' in sys.modules)"
     )

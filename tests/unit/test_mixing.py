@@ -6,16 +6,16 @@ import msgspec
 import pytest
 from builders import completion, verified
 
+from swarm_node.cli.views import _mixture
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError
-from swarm_node.mixing import Mixer, replay_settings
+from swarm_node.node.mixing import Mixer, replay_settings
+from swarm_node.node.parts import Tally
+from swarm_node.node.snapshot import EvalPoint
 from swarm_node.p2p.peers import Directory
-from swarm_node.parts import Tally
-from swarm_node.policy.mixture import Mixture, MixtureSettings, MixtureState, start
-from swarm_node.policy.replay import ReplayBuffer
+from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, MixtureState, start
+from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
-from swarm_node.snapshot import EvalPoint
-from swarm_node.views import _mixture
 
 
 def own_group(number: int) -> VerifiedGroup:

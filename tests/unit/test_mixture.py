@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm_node.errors import ConfigError
-from swarm_node.policy.mixture import (
+from swarm_node.policy.experience.mixture import (
     Costs,
     Mixture,
     MixtureSettings,

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.model_memory import available_memory, check_memory
-from swarm_node.policy.models import Codec, load_tokenizer, policy_digests, resolve
+from swarm_node.policy.memory.free import available_memory, check_memory
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import Codec, load_tokenizer, policy_digests, resolve
 
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)
@@ -74,7 +74,7 @@ def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -
 
 def test_importing_is_cheap() -> None:
     heavy = (
-        "import sys, swarm_node.policy.models\n"
+        "import sys, swarm_node.policy.models.model\n"
         "print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
     run = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)

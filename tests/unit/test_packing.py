@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.batch import TrainRow
-from swarm_node.policy.logprobs import completion_logprobs
-from swarm_node.policy.packing import (
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.packing import (
     MOST_SHARED_TOKENS,
     arrange,
     micro_batches,
@@ -20,7 +21,6 @@ from swarm_node.policy.packing import (
     sequences,
     shared_length,
 )
-from swarm_node.policy.qwen2 import Qwen2
 from swarm_node.rollout import Provenance
 
 

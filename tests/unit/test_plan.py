@@ -15,11 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from swarm_node.compose import trainer_settings
-from swarm_node.config import load_settings
-from swarm_node.errors import ConfigError, ModelError
-from swarm_node.plan_view import card_view, cards_view
-from swarm_node.planning import (
+from swarm_node.cli.plan import (
     CARDS,
     fit_check,
     node_job,
@@ -28,17 +24,21 @@ from swarm_node.planning import (
     plan_node,
     shape_of,
 )
-from swarm_node.policy.adamw import AdamW
-from swarm_node.policy.footprint import Footprint, Training, adapter_count, footprint
-from swarm_node.policy.hub import ALIASES
-from swarm_node.policy.lora import Adapter
-from swarm_node.policy.model_files import Qwen2Config
-from swarm_node.policy.models import resolve
+from swarm_node.cli.plan_view import card_view, cards_view
+from swarm_node.config import load_settings
+from swarm_node.errors import ConfigError, ModelError
+from swarm_node.node.build import trainer_settings
+from swarm_node.policy.memory.footprint import Footprint, Training, adapter_count, footprint
+from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.hub import ALIASES
+from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import ON_CPU, hardware, place
-from swarm_node.policy.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.shapes import known_shape
-from swarm_node.policy.trainer import TrainerSettings
+from swarm_node.policy.training.adamw import AdamW
+from swarm_node.policy.training.trainer import TrainerSettings
 
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 
 TOLERANCE = 1e-5
 

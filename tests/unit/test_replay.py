@@ -10,7 +10,7 @@ import pytest
 from builders import completion, verified
 
 from swarm_node.errors import ConfigError, Rejected
-from swarm_node.policy.replay import Drawn, ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.replay import Drawn, ReplayBuffer, ReplaySettings
 from swarm_node.rollout import VerifiedGroup
 
 MIXED = (0.0, 1.0)

@@ -14,12 +14,12 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
-from swarm_node.evaluation import Evaluator
-from swarm_node.parts import Parts, Tally
-from swarm_node.policy.models import Codec
-from swarm_node.policy.torch_sampler import TorchSampler
+from swarm_node.node.evaluation import Evaluator
+from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.rollouts import RolloutMaker, Scored
+from swarm_node.policy.models.model import Codec
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef
-from swarm_node.rollouts import RolloutMaker, Scored
 from swarm_node.storage import Storage
 
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from swarm_node.policy.canary import LENGTH, Canary, canary_ids
-from swarm_node.policy.dispatch import LengthRanker, provision, still_fresh
-from swarm_node.policy.rows import Row, extended, finished
+from swarm_node.node.dispatch import LengthRanker, provision, still_fresh
+from swarm_node.policy.sampling.rows import Row, extended, finished
+from swarm_node.policy.weights.canary import LENGTH, Canary, canary_ids
 from swarm_node.rollout import Finish, VersionSpan
 
 

@@ -16,8 +16,14 @@ import psutil
 import pytest
 
 from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
-from swarm_node.environments.sandbox import Sandbox
-from swarm_node.environments.syscalls import _GUARDED, _ITSELF, _NOT_THERE, _PLAIN, judge_filter
+from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.environments.judging.syscalls import (
+    _GUARDED,
+    _ITSELF,
+    _NOT_THERE,
+    _PLAIN,
+    judge_filter,
+)
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 

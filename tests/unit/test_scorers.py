@@ -21,10 +21,15 @@ from typing import Any
 import pytest
 from hostile import PAYLOADS, shapes
 
-from swarm_node.environments import derivatives, expressions, scorers
 from swarm_node.environments.answers import score_choice, score_math
-from swarm_node.environments.expressions import ARITHMETIC, BadExpressionError, Exact, compute
-from swarm_node.environments.reasoning_gym import PRESETS, choosable, create
+from swarm_node.environments.reasoning_gym import derivatives, expressions, scorers
+from swarm_node.environments.reasoning_gym.environment import PRESETS, choosable, create
+from swarm_node.environments.reasoning_gym.expressions import (
+    ARITHMETIC,
+    BadExpressionError,
+    Exact,
+    compute,
+)
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
@@ -210,8 +215,9 @@ def test_own_scorers_evaluate_nothing(module: types.ModuleType) -> None:
 CANARY = """
 import json, re, sys
 from hostile import payloads
-from swarm_node.environments import answers, scorers
-from swarm_node.environments.reasoning_gym import choosable, create
+from swarm_node.environments import answers
+from swarm_node.environments.reasoning_gym import scorers
+from swarm_node.environments.reasoning_gym.environment import choosable, create
 from swarm_node.rollout import TaskRef
 
 armed, seen = None, []

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_node.errors import ChildError
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.trainer import TrainerSettings, UpdateStats
-from swarm_node.policy.trainer_process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.training.trainer import TrainerSettings, UpdateStats
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import ConfigError
+from swarm_node.simulation.experiments.staleness import CORRECTIONS, Staleness, run_staleness
 from swarm_node.simulation.report import load_report
-from swarm_node.simulation.staleness import CORRECTIONS, Staleness, run_staleness
 
 SMALL = Staleness(nodes=1, rounds=3, seeds=1, lags=(0, 2), corrections=("none",))
 

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models import Codec, resolve
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.qwen2 import KeyValueCache, Qwen2, Qwen2Config
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.qwen2 import KeyValueCache, Qwen2, Qwen2Config
-from swarm_node.policy.sampler import Sampler, SampleRequest
-from swarm_node.policy.torch_sampler import TorchSampler, draw
+from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler, draw
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 torch.set_num_threads(1)

@@ -12,9 +12,9 @@ import torch
 
 from swarm_node.clock import Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
-from swarm_node.policy.batch import Batch, TrainRow
-from swarm_node.policy.logprobs import completion_logprobs
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from builders import verified
 
-from swarm_node.compose import trainer_settings
 from swarm_node.config import load_settings
-from swarm_node.policy.batch import Batch, TrainRow, build_batch
-from swarm_node.policy.build_tiny import EOS, build_tokenizer
-from swarm_node.policy.logprobs import ReferencePolicy, completion_logprobs, token_vectors
-from swarm_node.policy.losses import LOSSES, TBA_BETA
-from swarm_node.policy.models import Codec, resolve
-from swarm_node.policy.packing import micro_batches
-from swarm_node.policy.trainer import TrainerCore, TrainerSettings
+from swarm_node.node.build import trainer_settings
+from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
+from swarm_node.policy.models.build_tiny import EOS, build_tokenizer
+from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.training.logprobs import ReferencePolicy, completion_logprobs, token_vectors
+from swarm_node.policy.training.losses import LOSSES, TBA_BETA
+from swarm_node.policy.training.packing import micro_batches
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import (
     Completion,
     Finish,

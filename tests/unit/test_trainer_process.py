@@ -16,12 +16,12 @@ from builders import completion, verified
 from safetensors.torch import load_file
 
 from swarm_node.errors import CheckpointError, ChildError
-from swarm_node.policy.batch import Batch, build_batch
-from swarm_node.policy.canary import read_canary
-from swarm_node.policy.logprobs import measure_canary
-from swarm_node.policy.qwen2 import Qwen2
-from swarm_node.policy.trainer import TrainerSettings
-from swarm_node.policy.trainer_process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.experience.batch import Batch, build_batch
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
+from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.weights.canary import read_canary
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 torch.set_num_threads(1)

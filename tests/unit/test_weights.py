@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_node.policy.weights import WeightStore, shared_memory_dir
+from swarm_node.policy.weights.store import WeightStore, shared_memory_dir
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -60,7 +60,7 @@ def test_the_directory_is_private_and_new_each_time() -> None:
 
 
 def test_directories_of_dead_processes_are_removed() -> None:
-    program = "from swarm_node.policy.weights import shared_memory_dir as d; print(d('bob'))"
+    program = "from swarm_node.policy.weights.store import shared_memory_dir as d; print(d('bob'))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -1,0 +1,152 @@
+"""`swarm-node export`: what a home has learnt, for transformers, peft and whoever loads their
+files. Cheap to import, as a command line must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from swarm_node.cli.refusals import refusals
+
+#: Said of the training in the card, with the name of the setting each is known by.
+_TOLD = {
+    "policy.loss": "loss",
+    "policy.learning_rate": "learning_rate",
+    "policy.lora_rank": "lora_rank",
+    "policy.off_policy_mask": "off_policy_mask",
+    "sampling.temperature": "temperature",
+    "sampling.max_new_tokens": "longest_answer",
+}
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(help="Where to write; must be new or empty.")],
+    form: Annotated[
+        Literal["hf", "peft"],
+        typer.Option("--format", help="The whole model, or the LoRA adapter alone."),
+    ] = "hf",
+    push: Annotated[
+        str | None, typer.Option(help="Also upload to OWNER/NAME of the Hugging Face hub.")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="The base model's public name, such as Qwen/Qwen2.5-0.5B-Instruct."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
+    ] = None,
+) -> None:
+    """Export the newest checkpoint as a directory that transformers or peft loads.
+
+    The node may be running. A new repository of --push is private.
+    """
+    with refusals():
+        from swarm_node.config import load_settings
+        from swarm_node.node.home import Home
+        from swarm_node.policy.models.model import resolve
+        from swarm_node.policy.training.export import (
+            check_hub,
+            check_target,
+            newest_state,
+            write_export,
+        )
+        from swarm_node.policy.training.export import push as upload
+
+        settings = load_settings({"home": home, "model": model}, config=config)
+        check_target(directory)
+        if push is not None:
+            check_hub(push)
+        model_dir = resolve(settings.model)
+        state = newest_state(Home(settings.home).checkpoints, model_dir)
+        named = base or (settings.model if settings.model == "tiny" else str(model_dir))
+        card = model_card(
+            form, named, base, state.version, state.model, state.settings, state.extra
+        )
+        write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
+        typer.echo(f"wrote policy version {state.version} to {directory}")
+        if push is not None:
+            typer.echo(f"pushed to {upload(directory, push)}")
+
+
+def model_card(
+    form: str,
+    base: str,
+    public_base: str | None,
+    policy_version: int,
+    digest: bytes,
+    settings: Mapping[str, Any],
+    extra: Mapping[str, Any],
+) -> str:
+    """README.md of an export: `base` model and its digest, versions, how it was trained.
+
+    `public_base` is its name on the hub, if it is known there. `settings` are the trainer's,
+    `extra` is what the node stored with the checkpoint; what they do not hold is left out."""
+    libraries = ["swarm-node", "torch", "transformers", *(["peft"] if form == "peft" else [])]
+    header = [
+        "---",
+        f"library_name: {'peft' if form == 'peft' else 'transformers'}",
+        *([f"base_model: {public_base}"] if public_base else []),
+        "pipeline_tag: text-generation",
+        "tags: [swarm-node, reinforcement-learning, grpo]",
+        "---",
+    ]
+    what = "A LoRA adapter for" if form == "peft" else "A model trained from"
+    facts = [
+        f"base model: {base} (sha256 of architecture and weights: {digest.hex()})",
+        f"policy version: {policy_version}",
+        *_progress(extra),
+        "made with: " + ", ".join(f"{name} {version(name)}" for name in libraries),
+    ]
+    told = [
+        f"| {key} | {settings[name]} |"
+        for key, name in _TOLD.items()
+        if settings.get(name) is not None
+    ]
+    return "\n".join(
+        [
+            *header,
+            "",
+            f"{what} {base}, trained by reinforcement learning on verifiable tasks in a",
+            "decentralised swarm of nodes that share signed rollouts (swarm-node; SAPO, Swarm",
+            "sAmpling Policy Optimization, arXiv 2509.08721).",
+            "",
+            *(f"- {fact}" for fact in facts),
+            "",
+            "| setting | value |",
+            "| --- | --- |",
+            *told,
+            "",
+        ]
+    )
+
+
+def _progress(extra: Mapping[str, Any]) -> list[str]:
+    import msgspec
+
+    from swarm_node.node.snapshot import Saved
+
+    try:
+        saved = msgspec.convert(dict(extra), Saved)
+    except msgspec.ValidationError:  # a checkpoint of a bare trainer has no such story
+        return []
+    groups = saved.groups
+    told = [
+        f"{saved.updates} updates on {groups.trained_own} own and {groups.trained_external} "
+        "peers' rollout groups"
+    ]
+    if saved.evals:
+        first, last = saved.evals[0].all, saved.evals[-1].all
+        told.append(f"held-out reward: {first:.3f} at first, {last:.3f} at last")
+    return told

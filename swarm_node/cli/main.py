@@ -1,0 +1,374 @@
+"""The `swarm-node` command. Verbs only: each imports what it needs when it runs, so that `--help`
+is quick, and every refusal is one line on stderr with exit code 1 (2 for a wrong command line)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm_node import __version__
+from swarm_node.cli import simulate as simulation
+from swarm_node.cli.export import export
+from swarm_node.cli.plan import plan
+from swarm_node.cli.refusals import refusals as _refusals
+from swarm_node.errors import SwarmNodeError
+
+app = typer.Typer(
+    name="swarm-node",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Post-train language models together by sharing signed rollouts.\n\n"
+    "Start with `swarm-node demo`, or `swarm-node join --model tiny`.",
+)
+model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the program.")
+app.add_typer(model_app, name="model", rich_help_panel="Model")
+
+_BASIC, _NETWORK = "Basic", "Network"
+app.command(rich_help_panel="Model")(export)
+app.command(rich_help_panel="Model")(plan)
+app.command(rich_help_panel="Experiments")(simulation.simulate)
+app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
+]
+SamplerOption = Annotated[
+    str | None, typer.Option("--sampler", help="What samples: torch, vllm or auto.")
+]
+AssignOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
+
+
+def _home_path(home: Path | None) -> Path:
+    from swarm_node.config import default_home
+
+    return home or default_home()
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"swarm-node {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(rich_help_panel=_BASIC)
+def demo(
+    nodes: Annotated[int, typer.Option(min=2, max=9, help="Node processes.")] = 3,
+    minutes: Annotated[float, typer.Option(min=0.5, max=120, help="How long to learn.")] = 3.0,
+    report: Annotated[Path, typer.Option(help="Directory for report.json and learning.png.")] = (
+        Path("demo-report")
+    ),
+    sampler: SamplerOption = None,
+) -> None:
+    """Watch a private swarm of real nodes on this machine learn from each other.
+
+    Each node samples its own share of the nine task families and meets the others only in its
+    peers' rollouts. Ctrl-C ends it cleanly at any time.
+    """
+    with _refusals():
+        from swarm_node.demo import run_demo
+
+        raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler)))
+
+
+@app.command(rich_help_panel=_BASIC)
+def init(
+    name: Annotated[str, typer.Argument(help="The swarm's name: letters, digits, space, _ . -")],
+    home: HomeOption = None,
+) -> None:
+    """Found a private swarm: make its root key and swarm file here."""
+    with _refusals():
+        from swarm_node.node.home import Home
+
+        place = Home(_home_path(home))
+        with place.lock():
+            membership = place.found_swarm(name, time.time())
+    option = f" --home {place.path}" if home else ""
+    typer.echo(f"Founded swarm {membership.swarm.name!r} in {place.path}")
+    typer.echo(f"  swarm id   {membership.swarm.swarm_id.hex()}")
+    typer.echo(f"  root key   {membership.swarm.fingerprint} (fingerprint)")
+    typer.echo(f"  this node  {membership.identity.peer_id}")
+    typer.echo(f"Keep {place.path / 'root.key'} safe: whoever has it decides who belongs.")
+    typer.echo("Next:")
+    typer.echo(f"  swarm-node join{option} --model tiny        start this node")
+    typer.echo(f"  swarm-node invite{option} > ticket.txt      a ticket for the next machine")
+    typer.echo("  swarm-node join --ticket-file ticket.txt    on that machine")
+
+
+@app.command(rich_help_panel=_NETWORK)
+def invite(
+    home: HomeOption = None,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="Address newcomers dial; default: where the running node listens."),
+    ] = None,
+    valid_hours: Annotated[
+        int, typer.Option(min=1, max=24 * 90, help="How long the ticket admits newcomers.")
+    ] = 24 * 7,
+    member_days: Annotated[
+        int, typer.Option(min=1, max=365, help="How long a membership from it lasts.")
+    ] = 90,
+) -> None:
+    """Print a ticket that admits further nodes to the swarm founded here.
+
+    Who holds the ticket can join until it expires: send it as you would send a password.
+    """
+    with _refusals():
+        from swarm_node.node.home import Home
+
+        place = Home(_home_path(home))
+        addresses = address or asyncio.run(_addresses_of(place.control_file))
+        ticket = place.invite(
+            addresses,
+            now=time.time(),
+            valid_seconds=valid_hours * 3600,
+            member_seconds=member_days * 86_400,
+        )
+    typer.echo(ticket)
+
+
+async def _addresses_of(control_file: Path) -> list[str]:
+    from swarm_node.errors import NotRunningError
+    from swarm_node.node.control import ControlClient
+
+    try:
+        status = await ControlClient(control_file).status()
+    except NotRunningError:
+        raise NotRunningError(
+            "a ticket needs an address that newcomers can dial: start this node first "
+            "(`swarm-node join`), or name one with --address"
+        ) from None
+    if not status.addresses:
+        raise NotRunningError("the node is still starting; try again in a few seconds")
+    return status.addresses
+
+
+@app.command(rich_help_panel=_BASIC)
+def join(
+    model: Annotated[
+        str | None,
+        typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
+    ] = None,
+    ticket: Annotated[
+        str | None, typer.Option(help="What invite printed; prefer --ticket-file on shared hosts.")
+    ] = None,
+    ticket_file: Annotated[
+        Path | None, typer.Option(help="File with the ticket; - reads standard input.")
+    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
+    families: Annotated[
+        str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Task preset: short or sapo.")] = None,
+    listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
+    bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
+    own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
+    external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
+    sampler: SamplerOption = None,
+    learning_rate: Annotated[float | None, typer.Option(help="AdamW learning rate.")] = None,
+    updates: Annotated[int | None, typer.Option(help="Stop after this many; 0: never.")] = None,
+    assign: AssignOption = None,
+    verbose: Annotated[
+        bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
+    ] = None,
+) -> None:
+    """Run a node: sample, share, learn, until Ctrl-C.
+
+    Without a ticket it resumes the swarm of its home, or founds one and prints a ticket for the
+    next node. Every option is also an environment variable (SWARM_NODE_POLICY__OWN) and a TOML key
+    (policy.own); `swarm-node config` lists them.
+    """
+    with _refusals():
+        from swarm_node.config import load_settings, parse_assignments
+        from swarm_node.node.join import join_swarm
+
+        flags: dict[str, Any] = {
+            "home": home,
+            "model": model,
+            "ticket": ticket,
+            "ticket_file": ticket_file,
+            "environment.families": families.split(",") if families else None,
+            "environment.preset": preset,
+            "network.listen": listen,
+            "network.announce": announce,
+            "network.bootstrap": bootstrap,
+            "policy.own": own,
+            "policy.external": external,
+            "sampling.engine": sampler,
+            "policy.learning_rate": learning_rate,
+            "run.updates": updates,
+            "verbose": verbose,
+            **parse_assignments(assign or []),
+        }
+        join_swarm(load_settings(flags, config=config))
+
+
+@app.command(name="id", rich_help_panel=_NETWORK)
+def identify(home: HomeOption = None) -> None:
+    """Print this node's peer id and its swarm."""
+    with _refusals():
+        from swarm_node.node.home import Home
+
+        place = Home(_home_path(home))
+        swarm = place.swarm()
+        typer.echo(f"peer   {place.identity().peer_id}")
+        typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
+        typer.echo(f"root   {swarm.fingerprint}")
+
+
+@app.command(rich_help_panel=_BASIC)
+def status(
+    home: HomeOption = None,
+    json: JsonOption = False,
+    healthy: Annotated[
+        bool, typer.Option(help="Only the state; exit code 0 if it is running.")
+    ] = False,
+) -> None:
+    """Show what the running node does and whether it gets better."""
+    from swarm_node.cli.views import status_view
+
+    snapshot = _ask(home, lambda client: client.status())
+    if healthy:
+        typer.echo(snapshot.state)
+        raise typer.Exit(0 if snapshot.state == "running" else 1)
+    _show(snapshot, json, status_view)
+
+
+@app.command(rich_help_panel=_NETWORK)
+def peers(home: HomeOption = None, json: JsonOption = False) -> None:
+    """Show the peers the running node knows and what came from them."""
+    import msgspec
+
+    from swarm_node.cli.views import peers_view
+    from swarm_node.node.snapshot import SCHEMA
+
+    snapshot = _ask(home, lambda client: client.status())
+    if json:
+        listed = {"schema": SCHEMA, "peers": snapshot.peers}
+        typer.echo(msgspec.json.encode(listed).decode())
+    else:
+        _show(snapshot, False, peers_view)
+
+
+@app.command(name="eval", rich_help_panel=_BASIC)
+def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
+    """Let the running node measure its held-out reward now, per task family."""
+    import msgspec
+
+    from swarm_node.cli.views import eval_view
+    from swarm_node.node.snapshot import SCHEMA
+
+    point = _ask(home, lambda client: client.evaluate())
+    if json:
+        typer.echo(msgspec.json.encode({"schema": SCHEMA, **msgspec.to_builtins(point)}).decode())
+    else:
+        _show(point, False, eval_view)
+
+
+@app.command(rich_help_panel=_BASIC)
+def stop(home: HomeOption = None) -> None:
+    """Stop the running node: it stores a checkpoint and leaves."""
+    with _refusals():
+        from swarm_node.node.control import ControlClient
+        from swarm_node.node.home import Home
+
+        place = Home(_home_path(home))
+        client = ControlClient(place.control_file)
+        asyncio.run(client.stop())
+        deadline = time.monotonic() + 60
+        while place.control_file.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if place.control_file.exists():
+            raise SwarmNodeError(f"the node (process {client.pid()}) is still stopping after 60 s")
+        typer.echo("stopped")
+
+
+@app.command(rich_help_panel=_BASIC)
+def config() -> None:
+    """List every setting with its environment variable."""
+    from swarm_node.config import ENV_PREFIX, settings_keys
+
+    for key, description in settings_keys():
+        variable = f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
+        typer.echo(f"{key:26} {variable:40} {description}")
+
+
+@app.command(rich_help_panel=_BASIC)
+def losses(json: JsonOption = False) -> None:
+    """List the losses and advantages that can be chosen, each with its source."""
+    from swarm_node.cli.views import choices_json, choices_view
+
+    if json:
+        typer.echo(choices_json())
+    else:
+        _show(None, False, lambda _: choices_view())
+
+
+@model_app.command("build-tiny")
+def build_tiny(
+    out: Annotated[Path, typer.Option(help="Directory to write the model to.")],
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same weights.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Warm-start steps; default: as shipped.")
+    ] = None,
+    bare: Annotated[float, typer.Option(help="Share of right answers that score.")] = 0.12,
+    wrong: Annotated[float, typer.Option(help="Share of wrong answers.")] = 0.15,
+    evasive: Annotated[float, typer.Option(help="Share of answers that say nothing.")] = 0.10,
+    size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
+    tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
+) -> None:
+    """Build the tiny model from nothing: tokenizer, shape and warm start, in minutes.
+
+    Other sizes and tokenizers make swarms of unlike nodes.
+    """
+    with _refusals():
+        from swarm_node.simulation.building import build_with_progress
+        from swarm_node.policy.models.build_tiny import STEPS, Noise, Recipe
+
+        noise = Noise(bare, wrong, evasive)
+        taken = STEPS if steps is None else steps
+        build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
+
+
+def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
+    with _refusals():
+        from swarm_node.node.control import ControlClient
+        from swarm_node.node.home import Home
+
+        return asyncio.run(question(ControlClient(Home(_home_path(home)).control_file)))
+
+
+def _show(value: Any, json: bool, view: Callable[[Any], Any]) -> None:
+    if json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(value).decode())
+        return
+    from rich.console import Console
+
+    Console(file=sys.stdout).print(view(value))

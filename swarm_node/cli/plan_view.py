@@ -1,0 +1,122 @@
+"""What a plan of a GPU looks like in a terminal, 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from swarm_node.policy.memory.footprint import Footprint
+from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan, remedies
+from swarm_node.policy.models.config import Qwen2Config
+
+_GIB = 1 << 30
+_BAR = 24
+
+
+def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> RenderableType:
+    """One row per card; below, what would fit where nothing does."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
+        table.add_column(heading, justify="left" if heading == "trains" else "right")
+    for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
+        table.add_column(heading, justify="right")
+    advice = []
+    for vram in cards:
+        made = make_plan(shape, job, vram)
+        shown = made or least_plan(shape, job, vram)
+        table.add_row(
+            f"{vram / _GIB:.4g}",
+            *(_choices(made) if made else ("[red]too small[/]", "", "")),
+            *(_gib(size) for _, size in _sizes(shown.parts)),
+            _gib(shown.total),
+            style=None if made else "dim",
+        )
+        if made is None:
+            advice.append(f"{vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}.")
+    notes = [
+        "Sizes in GiB; of what does not fit, the least it takes. * recomputes activations.",
+        f"{SPARE:.0%} of a card stay free. Look closer: `--vram 12GB`. Change the job:",
+        "`--set sampling.max_new_tokens=512`, `--set policy.lora_rank=8`.",
+    ]
+    lines = [""] * bool(advice) + advice
+    return Group(_title(name, shape, job), "", table, *lines, "", *map(_dim, notes))
+
+
+def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableType:
+    """One card: where its memory goes, and how it would be used."""
+    made = make_plan(shape, job, vram)
+    shown = made or least_plan(shape, job, vram)
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    scale = max(vram, shown.total)
+    explained = _explained(shown, job)
+    for part, size in _sizes(shown.parts):
+        table.add_row(part, _gib(size), _bar(size, scale), _dim(explained[part]))
+    if shown.sharing == "sleep":
+        spared = shown.parts.total() - shown.total
+        table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))
+    table.add_row("[bold]peak[/]", f"[bold]{_gib(shown.total)}[/]", _bar(shown.total, scale))
+    if made is None:
+        answer = f"[red]Does not fit[/] into {vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}."
+    else:
+        left = _gib(vram - shown.total)
+        who = "A node whose sampler sleeps" if job.can_sleep else "`join`"
+        answer = f"[green]Fits[/] into {vram / _GIB:.4g} GiB, {left} stay free. {who} would train "
+        answer += f"{made.described()}."
+    return Group(_title(name, shape, job), "", table, "", answer)
+
+
+def _title(name: str, shape: Qwen2Config, job: Job) -> str:
+    return (
+        f"[bold]{escape(name)}[/]: {shape.weight_count / 1e6:,.1f} million weights, "
+        f"{job.rows} answers of up to {job.max_new_tokens:,} tokens wanted at once"
+    )
+
+
+def _choices(plan: Plan) -> tuple[str, str, str]:
+    training = plan.training
+    trains = f"LoRA {training.lora_rank}" if training.lora_rank else "all weights"
+    tokens = f"{training.micro_batch_tokens:,}{'*' if training.checkpointing else ' '}"
+    return f"{trains}{', asleep' if plan.sharing == 'sleep' else ''}", tokens, str(plan.rows)
+
+
+def _sizes(parts: Footprint) -> Iterator[tuple[str, int]]:
+    yield "weights", parts.weights
+    yield "optimizer", parts.optimizer
+    yield "KV cache", parts.kv
+    yield "activations", parts.activations
+    yield "other", parts.workspace + parts.reserve
+
+
+def _explained(plan: Plan, job: Job) -> dict[str, str]:
+    parts, training = plan.parts, plan.training
+    recomputed = ", recomputed" if training.checkpointing else ""
+    return {
+        "weights": f"sampler {_gib(parts.sampler_weights)}, trainer {_gib(parts.trainer_weights)}",
+        "optimizer": f"gradients, two moments{' of 8 bits' if training.eight_bit else ''}",
+        "KV cache": f"{plan.rows} answers of {job.max_new_tokens:,} tokens",
+        "activations": f"of {training.micro_batch_tokens:,} tokens{recomputed}",
+        "other": f"sampling {_gib(parts.workspace)}, CUDA {_gib(parts.reserve)}",
+    }
+
+
+def _advice(shape: Qwen2Config, job: Job, vram: int) -> str:
+    return f"take {', or '.join(remedies(shape, job, vram) or ['a smaller model'])}"
+
+
+def _bar(size: int, scale: int) -> str:
+    return "█" * max(1, round(_BAR * size / scale))
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:,.1f}"
+
+
+def _dim(text: str) -> Text:
+    return Text(text, style="dim")

@@ -1,0 +1,274 @@
+"""The host's end of the environment's process, and of the judges that it forks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from swarm_node.environments.judging.judge import (
+    DERIVING_TOO_LONG,
+    MAX_REPLY_BYTES,
+    SCORING_TOO_LONG,
+    Derive,
+    Derived,
+    PlainRef,
+    Reply,
+    Request,
+    Score,
+    Scored,
+    Unknown,
+    Verdict,
+)
+from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
+from swarm_node.process import Child, ended_by, exchange
+
+_START_SECONDS = 120.0
+_FORK_SECONDS = 10.0
+#: A judge that does not answer after this many times its processor time is ended from here.
+_WALL = 6.0
+_SLACK_SECONDS = 2.0
+#: A judge is replaced after so many groups: whatever a text left in it ends there.
+GROUPS_PER_JUDGE = 256
+#: What an environment may need of this process's variables; the rest, tokens and keys among it,
+#: stays here. Its owner passes on what else it needs as an option.
+_VARIABLES = frozenset(
+    {
+        *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER"),
+        *("VIRTUAL_ENV", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+    }
+)
+_VARIABLE_PREFIXES = ("LC_", "PYTHON")
+#: Some generators iterate over sets of strings: a fixed hash seed makes all nodes agree. Threads of
+#: a numerics library would not survive the fork.
+_FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_Reply = TypeVar("_Reply", Derived, Scored)
+
+
+class JudgeLostError(ChildError):
+    """A judge ended before it answered; `reason` is "crashed", "timeout" (it used up the time for
+    scoring), "derive" (the time for making the task), "stuck" (it did not answer) or "forged" (what
+    it answered is no answer to the request)."""
+
+    def __init__(self, reason: str, how: str) -> None:
+        super().__init__(f"a judge ended before it answered ({how})")
+        self.reason = reason
+
+
+class EnvironmentProcess:
+    """The process that holds the environment; started again when it has died."""
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self._request = {"op": "start", "name": name, "options": dict(options)}
+        self._child = Child(
+            "environment",
+            "swarm_node.environments.judging.worker",
+            env=_FIXED,
+            inherit=lambda name: name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES),
+        )
+        self._sockets: socket.socket | None = None
+        self._forking = asyncio.Lock()
+        #: How often it was started.
+        self.generation = 0
+        self.runs_code = False
+        self.shares_memory = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    async def start(self) -> dict[str, Any]:
+        """Start it and make the environment; what the environment says of itself.
+
+        Raises:
+            ConfigError: there is no such environment, or it refuses its options.
+            ChildError: the process does not start.
+        """
+        await self.stop(grace=0.0)
+        ours, theirs = socket.socketpair()
+        self._sockets = ours
+        with theirs:
+            await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
+        self.generation += 1
+        try:
+            reply = await self._child.call(self._request, patience=_START_SECONDS)
+        except ChildError:
+            await self.stop(grace=0.0)
+            raise
+        if "config" in reply:
+            await self.stop(grace=0.0)  # alive without an environment is no use to anybody
+            raise ConfigError(reply["config"])
+        self.runs_code, self.shares_memory = reply["runs_code"], reply["shares_memory"]
+        return reply
+
+    async def fork(self, niceness: int) -> tuple[int, socket.socket]:
+        """A new judge: its process id and the socket to it. The environment is made anew first, if
+        its process has died.
+
+        Raises:
+            ConfigError, ChildError: as from `start`.
+        """
+        async with self._forking:
+            try:
+                return await self._fork(niceness)
+            except ChildError:  # killed from outside, perhaps not known yet: once more
+                return await self._fork(niceness)
+
+    async def end(self, pid: int, generation: int) -> int | None:
+        """End a judge that the environment's process forked when it had been started `generation`
+        times; how it ended, as `Popen.returncode` says it, or None when that died with it."""
+        if generation != self.generation:
+            return None
+        try:
+            reply = await self._child.call({"op": "end", "pid": pid}, patience=_FORK_SECONDS)
+        except ChildError:
+            return None
+        return int(reply["status"])
+
+    async def _fork(self, niceness: int) -> tuple[int, socket.socket]:
+        if not self._child.alive:
+            await self.start()
+        assert self._sockets is not None
+        ours, theirs = socket.socketpair()
+        request = {"op": "fork", "niceness": niceness, "confined": self.runs_code}
+        try:
+            with theirs:
+                socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
+                reply = await self._child.call(request, patience=_FORK_SECONDS)
+        except BaseException as error:
+            ours.close()
+            await self.stop(grace=0.0)  # a socket may be on its way that no request takes
+            if isinstance(error, OSError):
+                raise ChildError(f"the environment process takes no socket: {error}") from error
+            raise
+        return reply["pid"], ours
+
+    async def stop(self, grace: float = 3.0) -> None:
+        """End the process; the system ends its judges with it."""
+        sockets, self._sockets = self._sockets, None
+        if sockets is not None:
+            sockets.close()
+        await self._child.stop(grace)
+
+
+class JudgeProcess:
+    """One judge at a time, forked when it is needed and replaced when it has died or served
+    GROUPS_PER_JUDGE groups; a single one, where the environment runs code from answers.
+
+    Not to be used by two tasks at once: what is scored belongs to the task derived last."""
+
+    def __init__(self, environment: EnvironmentProcess, niceness: int) -> None:
+        self._environment = environment
+        self._niceness = niceness
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._generation = 0
+        self._groups = 0
+        self.pid: int | None = None
+        #: How often a judge ended on its own.
+        self.losses = 0
+        self.sandbox: Sandbox | None = None
+
+    async def derive(self, refs: Sequence[PlainRef], seconds: float) -> tuple[str, ...]:
+        """The prompts of `refs`, each made within `seconds` of processor time; the last is then to
+        be scored.
+
+        Raises:
+            JudgeLostError: it ended instead.
+            UnknownTaskError: one cannot be made.
+            ConfigError, ChildError: no judge can be had.
+        """
+        request = Derive(secrets.randbits(63), list(refs), seconds)
+        patience = seconds * max(len(refs), 1)
+        reply = await self._call(
+            request, Derived, patience, lambda reply: len(reply.prompts) == len(refs)
+        )
+        shared = self._environment.shares_memory
+        self.sandbox = Sandbox(reply.files and not shared, reply.system_calls)
+        return tuple(reply.prompts)
+
+    async def score(self, texts: Sequence[str], seconds: float) -> list[Verdict]:
+        """Verdicts on `texts` for the task derived last, within `seconds` of processor time.
+
+        Raises:
+            JudgeLostError: it ended instead.
+            ConfigError, ChildError: no judge can be had.
+        """
+        request = Score(secrets.randbits(63), list(texts), seconds)
+        reply = await self._call(
+            request, Scored, seconds, lambda reply: len(reply.verdicts) == len(texts)
+        )
+        self._groups += 1
+        if self._environment.runs_code or self._groups >= GROUPS_PER_JUDGE:
+            await self.close()
+        return reply.verdicts
+
+    async def close(self) -> None:
+        await self._end()
+
+    async def _call(
+        self,
+        request: Request,
+        wanted: type[_Reply],
+        seconds: float,
+        fits: Callable[[Any], bool],
+    ) -> _Reply:
+        """A judge that answers anything else, does not answer, or whose call is cancelled is ended:
+        its state is unknown."""
+        if self._streams is None:
+            await self._fork()
+        assert self._streams is not None
+        body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
+        answered = False
+        try:
+            async with asyncio.timeout(patience):
+                reply = _replies.decode(await exchange(*self._streams, body, MAX_REPLY_BYTES))
+            answered = reply.id == request.id and (
+                fits(reply)
+                if isinstance(reply, wanted)
+                else isinstance(reply, Unknown) and wanted is Derived
+            )
+            if not answered:
+                raise self._lost("forged", "it answered something else")
+        except TimeoutError:
+            raise self._lost("stuck", f"no answer in {patience:g} s") from None
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise self._died(await self._end()) from None
+        except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
+            raise self._lost("forged", "what it answered cannot be read") from None
+        finally:
+            if not answered:
+                await self._end()
+        if isinstance(reply, Unknown):
+            raise UnknownTaskError(reply.why)
+        assert isinstance(reply, wanted)
+        return reply
+
+    async def _fork(self) -> None:
+        self.pid, channel = await self._environment.fork(self._niceness)
+        self._generation, self._groups = self._environment.generation, 0
+        self._streams = await asyncio.open_connection(sock=channel)
+
+    async def _end(self) -> int | None:
+        """End it, if there is one; how it ended, if that is known."""
+        streams, self._streams = self._streams, None
+        pid, self.pid = self.pid, None
+        if streams is not None:
+            streams[1].transport.abort()
+        return None if pid is None else await self._environment.end(pid, self._generation)
+
+    def _died(self, status: int | None) -> JudgeLostError:
+        """The error for a judge that ended with this status."""
+        if status is None:
+            return self._lost("crashed", "with the environment's process")
+        reasons = {-SCORING_TOO_LONG: "timeout", -DERIVING_TOO_LONG: "derive"}
+        return self._lost(reasons.get(status, "crashed"), ended_by(status))
+
+    def _lost(self, reason: str, how: str) -> JudgeLostError:
+        self.losses += 1
+        return JudgeLostError(reason, how)

@@ -1,0 +1,198 @@
+"""Gives up, for ever, whatever a process does not need to judge a text.
+
+The kernel does it: Landlock for files, TCP and signals, a seccomp filter for system calls, resource
+limits for memory and time. It needs no root and no helper, and holds inside a container. The two
+PyPI packages that bind both are an alpha and a 13 MB supervisor for kernels from 6.12 on, so the
+five system calls are made here, by ctypes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+import resource
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_node.environments.judging.syscalls import judge_filter
+
+#: What a judge may need beyond what it had when it was confined.
+MORE_MEMORY_BYTES = 1 << 30
+#: A judge that has used this much processor time is replaced: nothing runs on between two texts.
+CPU_SECONDS = 3600
+_MAX_FILES = 64
+#: What the system's killer of processes goes by: judges first, never the node or the trainer.
+_KILLED_FIRST = "1000"
+
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_PR_SET_NO_NEW_PRIVS = 38
+# Landlock (Documentation/userspace-api/landlock.rst); the numbers are the same on all machines.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_FLAG, _PATH_BENEATH = 1, 1
+_READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
+#: Kernel ABI -> how many of the rights over files exist; a kernel refuses those it does not know.
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+_ALL_FILE_RIGHTS = 16
+_TCP_RIGHTS_FROM, _SCOPES_FROM = 4, 6
+_CAPABILITY_VERSION = 0x20080522
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What holds a judge: `files` (Landlock) and `system_calls` (seccomp)."""
+
+    files: bool
+    system_calls: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether code that a text smuggled in could reach nothing outside its process."""
+        return self.files and self.system_calls
+
+    def described(self) -> str:
+        """Such as "files, system calls", or what is missing and why."""
+        missing = [
+            *([] if self.files else ["files (needs Linux 5.13 with Landlock)"]),
+            *([] if self.system_calls else ["system calls (needs Linux, x86-64 or arm64)"]),
+        ]
+        return f"not confined: {', '.join(missing)}" if missing else "confined"
+
+
+def confine(readable: Iterable[Path]) -> Sandbox:
+    """Confine this process, which must have a single thread: from here on it reads files below
+    `readable` only, writes none, and starts, signals and contacts nobody.
+
+    What this kernel cannot do is left out, and the result says so.
+    """
+    paths = list(readable)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
+    _limit_resources()
+    if sys.platform != "linux":
+        return Sandbox(files=False, system_calls=False)
+    libc = ctypes.CDLL(None)
+    libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+    libc.syscall.restype = ctypes.c_long
+    _drop_capabilities(libc)
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return Sandbox(files=False, system_calls=False)
+    return Sandbox(files=_restrict_files(libc, paths), system_calls=_filter_calls(libc))
+
+
+def code_paths() -> Iterator[Path]:
+    """Where code that may still be imported lies: Python's library, installed packages, shared
+    libraries, and the packages and modules that are loaded already from elsewhere. Not the
+    directories around those modules, which may hold anything."""
+    known = {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *(entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")),
+        *(_LIBRARIES if sys.platform == "linux" else ()),
+        *_SYSTEM_FILES,
+    }
+    roots = {Path(entry).resolve() for entry in known}
+    loaded = {path for module in list(sys.modules.values()) for path in _lies_at(module)}
+    elsewhere = {path for path in loaded if not any(path.is_relative_to(root) for root in roots)}
+    return (path for path in sorted(roots | elsewhere) if path.exists())
+
+
+def shares_memory() -> bool:
+    """Whether this process has memory that others see and a judge could make writable: the mapping
+    of a file that was opened for writing, or of memory made for several processes."""
+    with contextlib.suppress(OSError):
+        flags = re.findall(r"^VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
+        return any({"sh", "mw"} <= set(line.split()) for line in flags)
+    return False
+
+
+def _lies_at(module: object) -> Iterator[Path]:
+    """A package's directories, or a single module's file."""
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    if file is None or name == "__main__":
+        return
+    if "." not in name:
+        package = getattr(module, "__path__", None)
+        yield from (Path(entry).resolve() for entry in (package or [file]))
+        return
+    with contextlib.suppress(TypeError):  # a namespace package has no file of its own
+        if getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) is None:
+            yield Path(file).resolve()
+
+
+def _limit_resources() -> None:
+    with contextlib.suppress(OSError):
+        size, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
+        page = resource.getpagesize()
+        _limit("AS", size * page + MORE_MEMORY_BYTES)
+        _limit("DATA", data * page + MORE_MEMORY_BYTES)
+    _limit("CPU", CPU_SECONDS)
+    _limit("NOFILE", _MAX_FILES)
+    for nothing in ("NPROC", "CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "SIGPENDING"):
+        _limit(nothing, 0)
+
+
+def _limit(name: str, limit: int) -> None:
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not known here, or lower
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> None:
+    """A judge of root is root no more. Without capabilities there is nothing to drop."""
+    libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
+
+
+def _restrict_files(libc: ctypes.CDLL, readable: list[Path]) -> bool:
+    """Whether Landlock now lets this process read below `readable` and do nothing else."""
+    call = libc.syscall
+    abi = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
+    if abi < 1:
+        return False
+    handled = [(1 << _FILE_RIGHTS.get(abi, _ALL_FILE_RIGHTS)) - 1]
+    if abi >= _TCP_RIGHTS_FROM:
+        handled.append(0b11)  # bind, connect
+    if abi >= _SCOPES_FROM:
+        handled.append(0b11)  # abstract Unix sockets, signals
+    attributes = struct.pack(f"={len(handled)}Q", *handled)
+    ruleset = call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if ruleset < 0:
+        return False
+    try:
+        for path in readable:
+            _allow_reading(libc, ruleset, path)
+        return bool(call(_RESTRICT_SELF, ruleset, 0) == 0)
+    finally:
+        os.close(ruleset)
+
+
+def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # what is gone need not be read
+    try:
+        rights = _READ_FILE | (_READ_DIRECTORY if path.is_dir() else 0)
+        rule = struct.pack("=Qi", rights, place)
+        libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+    finally:
+        os.close(place)
+
+
+def _filter_calls(libc: ctypes.CDLL) -> bool:
+    """Whether a filter now refuses all but a judge's system calls."""
+    program = judge_filter(platform.machine(), os.getpid())
+    if program is None:
+        return False
+    kept = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(
+        struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(kept))
+    )
+    address = ctypes.addressof(header)
+    return bool(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address, 0, 0) == 0)

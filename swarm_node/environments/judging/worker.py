@@ -1,0 +1,125 @@
+"""The environment's process: makes the environment once, then forks the judges that use it.
+
+It runs code that its owner chose and never sees a text. Texts go to the judges. It forks them on
+request, each with a socket of its own to the host. A judge shares this process's memory, takes
+milliseconds to replace, and has a single thread, which the sandbox needs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swarm_node.environments.base import Environment
+from swarm_node.environments.judging.judge import Judge
+from swarm_node.environments.judging.sandbox import code_paths, confine, shares_memory
+from swarm_node.environments.registry import create_environment
+from swarm_node.errors import ConfigError
+from swarm_node.process import die_with_parent, serve, serve_frames
+
+_MOST_DESCRIPTORS = (1 << 31) - 1
+
+
+class _Worker:
+    """Answers the host: "start", then "fork" and "end" as often as needed."""
+
+    def __init__(self, sockets: socket.socket) -> None:
+        """Over `sockets` the host sends the socket of each judge, ahead of its request."""
+        self._sockets = sockets
+        self._environment: Environment | None = None
+        self._code: Sequence[Path] = ()
+        self._judges: set[int] = set()
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "start":
+                return self._start(request)
+            case "fork":
+                return {"pid": self._fork(request["niceness"], request["confined"])}
+            case "end":
+                return {"status": self._end(request["pid"])}
+            case other:
+                raise ValueError(f"unknown operation {other!r}")
+
+    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            environment = create_environment(request["name"], request["options"])
+        except ConfigError as error:
+            return {"config": str(error)}
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody could wait for a judge
+        self._environment = environment
+        self._code = list(code_paths())
+        gc.collect()
+        gc.freeze()  # a collection in a judge would copy the pages that it shares with this process
+        return {
+            "name": environment.name,
+            "version": environment.version,
+            "families": list(environment.families),
+            "runs_code": bool(getattr(environment, "runs_code", False)),
+            "shares_memory": shares_memory(),
+        }
+
+    def _fork(self, niceness: int, confined: bool) -> int:
+        _, (descriptor, *_), *_ = socket.recv_fds(self._sockets, 1, 1)
+        if self._environment is None:
+            os.close(descriptor)
+            raise ValueError("the environment was not started")
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._judge(self._environment, descriptor, parent, niceness, confined)
+        os.close(descriptor)
+        self._judges.add(pid)
+        return pid
+
+    def _end(self, pid: int) -> int:
+        """Kill a judge that may be dead already; how it ended, as `Popen.returncode` says it."""
+        if pid not in self._judges:  # that of an earlier environment's process
+            raise ValueError(f"no judge {pid}")
+        self._judges.remove(pid)
+        os.kill(pid, signal.SIGKILL)  # nobody else's: it is waited for only here
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _judge(
+        self,
+        environment: Environment,
+        descriptor: int,
+        parent: int,
+        niceness: int,
+        must_be_confined: bool,
+    ) -> NoReturn:
+        """The life of a judge. It must not return into this process's own loop. Its own output goes
+        nowhere: this process's may be a terminal or a log, and is open for writing."""
+        code = 1
+        try:
+            os.dup2(descriptor, 0)
+            os.dup2(descriptor, 1)
+            os.closerange(3, _MOST_DESCRIPTORS)
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), 2)
+            os.nice(niceness)
+            die_with_parent()
+            if os.getppid() == parent:  # else it died just before
+                judge = Judge(environment)
+
+                def ready() -> None:
+                    sandbox = confine(self._code)
+                    if must_be_confined and not sandbox.complete:
+                        os._exit(1)
+                    judge.confined = (sandbox.files, sandbox.system_calls)
+
+                serve_frames(judge.answer, ready)
+                code = 0
+        finally:
+            os._exit(code)  # whatever was raised: its parent's stack must not unwind here
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as _sockets:
+        serve(_Worker(_sockets).handle)

@@ -1,0 +1,175 @@
+"""The local control API of a running node, and the client the CLI uses.
+
+Loopback only, on a port of its own choice, behind a bearer token that is written with mode 0600
+next to the port: who can read the home directory can talk to the node. The Host header is checked,
+so that no web page can reach it by DNS rebinding.
+
+    GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
+    POST /v1/stop       leave cleanly
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+
+from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.node.snapshot import EvalPoint, Snapshot
+
+_MAX_BODY = 64 * 1024
+
+
+class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    port: int
+    token: str
+    pid: int
+
+
+class ControlServer:
+    """Serves the control API for as long as it is started."""
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        snapshot: Callable[[], Snapshot],
+        evaluate: Callable[[], Awaitable[EvalPoint]],
+        stop: Callable[[], None],
+    ) -> None:
+        self._file = file
+        self._snapshot = snapshot
+        self._evaluate = evaluate
+        self._stop = stop
+        self._token = secrets.token_urlsafe(32)
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen and write the address file."""
+        app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
+        app.add_routes(
+            [
+                web.get("/v1/status", self._get_status),
+                web.post("/v1/eval", self._post_eval),
+                web.post("/v1/stop", self._post_stop),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        port = self._runner.addresses[0][1]
+        address = _Address(port=port, token=self._token, pid=os.getpid())
+        temporary = self._file.with_suffix(".tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(address))
+        temporary.replace(self._file)
+
+    async def close(self) -> None:
+        """Stop listening and take the address file away."""
+        if self._runner is not None:
+            self._file.unlink(missing_ok=True)
+            await self._runner.cleanup()
+            self._runner = None
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
+            raise web.HTTPForbidden(text="wrong Host header")
+        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise web.HTTPUnauthorized(text="missing or wrong token")
+        return await handler(request)
+
+    async def _get_status(self, _: web.Request) -> web.Response:
+        return _json(self._snapshot())
+
+    async def _post_eval(self, _: web.Request) -> web.Response:
+        try:
+            return _json(await self._evaluate())
+        except SwarmNodeError as error:
+            return web.Response(status=503, text=str(error))
+
+    async def _post_stop(self, _: web.Request) -> web.Response:
+        self._stop()
+        return _json({"stopping": True})
+
+
+class ControlClient:
+    """Talks to the node that runs in one home."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pid(self) -> int:
+        """The node's process id.
+
+        Raises:
+            NotRunningError: nothing runs there.
+        """
+        return self._address().pid
+
+    async def status(self) -> Snapshot:
+        """The node's snapshot.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return msgspec.json.decode(await self._call("GET", "/v1/status", 10), type=Snapshot)
+
+    async def evaluate(self) -> EvalPoint:
+        """Let the node measure held-out reward now."""
+        return msgspec.json.decode(await self._call("POST", "/v1/eval", 300), type=EvalPoint)
+
+    async def stop(self) -> None:
+        """Ask the node to leave; returns at once."""
+        await self._call("POST", "/v1/stop", 10)
+
+    def _address(self) -> _Address:
+        try:
+            raw = self._file.read_bytes()[:_MAX_BODY]
+            return msgspec.json.decode(raw, type=_Address)
+        except FileNotFoundError:
+            raise NotRunningError(self._message()) from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise HomeError(f"cannot read {self._file}: {error}") from error
+
+    def _message(self) -> str:
+        return f"no node is running in {self._file.parent}: start one with `swarm-node join`"
+
+    async def _call(self, method: str, path: str, patience: float) -> bytes:
+        address = self._address()
+        url = f"http://127.0.0.1:{address.port}{path}"
+        headers = {"Authorization": f"Bearer {address.token}"}
+        try:
+            async with (
+                ClientSession(timeout=ClientTimeout(total=patience)) as session,
+                session.request(method, url, headers=headers) as response,
+            ):
+                body = await response.read()
+                if response.status == 401:  # another program took the port of a node that died
+                    raise NotRunningError(self._message())
+                if response.status != 200:
+                    text = body[:500].decode("utf-8", "replace")
+                    raise SwarmNodeError(f"the node answered {response.status}: {text}")
+                return body
+        except ClientError:
+            raise NotRunningError(self._message()) from None
+        except TimeoutError:
+            raise SwarmNodeError(
+                f"the node in {self._file.parent} (process {address.pid}) did not answer "
+                f"in {patience:g} s"
+            ) from None
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -1,0 +1,86 @@
+"""Held-out reward: the figure that says whether a node got better. The node's own samples only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from swarm_node.config import Settings
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.seeds import held_out_seed
+from swarm_node.node.parts import Parts
+from swarm_node.node.snapshot import EvalPoint
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.rollout import TaskRef
+
+
+class Evaluator:
+    """Samples one completion (temperature as in training: pass@1) for each of a fixed set of
+    held-out tasks; their seeds are the same in every node and run, and refused in training."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        parts: Parts,
+        info: EnvironmentInfo,
+        own_families: Sequence[str],
+        earlier: float,
+    ) -> None:
+        """`earlier` is where the curve of a resumed node stood, in seconds."""
+        self._parts = parts
+        self._info = info
+        self._own = frozenset(own_families)
+        self._tasks = settings.run.eval_tasks
+        self._sampling = settings.sampling
+        self._started = parts.clock.now() - earlier
+        self._one_at_a_time = asyncio.Lock()
+
+    async def measure(self) -> EvalPoint:
+        """One point of the curve; takes a sampling call over all families. A task whose prompt
+        leaves the model no room for an answer counts as answered wrongly."""
+        async with self._one_at_a_time:
+            refs = [
+                TaskRef(self._info.name, self._info.version, family, held_out_seed(family, index))
+                for family in self._info.families
+                for index in range(self._tasks)
+            ]
+            prompts = await self._parts.environment.render(refs)
+            version = self._parts.sampler.version
+            codec, longest = self._parts.codec, self._sampling.max_new_tokens
+            requests = {
+                ref: SampleRequest(
+                    codec.encode_prompt(prompt),
+                    n=1,
+                    seed=ref.seed,
+                    max_new_tokens=longest,
+                    temperature=self._sampling.temperature,
+                )
+                for ref, prompt in zip(refs, prompts, strict=True)
+            }
+            fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, longest)]
+            groups = await self._parts.sampler.sample([requests[ref] for ref in fitting])
+            rewards = dict.fromkeys(refs, 0.0)
+            for ref, (completion,) in zip(fitting, groups, strict=True):
+                judged = await self._parts.environment.judge(ref, [completion.text])
+                (rewards[ref],) = judged.rewards
+        scores: dict[str, list[float]] = {family: [] for family in self._info.families}
+        for ref in refs:
+            scores[ref.family].append(rewards[ref])
+        return self._point(version, {family: _mean(values) for family, values in scores.items()})
+
+    def _point(self, version: int, families: dict[str, float]) -> EvalPoint:
+        own = [value for family, value in families.items() if family in self._own]
+        unseen = [value for family, value in families.items() if family not in self._own]
+        return EvalPoint(
+            seconds=self._parts.clock.now() - self._started,
+            version=version,
+            all=_mean(list(families.values())),
+            own=_mean(own),
+            unseen=_mean(unseen) if unseen else None,
+            families=families,
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

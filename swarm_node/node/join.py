@@ -1,0 +1,118 @@
+"""What `swarm-node join` does before the node runs: find or found its swarm, say so, log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from swarm_node.cli.plan import fit_check
+from swarm_node.config import Settings
+from swarm_node.errors import TicketError, TicketExpiredError
+from swarm_node.node.home import Home, Membership
+from swarm_node.node.service import notify
+from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.policy.models.model import resolve
+
+_MAX_TICKET_FILE = 16 * 1024
+TICKET_SECONDS = 7 * 86_400
+MEMBER_SECONDS = 90 * 86_400
+
+
+def join_swarm(settings: Settings) -> None:
+    """Run a node until it is stopped.
+
+    Raises:
+        SwarmNodeError: it cannot start; the message says what to do.
+    """
+    set_up_logging(settings.verbose)
+    # Before anything is founded or started: a download may take long, and may be interrupted.
+    model = resolve(settings.model, fit_check(settings))
+    settings = settings.model_copy(update={"model": str(model)})
+    home = Home(settings.home)
+    with home.lock():
+        membership, founded = belong(settings, home)
+        bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
+        network = settings.network.model_copy(update={"bootstrap": bootstrap})
+        settings = settings.model_copy(update={"network": network})
+        from swarm_node.node.build import run_node  # imports torch and the network stack
+
+        def on_running(addresses: Sequence[str]) -> None:
+            if founded:
+                _offer_ticket(home, addresses)
+            notify("READY=1")
+
+        asyncio.run(run_node(settings, home, membership, on_running))
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Readable lines on a terminal, JSON elsewhere; to stderr, so that stdout is the answer."""
+    terminal = sys.stderr.isatty()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(
+                fmt="%H:%M:%S" if terminal else "iso", utc=not terminal
+            ),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if verbose else logging.INFO
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
+    """This node's membership, and whether it just founded the swarm.
+
+    Raises:
+        HomeError, TicketError: no membership can be had; the message says what to do.
+    """
+    text = _ticket_text(settings)
+    now = time.time()
+    if text is not None:
+        try:
+            return home.join_swarm(parse_ticket(text, now), now), False
+        except TicketExpiredError as error:
+            # Services start with the same command for ever; a member needs no ticket.
+            if not home.has_swarm or home.swarm().swarm_id != error.swarm_id:
+                raise
+    if home.has_swarm:
+        return home.membership(), False
+    name = f"swarm of {home.identity().peer_id[-6:]}"
+    return home.found_swarm(name, now), True
+
+
+def _ticket_text(settings: Settings) -> str | None:
+    if settings.ticket is not None:
+        return settings.ticket.get_secret_value()
+    path = settings.ticket_file
+    if path is None:
+        return None
+    if str(path) == "-":
+        return sys.stdin.read(_MAX_TICKET_FILE)
+    try:
+        with path.open(encoding="ascii") as file:
+            return file.read(_MAX_TICKET_FILE)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TicketError(f"cannot read the ticket file {path}: {error}") from error
+
+
+def _offer_ticket(home: Home, addresses: Sequence[str]) -> None:
+    """A newly founded swarm has one member: say how the next one joins."""
+    ticket = home.invite(
+        addresses,
+        now=time.time(),
+        valid_seconds=TICKET_SECONDS,
+        member_seconds=MEMBER_SECONDS,
+    )
+    print(f"Founded swarm {home.swarm().name!r}. The next node joins it (within a week) with:")
+    print(f"  swarm-node join --ticket {ticket}")
+    print("Who has this ticket can join: send it as you would send a password.", flush=True)

@@ -1,0 +1,162 @@
+"""Learning from experience: draw a batch, update in the trainer's process, hand the weights on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from swarm_node.config import Settings
+from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
+from swarm_node.node.mixing import Mixer
+from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.snapshot import Saved, UpdateRow
+from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
+from swarm_node.policy.sampling.sampler import RestingSampler
+from swarm_node.policy.training.trainer import UpdateStats
+
+_KEEP_EVALS = 2000
+_BACKOFF_SECONDS = (1.0, 60.0)
+_log = structlog.get_logger(__name__)
+
+
+class Learner:
+    """Owns the way from the replay buffer to the sampler's weights."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: Parts,
+        tally: Tally,
+        buffer: ReplayBuffer,
+        rng: random.Random,
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._tally = tally
+        self._buffer = buffer
+        self._rng = rng
+        self._mixer = Mixer(settings.policy, tally, buffer)
+        #: Own groups in the update under way, until the sampler has its weights.
+        self.training = 0
+
+    async def start(self) -> None:
+        """Resume from the newest checkpoint and give the sampler its weights.
+
+        Raises:
+            SwarmNodeError: there is nothing to start from.
+        """
+        trainer = self._parts.trainer
+        weights, version = await trainer.start()
+        await self._parts.sampler.load(weights, version)
+        if trainer.extra:
+            try:
+                saved = msgspec.convert(dict(trainer.extra), Saved)
+            except msgspec.ValidationError as error:
+                raise CheckpointError(
+                    f"the newest checkpoint is not of this program: {error}"
+                ) from None
+            tally = self._tally
+            tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            self._mixer.resume(saved.mixture)
+
+    async def step(self, stopping: Callable[[], bool]) -> bool:
+        """One update, if there is a batch; False when there was none.
+
+        The use of every group is stored before the update: a crash in between loses that use, and
+        no group is trained on twice.
+        """
+        drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
+        if drawn is None:
+            return False
+        self.training = drawn.own_count
+        try:
+            await self._learn(drawn, stopping)
+        finally:
+            self.training = 0
+        return True
+
+    async def _learn(self, drawn: Drawn, stopping: Callable[[], bool]) -> None:
+        parts, tally = self._parts, self._tally
+        await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
+        batch = build_batch(
+            drawn.groups,
+            parts.codec.encode_prompt,
+            parts.codec.encode_answer,
+            parts.codec.eos_id,
+            self._settings.policy.correction,
+            self._settings.policy.advantage,
+            drawn.beside,
+        )
+        sampler = parts.sampler
+        resting = isinstance(sampler, RestingSampler) and await sampler.rest()
+        started = parts.clock.now()
+        try:
+            result = await parts.trainer.update(batch)
+        except (ChildError, ModelError) as error:
+            await self._restart(error, stopping)
+            return
+        tally.updating.add(parts.clock.now() - started, 1)
+        self._record(drawn, result.stats)
+        self._mixer.update()
+        if resting or result.stats.skipped is None:
+            await sampler.load(result.weights, result.stats.version)
+        if result.stats.skipped is not None:
+            return
+        if tally.updates % self._settings.run.checkpoint_updates == 0:
+            await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Store training state and tally; a failure is counted and told, the node goes on."""
+        tally = self._tally
+        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self._mixer.state)
+        extra: Mapping[str, Any] = msgspec.to_builtins(saved)
+        try:
+            await self._parts.trainer.checkpoint(extra)
+        except (ChildError, CheckpointError) as error:
+            tally.faults["checkpoint"] += 1
+            _log.warning("no checkpoint", error=str(error))
+
+    async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
+        """Bring the trainer back from its last checkpoint, for as long as it takes."""
+        shortest, longest = _BACKOFF_SECONDS
+        attempt = 0
+        while not stopping():
+            self._tally.faults["trainer"] += 1
+            self._tally.trainer_restarts += 1
+            _log.warning("restarting the trainer", error=str(error))
+            await asyncio.sleep(min(longest, shortest * 2.0**attempt))
+            attempt = min(attempt + 1, 10)
+            try:
+                weights, version = await self._parts.trainer.restart()
+            except (ChildError, ModelError) as again:
+                error = again
+                continue
+            await self._parts.sampler.load(weights, version)
+            return
+
+    def _record(self, drawn: Drawn, stats: UpdateStats) -> None:
+        tally = self._tally
+        tally.groups.trained_own += drawn.own_count
+        tally.groups.trained_external += drawn.external_count
+        if stats.skipped is None:
+            tally.updates += 1
+        else:
+            tally.skipped_updates += 1
+        if stats.halvings:
+            tally.faults["memory"] += stats.halvings
+        rewards = [reward for group in drawn.groups for reward in group.rewards]
+        tally.last_update = UpdateRow(
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            mean_reward=sum(rewards) / len(rewards),
+            clipped_share=stats.clipped_share,
+            kl=stats.kl,
+            tokens=stats.tokens,
+            seconds=stats.seconds,
+        )

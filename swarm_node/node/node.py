@@ -1,0 +1,394 @@
+"""The composition root: one node, as one TaskGroup of named loops over a few bounded stores.
+
+      sample ──groups──► [outbox + log: storage] ──► peers list and pull it (p2p/serving)
+        ▲  │                                                        │
+        │  └──own──► [replay buffer] ◄──verified── pull ◄── list ◄──┘
+        │                  │ own + external                 meet: heartbeats, greetings, repair
+     weights               ▼
+        └────────────── train (child process)        evaluate: held-out reward   report: one line
+
+| loop     | waits for                                | wakes                 |
+| sample   | room for own groups in the replay buffer | train                 |
+| train    | enough own groups; never for a peer      | sample (room, weights)|
+| list     | its poll interval                        | pull                  |
+| pull     | offers and room for peers' groups        | train                 |
+| meet     | its heartbeat interval                   | –                     |
+| evaluate | its interval                             | –                     |
+
+A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
+that a crash loses nothing published and trains nothing twice. The trainer and the environments are
+children that may die; a dead peer, daemon or bootstrap never stops a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+
+import structlog
+
+from swarm_node.config import Settings
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.errors import ChildError, ConfigError, Rejected, SwarmNodeError
+from swarm_node.node.evaluation import Evaluator
+from swarm_node.node.home import Membership
+from swarm_node.node.learner import Learner
+from swarm_node.node.mixing import replay_settings
+from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.rollouts import RolloutMaker, Scored
+from swarm_node.node.snapshot import EvalPoint
+from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.serving import Server
+from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
+from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.models.tokens import check_tokens
+from swarm_node.rollout import VerifiedGroup
+
+_HEAL_SECONDS = 5.0
+_REPORT_SECONDS = 15.0
+_STOP_SECONDS = 20.0
+_FAULT_SECONDS = 1.0
+_SEEN_SECONDS = 60.0
+_LIST_PEERS = 3
+_PARALLEL_PULLS = 4
+_KNOWN_PEERS = 32
+_KEEP_OWN_GROUPS = 4096
+_REQUESTS_PER_SECOND = 50.0
+_REQUEST_BURST = 500.0
+_log = structlog.get_logger(__name__)
+
+
+class Node:
+    """One member of a swarm. `run` is its whole life; `stop` ends it."""
+
+    def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
+        self.settings = settings
+        self.membership = membership
+        self.parts = parts
+        self.tally = Tally()
+        self.state = "starting"
+        self.info: EnvironmentInfo | None = None
+        self.own_families: tuple[str, ...] = ()
+        self.started = parts.clock.now()
+        self.running_since: float | None = None
+        self.directory = Directory(membership.identity.peer_id)
+        self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
+        # Streams of their own, so that a slow peer does not change what is drawn for training.
+        seed = f"{settings.run.seed}:{membership.identity.peer_id}"
+        train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
+        self._share_rng = random.Random(f"share:{seed}")  # noqa: S311
+        self._learner = Learner(settings, parts, self.tally, self.buffer, train_rng)
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._evaluator: Evaluator | None = None
+        self._maker: RolloutMaker | None = None
+        self._exchange: Exchange | None = None
+
+    def stop(self) -> None:
+        """Leave soon: finish the update under way, store a checkpoint, close everything."""
+        self._stop.set()
+
+    async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
+        """Live until `stop` or, with `run.updates`, that many updates. `on_running` is told this
+        node's addresses once it can be dialled.
+
+        Raises:
+            SwarmNodeError: it cannot start or go on; the message says what to do.
+        """
+        try:
+            await self._open()
+            self.state = "running"
+            self.running_since = self.parts.clock.now()
+            if on_running is not None:
+                on_running(self.parts.transport.addresses())
+            await self._live()
+            await self._learner.checkpoint()
+        except BaseExceptionGroup as group:
+            own, _ = group.split(SwarmNodeError)
+            if own is None:
+                raise
+            raise _first(own) from group
+        finally:
+            await self._close()
+
+    async def evaluate(self) -> EvalPoint:
+        """Measure held-out reward now and add it to the curve.
+
+        Raises:
+            SwarmNodeError: the node has not started, or the environment failed.
+        """
+        if self._evaluator is None:
+            raise SwarmNodeError("the node is still starting; try again in a few seconds")
+        point = await self._evaluator.measure()
+        self.tally.evals.append(point)
+        return point
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            loops = {
+                name: group.create_task(loop(), name=name) for name, loop in self._loops().items()
+            }
+            await self._stop.wait()
+            self.state = "stopping"
+            await self._notify()
+            await asyncio.wait({loops["train"]}, timeout=_STOP_SECONDS)
+            for task in loops.values():
+                task.cancel()
+
+    def _loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        return {
+            "sample": self._sample,
+            "train": self._train,
+            "list": self._list,
+            "pull": self._pull,
+            "meet": self._meet,
+            "evaluate": self._evaluate,
+            "report": self._report,
+        }
+
+    async def _sample(self) -> None:
+        """Draw tasks, complete them, score them, publish the groups and keep them for training."""
+        assert self._maker is not None
+        while True:
+            await self._until(lambda: self._room() >= self._call())
+            try:
+                await self._maker.make(
+                    min(self._room(), self.settings.sampling.tasks_per_call), self._share
+                )
+            except ChildError as error:
+                await self._environment_failed(error)
+
+    async def _share(self, scored: Sequence[Scored]) -> None:
+        """Publish own groups and keep them for training."""
+        for group in await self._sharing.publish(scored, self.parts.trainer.version):
+            self._admit(group)
+        self.tally.groups.published += len(scored)
+        await self._notify()
+
+    async def _train(self) -> None:
+        """Update whenever there is a batch; never wait for a peer."""
+        limit = self.settings.run.updates
+        while not self._stop.is_set():
+            await self._until(
+                lambda: self._stop.is_set() or self.buffer.ready(self.parts.trainer.version)
+            )
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+                await self._notify()
+            if limit and self.tally.updates >= limit:
+                self._stop.set()
+
+    async def _list(self) -> None:
+        """Read the newest announcements of a few random peers, no more than can be pulled."""
+        storage = self.parts.storage
+        while True:
+            room = self._external_room()
+            wanted = room(None) - self._sharing.on_offer(room)
+            self.tally.offered += await self._sharing.list_some(_LIST_PEERS, wanted)
+            await self._notify()
+            await storage.run(storage.retire, self.buffer.collect_departed())
+            await storage.run(storage.prune, _KEEP_OWN_GROUPS)
+            await asyncio.sleep(self.settings.network.poll_seconds)
+
+    async def _pull(self) -> None:
+        """Pull and verify offered groups while there is room to train on them; a few at once, so
+        that a slow or lost answer does not hold up the others."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_PARALLEL_PULLS):
+                group.create_task(self._pull_singly())
+
+    async def _pull_singly(self) -> None:
+        while True:
+            await self._until(lambda: self._sharing.on_offer(self._external_room()) > 0)
+            version = self.parts.trainer.version
+            try:
+                group = await self._sharing.pull(self._external_room(), version)
+            except ChildError as error:
+                await self._environment_failed(error)
+                continue
+            if group is not None:
+                self._admit(group)
+                self.tally.groups.received += 1
+                await self._notify()
+
+    async def _meet(self) -> None:
+        """Find peers, be found, repair: often at first, then every heartbeat."""
+        network, storage, clock = self.settings.network, self.parts.storage, self.parts.clock
+        pause, next_beat = 1.0, 0.0
+        while True:
+            known = await storage.run(storage.known_peers, _KNOWN_PEERS)
+            addresses = [*network.bootstrap, *(a for peer in known for a in peer.addresses)]
+            done = await self.parts.transport.heal(addresses)
+            if done not in ("ok", "alone"):
+                _log.info("network repaired", what=done)
+            if clock.now() >= next_beat:
+                await self._sharing.beat(self.parts.trainer.version, network.heartbeat_seconds)
+                for peer in self.directory.live(clock.now(), pause):
+                    await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
+                next_beat = clock.now() + pause
+                pause = min(network.heartbeat_seconds, pause * 1.5)
+            await asyncio.sleep(min(pause, _HEAL_SECONDS))
+
+    async def _evaluate(self) -> None:
+        while True:
+            try:
+                await self.evaluate()
+            except ChildError as error:
+                await self._environment_failed(error)
+            await asyncio.sleep(self.settings.run.eval_seconds)
+
+    async def _report(self) -> None:
+        """One line that says what the node is doing and whether it gets better."""
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            tally = self.tally
+            _log.info(
+                "progress",
+                version=self.parts.trainer.version,
+                held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
+                peers=len(self.directory.live(self.parts.clock.now(), _SEEN_SECONDS)),
+                published=tally.groups.published,
+                trained_own=tally.groups.trained_own,
+                trained_external=tally.groups.trained_external,
+                rejected=tally.rejected.total(),
+            )
+
+    async def _open(self) -> None:
+        parts = self.parts
+        self.info = info = await parts.environment.start()
+        self.own_families = _chosen(self.settings.environment.families, info)
+        if info.sandbox is not None and not info.sandbox.complete:
+            _log.warning(
+                "answers are judged in processes that can do harm", how=info.sandbox.described()
+            )
+        await self._learner.start()
+        # A crash after the newest checkpoint lost no group: the log knows how many there are.
+        self.tally.groups.published = await parts.storage.run(parts.storage.head)
+        self._maker = maker = RolloutMaker(
+            self.settings,
+            parts,
+            self.tally,
+            info,
+            self.own_families,
+            self.membership.identity.peer_id,
+            self.membership.swarm.swarm_id,
+        )
+        self._evaluator = Evaluator(
+            settings=self.settings,
+            parts=parts,
+            info=info,
+            own_families=self.own_families,
+            earlier=self.tally.evals[-1].seconds if self.tally.evals else 0.0,
+        )
+        self._exchange = self._open_exchange(info, maker)
+        for row in await parts.storage.run(parts.storage.live, self.settings.policy.reuse):
+            self.buffer.restore(restored_group(row), row.uses, parts.trainer.version)
+        await parts.transport.start()
+        _log.info(
+            "node started",
+            peer=self.membership.identity.peer_id,
+            swarm=self.membership.swarm.name,
+            version=parts.trainer.version,
+            families=",".join(self.own_families),
+        )
+
+    def _open_exchange(self, info: EnvironmentInfo, maker: RolloutMaker) -> Exchange:
+        parts, membership = self.parts, self.membership
+        verifier = GroupVerifier(
+            membership.swarm.swarm_id,
+            Expected(info.name, info.version, frozenset(info.families), parts.policy),
+            parts.storage,
+            maker.judge,
+            partial(check_tokens, parts.codec),
+        )
+        Server(
+            transport=parts.transport,
+            swarm=membership.swarm,
+            chain=membership.chain,
+            storage=parts.storage,
+            directory=self.directory,
+            gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
+            rejected=self.tally.rejected,
+            clock=parts.clock,
+            rng=self._share_rng,
+        )
+        return Exchange(
+            transport=parts.transport,
+            identity=membership.identity,
+            swarm=membership.swarm,
+            chain=membership.chain,
+            storage=parts.storage,
+            verifier=verifier,
+            directory=self.directory,
+            rejected=self.tally.rejected,
+            clock=parts.clock,
+            rng=self._share_rng,
+        )
+
+    @property
+    def _sharing(self) -> Exchange:
+        assert self._exchange is not None, "loops start after _open"
+        return self._exchange
+
+    def _room(self) -> int:
+        return self.buffer.own_room(
+            self.parts.trainer.version, training=self._learner.training, call=self._call()
+        )
+
+    def _call(self) -> int:
+        return self.buffer.worth_a_call(self.settings.sampling.tasks_per_call)
+
+    def _external_room(self) -> Callable[[str | None], int]:
+        """Room for peers' groups, of one author or of anybody."""
+        return partial(self.buffer.external_room, self.parts.trainer.version)
+
+    def _admit(self, group: VerifiedGroup) -> None:
+        refused = self.buffer.admit(group, self.parts.trainer.version)
+        if isinstance(refused, Rejected):
+            self._sharing.reject(refused, group.author)
+
+    async def _environment_failed(self, error: SwarmNodeError) -> None:
+        """Count and tell it, and give the environment's process a moment."""
+        self.tally.faults["environment"] += 1
+        _log.warning("the environment failed", error=str(error))
+        await asyncio.sleep(_FAULT_SECONDS)
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(ready)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _close(self) -> None:
+        """Close every part, each within its own bound, whatever state it is in."""
+        parts = self.parts
+        for close in (
+            parts.transport.stop,
+            parts.sampler.close,
+            parts.trainer.close,
+            parts.environment.close,
+        ):
+            with contextlib.suppress(SwarmNodeError):
+                await close()
+        parts.storage.close()
+
+
+def _chosen(wanted: list[str], info: EnvironmentInfo) -> tuple[str, ...]:
+    unknown = sorted(set(wanted) - set(info.families))
+    if unknown:
+        raise ConfigError(
+            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
+        )
+    return tuple(wanted) or info.families
+
+
+def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
+    """The first leaf of a group: the error that ended the others."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

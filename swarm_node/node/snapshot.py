@@ -1,0 +1,117 @@
+"""The one picture of a running node that status, the demo and every later view render."""
+
+from __future__ import annotations
+
+import msgspec
+
+from swarm_node.policy.experience.mixture import MixtureState
+
+SCHEMA = 1
+
+
+class EvalPoint(msgspec.Struct, frozen=True):
+    """Held-out reward (mean over tasks of a family, then over families) at one policy version.
+    `own` are families this node samples, `unseen` those it only ever met in peers' rollouts."""
+
+    seconds: float
+    version: int
+    all: float
+    own: float
+    unseen: float | None
+    families: dict[str, float]
+
+
+class GroupCounts(msgspec.Struct):
+    """How many rollout groups went which way since this home was created."""
+
+    published: int = 0
+    trained_own: int = 0
+    trained_external: int = 0
+    received: int = 0
+
+
+class Saved(msgspec.Struct):
+    """What a node keeps in a checkpoint besides the training state."""
+
+    updates: int
+    groups: GroupCounts
+    evals: list[EvalPoint]
+    mixture: MixtureState | None = None
+
+
+class PeerRow(msgspec.Struct, frozen=True):
+    """What is known of one peer."""
+
+    peer_id: str
+    version: int
+    seconds_since_seen: float
+    published: int
+    received: int
+    rejected: int
+    addresses: list[str]
+
+
+class UpdateRow(msgspec.Struct, frozen=True):
+    """The newest update in figures."""
+
+    loss: float
+    grad_norm: float
+    mean_reward: float
+    clipped_share: float
+    kl: float
+    tokens: int
+    seconds: float
+
+
+class MixtureRow(msgspec.Struct, frozen=True):
+    """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
+    mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
+    1 after held-out reward fell. None: not known, or not estimated."""
+
+    own: int
+    external: int
+    adaptive: bool
+    mixed_share: float | None
+    mixed_share_error: float | None
+    offered_per_own: float | None
+    allowance: float
+
+
+class BusyRow(msgspec.Struct, frozen=True):
+    """Seconds that the sampler spent on own rollouts and the trainer on updates, of the `seconds`
+    since the node began to run. Both work at once, so the two may add up to more."""
+
+    sampler: float
+    trainer: float
+    seconds: float
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything worth showing of a node at one moment."""
+
+    schema: int
+    peer_id: str
+    swarm: str
+    swarm_id: str
+    model: str
+    state: str
+    seconds: float
+    version: int
+    updates: int
+    skipped_updates: int
+    trainer_restarts: int
+    groups: GroupCounts
+    rejected: dict[str, int]
+    faults: dict[str, int]
+    evals: list[EvalPoint]
+    families: list[str]
+    own_families: list[str]
+    peers: list[PeerRow]
+    buffer: dict[str, int]
+    update: UpdateRow | None
+    addresses: list[str]
+    processes: dict[str, int]
+    mixture: MixtureRow | None = None
+    busy: BusyRow | None = None
+    #: What holds the processes that judge answers: "confined", or what this machine lacks.
+    sandbox: str = ""

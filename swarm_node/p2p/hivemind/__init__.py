@@ -1,0 +1,1 @@
+"""The transport on hivemind's libp2p daemon and DHT."""

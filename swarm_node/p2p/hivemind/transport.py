@@ -1,0 +1,329 @@
+"""The hivemind transport: libp2p streams for requests, a Kademlia DHT for heartbeats.
+
+A Go daemon (p2pd) carries TCP, Noise and the streams; hivemind's DHT node runs on this process's
+own loop. Everything is built so that a hung or dead peer, or a dead daemon, costs seconds and
+never the node: start waits for nobody, dials run in parallel, repair is a loop, stop is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.errors import TransportError
+from swarm_node.p2p.frames import (
+    Reply,
+    answer,
+    check_size,
+    read_reply,
+    read_request,
+    send_reply,
+    send_request,
+)
+from swarm_node.p2p.hivemind.addresses import (
+    is_endpoint,
+    is_peer_id,
+    parse_address,
+    pin_ports,
+    require_free_ports,
+)
+from swarm_node.p2p.hivemind.daemon import DhtNode, new_store
+from swarm_node.p2p.hivemind.process import STOP_SECONDS
+from swarm_node.p2p.hivemind.records import (
+    MAX_TTL_SECONDS,
+    HeartbeatRecords,
+    HeartbeatStore,
+    SwarmAuthorizer,
+    heartbeat_key,
+)
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.transport import (
+    MAX_HEARTBEAT_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    Handler,
+)
+
+#: From accepting a stream to the ack of its reply.
+STREAM_SECONDS = 60.0
+REFUSAL_SECONDS = 5.0
+OPEN_SECONDS = 10.0
+#: Addresses that one dial() tries; of more, `rng` chooses.
+MAX_DIALS = 32
+PROBE_SECONDS = 3.0
+#: Streams of one peer that may wait behind its running ones, and streams of all peers together.
+MAX_WAITING_PER_PEER = 64
+MAX_STREAMS = 512
+
+log = structlog.get_logger(__name__)
+
+_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+class HivemindTransport:
+    """Transport on hivemind 1.1.12 (TCP only, no relay, no NAT help yet).
+
+    `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0; `secret` is the swarm's, from
+    its ticket: without it nobody reads or writes the DHT. `state_dir` holds p2pd's copy of the key
+    while p2pd starts. Each peer may have `max_concurrent_per_peer` requests in work here.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        swarm_id: bytes,
+        secret: bytes,
+        listen: Sequence[str],
+        state_dir: Path,
+        rng: random.Random,
+        announce: Sequence[str] = (),
+        max_concurrent_per_peer: int = 8,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        for text in (*listen, *announce):
+            if not is_endpoint(text):
+                raise TransportError(f"{text!r} is not an address like /ip4/0.0.0.0/tcp/31330")
+        self._identity = identity
+        self._listen = tuple(listen)
+        self._announce = tuple(announce)
+        self._state_dir = state_dir
+        self._rng = rng
+        self._clock = clock
+        self._key = heartbeat_key(swarm_id)
+        self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
+        self._handlers: dict[str, Handler] = {}
+        self._slots = _PeerSlots(max_concurrent_per_peer)
+        self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
+        self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
+        self._published_until = 0.0
+        self._node: DhtNode | None = None
+        self._started = False
+        self._changing = asyncio.Lock()
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def daemon_pid(self) -> int | None:
+        """Process id of the running p2pd."""
+        return None if self._node is None or self._node.dead else self._node.pid
+
+    async def start(self) -> None:
+        async with self._changing:
+            if self._started:
+                raise RuntimeError("start() was called twice")
+            self._node = await self._start_node(self._listen)
+            self._started = True
+
+    async def stop(self) -> None:
+        async with self._changing:
+            self._started = False
+            await self._stop_node()
+
+    def addresses(self) -> list[str]:
+        if self._node is None:
+            return []
+        # Peers are told the first few only, and other machines cannot use the loopback ones.
+        return sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        if self._started:
+            raise RuntimeError("serve() comes before start()")
+        self._handlers[protocol] = handler
+
+    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+        node = self._running()
+        targets = {parse_address(text) for text in addresses}
+        wanted = [t for t in targets if t is not None and t.peer_id != self.peer_id]
+        if len(wanted) > MAX_DIALS:
+            wanted = self._rng.sample(sorted(wanted, key=str), MAX_DIALS)
+        answered = sum(await asyncio.gather(*(node.connect(target, patience) for target in wanted)))
+        if answered:
+            await node.fill_table(patience)
+        return answered
+
+    async def heal(self, addresses: Sequence[str]) -> str:
+        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (peers are
+        known again) or "alone".
+
+        Raises:
+            TransportError: not started, or the daemon cannot be restarted; call again later.
+        """
+        async with self._changing:
+            if not self._started:
+                raise TransportError("the transport is not running: start it first")
+            node = self._node
+            connections = None if node is None else await node.connections(PROBE_SECONDS)
+            if connections is None:
+                await self._restart_node()
+        node = self._running()
+        if connections is None:
+            await self.dial(addresses)
+            return "restarted"
+        if connections and not node.lonely:
+            return "ok"
+        await node.ping_known()
+        found = not node.lonely or await self.dial(addresses) > 0
+        return "healed" if found else "alone"
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        node = self._running()
+        check_size("request", len(payload), MAX_REQUEST_BYTES)
+        if not is_peer_id(peer) or peer == self.peer_id:
+            raise TransportError(f"{peer[:64]!r} is not the id of another peer")
+        reader, writer = await node.open_stream(peer, protocol, OPEN_SECONDS)
+        try:
+            await send_request(writer, payload)
+            reply = await read_reply(reader, writer, max_reply)
+        except BaseException:
+            writer.transport.abort()  # closing would wait for a peer that may not read
+            raise
+        writer.close()
+        return reply
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        """See `Transport.publish_heartbeat`. The DHT keeps the copy that lives longest, so a newer
+        heartbeat never ends before the one it replaces. `ttl` is at most an hour."""
+        node = self._running()
+        check_size("heartbeat", len(heartbeat), MAX_HEARTBEAT_BYTES)
+        if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half is for wrong clocks
+            raise ValueError("a heartbeat lives between 0 and 3600 seconds")
+        expires = max(self._clock.wall() + ttl, self._published_until + 0.001)
+        self._published_until = expires
+        await node.store(self._key, self.peer_id, heartbeat, expires)
+
+    async def heartbeats(self) -> dict[str, bytes]:
+        found = await self._running().find(self._key)
+        return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
+
+    def _running(self) -> DhtNode:
+        if not self._started:
+            raise TransportError("the transport is not running: start it first")
+        if self._node is None or self._node.dead:
+            raise TransportError("the network daemon died: heal() restarts it")
+        return self._node
+
+    async def _start_node(self, listen: Sequence[str]) -> DhtNode:
+        if self._records is None:  # kept over restarts of the daemon, with everybody's heartbeats
+            key_id, store = new_store(self._key, self._clock.wall)
+            self._records = HeartbeatRecords(self._identity, key_id, self._clock.wall), store
+        records, store = self._records
+        require_free_ports(listen)
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        node = await DhtNode.start(
+            self._state_dir / "p2pd.key",
+            self._identity,
+            listen=listen,
+            announce=self._announce,
+            records=records,
+            authorizer=self._authorizer,
+            store=store,
+        )
+        try:
+            await node.serve(list(self._handlers), self._serve_stream)
+        except BaseException:
+            await node.stop()
+            raise
+        return node
+
+    async def _restart_node(self) -> None:
+        """Replace a dead or stuck daemon, on the ports others know it by when they are free."""
+        known = [] if self._node is None else self._node.addresses
+        await self._stop_node(grace=0.0)
+        log.warning("the network daemon died or got stuck: starting a new one")
+        try:
+            self._node = await self._start_node(pin_ports(self._listen, known))
+        except TransportError:
+            self._node = await self._start_node(self._listen)
+
+    async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
+        # By their deadline, not by cancelling: asyncio prints a cancelled connection as an error.
+        for deadline in self._streams.values():
+            if not deadline.expired():
+                deadline.reschedule(0.0)
+        await asyncio.gather(*self._streams, return_exceptions=True)
+        node, self._node = self._node, None
+        if node is not None:
+            await node.stop(grace)
+
+    async def _serve_stream(
+        self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if len(self._streams) >= 2 * MAX_STREAMS:  # no time even for refusals
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        finished = False
+        try:
+            async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
+                await self._answer(protocol, peer, reader, writer)
+            finished = True
+        except (TransportError, TimeoutError) as error:
+            log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
+        finally:
+            del self._streams[task]
+            if finished:
+                writer.close()
+            else:
+                writer.transport.abort()  # closing would wait for a peer that may not read
+
+    async def _answer(
+        self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            async with self._slots.hold(peer):
+                payload = await read_request(reader)
+                reply = await answer(self._handlers[protocol], peer, protocol, payload)
+                await send_reply(reader, writer, reply)
+        except _RefusalError as refusal:
+            async with asyncio.timeout(REFUSAL_SECONDS):
+                await read_request(reader)  # unread, it would be taken for the ack
+                await send_reply(reader, writer, Reply.refusal(str(refusal)))
+
+
+class _RefusalError(TransportError):
+    """Why a stream is turned away before its request is read; its text is for the caller."""
+
+
+class _PeerSlots:
+    """Admits streams: so many at work per peer, so many waiting behind them, so many in all."""
+
+    def __init__(self, per_peer: int) -> None:
+        self._per_peer = per_peer
+        self._streams: Counter[str] = Counter()
+        self._working: dict[str, asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, peer: str) -> AsyncGenerator[None]:
+        """Wait for this peer's turn.
+
+        Raises:
+            _RefusalError: its queue or the node is full.
+        """
+        if self._streams[peer] >= self._per_peer + MAX_WAITING_PER_PEER:
+            raise _RefusalError("too many requests of yours at once: slow down")
+        if self._streams.total() >= MAX_STREAMS:
+            raise _RefusalError("busy: ask again later")
+        self._streams[peer] += 1
+        working = self._working.setdefault(peer, asyncio.Semaphore(self._per_peer))
+        try:
+            async with working:
+                yield
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]
+                del self._working[peer]

@@ -1,0 +1,97 @@
+"""Group-relative advantages. Pure.
+
+A completion is judged against the other completions of the same task, so that no value model is
+needed. `loss_names` says in a line what each is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swarm_node.policy.choices import AdvantageName
+
+#: Added to the standard deviation, so that a group of nearly equal rewards is not blown up.
+STD_EPSILON = 1e-4
+#: Rewards closer than this are equal; the same bound as `VerifiedGroup.informative`.
+EQUAL_WITHIN = 1e-6
+
+AdvantageFn = Callable[[ArrayLike], NDArray[np.float32]]
+
+
+def grpo(rewards: ArrayLike) -> NDArray[np.float32]:
+    """Advantages f32[G] of rewards f32[G]: (r − mean) / (std + 1e-4), population std (Shao et al.,
+    "DeepSeekMath", arXiv 2402.03300, section 4.1).
+
+    Here as in the others, all are zero when the rewards are equal within 1e-6: such a group says
+    nothing about its policy.
+
+    Raises:
+        ValueError: not one-dimensional, empty, or not finite.
+    """
+    values = _checked(rewards)
+    return _unless_equal(values, (values - values.mean()) / (values.std() + STD_EPSILON))
+
+
+def dr_grpo(rewards: ArrayLike) -> NDArray[np.float32]:
+    """Advantages f32[G] of rewards f32[G]: r − mean (Liu et al., arXiv 2503.20783): dividing by the
+    deviation would favour tasks that nearly always or hardly ever succeed.
+
+    Raises:
+        ValueError: not one-dimensional, empty, or not finite.
+    """
+    values = _checked(rewards)
+    return _unless_equal(values, values - values.mean())
+
+
+def rloo(rewards: ArrayLike) -> NDArray[np.float32]:
+    """Advantages f32[G] of rewards f32[G]: r − mean of the others (Ahmadian et al., arXiv
+    2402.14740), an unbiased baseline.
+
+    Raises:
+        ValueError: not one-dimensional, empty, or not finite.
+    """
+    values = _checked(rewards)
+    others = (values.sum() - values) / max(values.size - 1, 1)
+    return _unless_equal(values, values - others)
+
+
+def broad(
+    advantage: AdvantageFn, rewards: ArrayLike, beside: ArrayLike = ()
+) -> NDArray[np.float32]:
+    """Advantages f32[G] of `rewards` f32[G] within one group of these and `beside` f32[H], which
+    others' answers to the same task got (after Hu et al., "BroRL", arXiv 2510.01180: many rollouts
+    to a prompt). A group of equal rewards says something here if the others' differ from it.
+
+    Raises:
+        ValueError: not one-dimensional, empty, or not finite.
+    """
+    values = _checked(rewards)
+    whole = np.concatenate([values, np.asarray(beside, dtype=np.float64)])
+    return advantage(whole)[: values.size]
+
+
+def _checked(rewards: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"rewards must be a non-empty vector, not of shape {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("rewards must be finite numbers")
+    return values
+
+
+def _unless_equal(
+    values: NDArray[np.float64], advantages: NDArray[np.float64]
+) -> NDArray[np.float32]:
+    if values.max() - values.min() <= EQUAL_WITHIN:
+        return np.zeros(values.shape, dtype=np.float32)
+    return np.asarray(advantages, dtype=np.float32)
+
+
+#: Every advantage by the name the settings use.
+ADVANTAGES: Mapping[AdvantageName, AdvantageFn] = MappingProxyType(
+    {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+)

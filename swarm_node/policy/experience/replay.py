@@ -1,0 +1,375 @@
+"""Which verified groups the next update is trained on. Pure: no clock, no I/O.
+
+SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
+rewards are all equal carry no gradient and are never admitted; own groups are only filtered on
+demand. Age is counted in this node's own updates. A draw never waits for peers. I and J can be
+changed at any time (`ReplayBuffer.aim`), within the limits of the settings.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+
+from swarm_node.errors import ConfigError, Rejected
+from swarm_node.policy.experience.baselines import Baselines
+from swarm_node.policy.experience.drawing import DrawPolicy, Quality, draw_weight, weighted_sample
+from swarm_node.policy.experience.mixture import Mixture
+from swarm_node.rollout import Provenance, VerifiedGroup
+
+#: How many ids of departed groups are remembered, as a multiple of both capacities, so that one
+#: that comes again is known. Older ones are stopped by the stored replay windows.
+_MEMORY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """Batch composition and limits; groups throughout, ages in own updates.
+
+    An own group leaves when its oldest tokens are more than `max_lag` policy versions old, an
+    external one `max_age` updates after it arrived, and any after `reuse` draws. Own groups for
+    `own_batches` batches and external ones for `external_batches` are held at most, and one author
+    holds at most max(`peer_minimum`, `peer_share` of the external capacity). `own` and `external`
+    (I and J) are where the buffer starts and bound the capacities; `half_life` is used by the
+    weighted draw. With `filter_own`, own groups whose rewards are all equal leave at once, so that
+    every batch is full of informative ones (DAPO's dynamic sampling, arXiv 2503.14476) at the price
+    of more sampling. With `merge`, groups of one task are judged together (`baselines.py`).
+
+    Raises:
+        ConfigError: a value is impossible; the message names it.
+    """
+
+    own: int = 4
+    external: int = 4
+    max_lag: int = 8
+    max_age: int = 32
+    reuse: int = 1
+    own_batches: int = 4
+    external_batches: int = 8
+    peer_share: float = 0.25
+    peer_minimum: int = 8
+    draw: DrawPolicy = "uniform"
+    half_life: float = math.inf
+    filter_own: bool = False
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("own", "external", "max_lag", "max_age"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"policy.{name} must be 0 or more")
+        for name in ("reuse", "own_batches", "external_batches", "peer_minimum"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"policy.{name} must be 1 or more")
+        if self.own + self.external < 1:
+            raise ConfigError("policy.own and policy.external are both 0: nothing to train on")
+        if not 0.0 <= self.peer_share <= 1.0:
+            raise ConfigError("policy.peer_share must be within 0 and 1")
+        if not self.half_life > 0:
+            raise ConfigError("policy.half_life must be more than 0")
+
+    @property
+    def capacity_own(self) -> int:
+        """Own groups held at most; a batch without any external group fits in."""
+        return self.own_batches * (self.own + self.external)
+
+    @property
+    def capacity_external(self) -> int:
+        """External groups held at most."""
+        return self.external_batches * self.external
+
+    @property
+    def peer_quota(self) -> int:
+        """External groups of one author held at most."""
+        share = int(self.peer_share * self.capacity_external)
+        return min(self.capacity_external, max(self.peer_minimum, share))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One batch: `own_count` own groups first, then `external_count` external ones. `beside` are
+    for each of them the rewards of others' groups of its task."""
+
+    groups: tuple[VerifiedGroup, ...]
+    own_count: int
+    external_count: int
+    beside: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStats:
+    """What is held now, and totals since the start. `own_informative / own_admitted` estimates the
+    share p of own groups with mixed rewards, which decides how much sharing pays; `merged` of those
+    drawn were judged together with others of their task."""
+
+    own: int
+    external: int
+    authors: int
+    own_admitted: int
+    own_informative: int
+    external_admitted: int
+    own_drawn: int
+    external_drawn: int
+    expired: int
+    evicted: int
+    own_filtered: int
+    merged: int
+    rejected: dict[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    group: VerifiedGroup
+    oldest_version: int
+    uses: int = 0
+
+
+class ReplayBuffer:
+    """Holds groups between their admission and their last use. Deterministic given `rng`."""
+
+    def __init__(self, settings: ReplaySettings, quality: Quality = lambda author: 1.0) -> None:
+        """`quality` of an author, in [0, 1], is asked by the weighted draw."""
+        self.settings = settings
+        self.mixture = Mixture(settings.own, settings.external)
+        self._quality = quality
+        self._own_families: Counter[str] = Counter()
+        self._own: dict[bytes, _Held] = {}
+        self._external: dict[bytes, _Held] = {}
+        self._memory = _MEMORY * (settings.capacity_own + settings.capacity_external)
+        self._departed: OrderedDict[bytes, None] = OrderedDict()
+        self._uncollected: deque[bytes] = deque(maxlen=self._memory)
+        self._totals: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+        self._baselines = Baselines(self._memory)
+
+    def admit(self, group: VerifiedGroup, version: int) -> Rejected | None:
+        """Take `group` at policy `version`, or say why not: "duplicate", "stale",
+        "zero_advantage" (external only), "quota" or "capacity".
+
+        Where its author's quota or the buffer is full, a strictly younger group takes the place of
+        the oldest one of the author concerned: the quota's author, or whoever holds most. So a
+        peer that floods displaces nothing but its own groups.
+        """
+        return self.restore(group, 0, version)
+
+    def restore(self, group: VerifiedGroup, uses: int, version: int) -> Rejected | None:
+        """`admit` for a stored group that was already drawn `uses` times before a restart; "used"
+        if it has no use left."""
+        verdict = self._admit(_Held(group, group.group.oldest_version, uses), version)
+        if verdict is not None:
+            self._rejected[verdict.reason] += 1
+        elif self.settings.merge:
+            self._baselines.note(group)
+        return verdict
+
+    def aim(self, mixture: Mixture) -> None:
+        """Make the next batches of `mixture.own` own and `mixture.external` external groups.
+
+        Raises:
+            ValueError: more external groups, or more groups, than the capacities are meant for.
+        """
+        settings = self.settings
+        if not (mixture.own >= 0 and 0 <= mixture.external <= settings.external):
+            raise ValueError(f"external must be within 0 and {settings.external}, own 0 or more")
+        if not 1 <= mixture.size <= settings.own + settings.external:
+            raise ValueError(f"a batch holds 1 to {settings.own + settings.external} groups")
+        self.mixture = mixture
+
+    def ready(self, version: int) -> bool:
+        """Whether `draw` would give a batch now."""
+        self.expire(version)
+        return len(self._own) >= self.mixture.own and bool(self._own or self._external)
+
+    def draw(self, version: int, rng: random.Random) -> Drawn | None:
+        """The next batch at policy `version`; None while fewer than `own` own groups are ready.
+
+        External groups are drawn without replacement, uniformly or by `draw_weight`. What they lack
+        of `external` is filled with own groups as far as there are any. Own groups go least used,
+        then oldest first.
+        """
+        if not self.ready(version):
+            return None
+        external = self._draw_external(version, rng)
+        wanted = self.mixture.size - len(external)
+        own = sorted(self._own.values(), key=lambda held: held.uses)[:wanted]
+        for held in (*own, *external):
+            self._use(held)
+        self._totals["own_drawn"] += len(own)
+        self._totals["external_drawn"] += len(external)
+        groups = tuple(held.group for held in (*own, *external))
+        beside = tuple(
+            self._baselines.beside(group, version, self.settings.max_age) for group in groups
+        )
+        self._totals["merged"] += sum(map(bool, beside))
+        return Drawn(groups, len(own), len(external), beside)
+
+    def expire(self, version: int) -> None:
+        """Drop what is too old to be drawn at policy `version`."""
+        settings = self.settings
+        stale = [h for h in self._own.values() if version - h.oldest_version > settings.max_lag]
+        stale += [
+            h for h in self._external.values() if version - h.group.arrived > settings.max_age
+        ]
+        for held in stale:
+            self._depart(held)
+        self._totals["expired"] += len(stale)
+
+    def own_room(self, version: int, running: int = 0, training: int = 0, call: int = 0) -> int:
+        """How many own groups to begin sampling now, with `running` begun and not yet admitted and
+        `training` in the update under way; `call` is what `worth_a_call` says.
+
+        AReaL's admission (arXiv 2505.24298): a group begun behind n others is drawn about n / own
+        updates later, so at most (max_lag + 1) * own may be under way; with a `max_lag` of 0,
+        sampling and training take turns. Counting only what was not consumed yet needs no resetting
+        after a restart. A batch's worth beside a call, or two batches', keep the trainer busy; more
+        would only be older when its turn comes.
+        """
+        self.expire(version)
+        in_time = (self.settings.max_lag + 1) * max(self.mixture.own, 1) - training
+        slots = min(in_time, self.mixture.size + max(self.mixture.size, call))
+        return max(0, slots - len(self._own) - running)
+
+    def worth_a_call(self, most: int) -> int:
+        """Room to wait for before own groups are sampled, if a call samples at most `most`: what an
+        update takes. Where calls may be larger than a batch, twice that: a sampler that computes a
+        batch at a time costs the less per answer the more there are. Never more than there is room
+        for while an update still lacks a group, or both would wait."""
+        own = self.mixture.own
+        larger = most > self.mixture.size and self.settings.max_lag > 1
+        return min(most, 2 * own) if larger else own
+
+    def external_room(self, version: int, author: str | None = None) -> int:
+        """How many external groups are worth pulling now, from `author` or from anybody."""
+        if self.settings.external == 0:
+            return 0
+        self.expire(version)
+        room = self.settings.capacity_external - len(self._external)
+        if author is not None:
+            room = min(room, self.settings.peer_quota - self._holdings()[author])
+        return max(0, room)
+
+    def collect_departed(self) -> list[bytes]:
+        """Ids of the groups that left since the last call (used up, expired or displaced)."""
+        departed = list(self._uncollected)
+        self._uncollected.clear()
+        return departed
+
+    def stats(self) -> ReplayStats:
+        """A snapshot."""
+        totals = self._totals
+        return ReplayStats(
+            own=len(self._own),
+            external=len(self._external),
+            authors=len(self._holdings()),
+            own_admitted=totals["own_admitted"],
+            own_informative=totals["own_informative"],
+            external_admitted=totals["external_admitted"],
+            own_drawn=totals["own_drawn"],
+            external_drawn=totals["external_drawn"],
+            expired=totals["expired"],
+            evicted=totals["evicted"],
+            own_filtered=totals["own_filtered"],
+            merged=totals["merged"],
+            rejected=dict(self._rejected),
+        )
+
+    def _draw_external(self, version: int, rng: random.Random) -> list[_Held]:
+        settings, held = self.settings, list(self._external.values())
+        if settings.draw == "uniform":
+            return rng.sample(held, min(self.mixture.external, len(held)))
+        weights = [
+            draw_weight(
+                each.group,
+                version=version,
+                half_life=settings.half_life,
+                max_age=settings.max_age,
+                own_families=self._own_families,
+                quality=self._quality,
+            )
+            for each in held
+        ]
+        return weighted_sample(held, weights, self.mixture.external, rng)
+
+    def _admit(self, held: _Held, version: int) -> Rejected | None:
+        group = held.group
+        if group.id in self._own or group.id in self._external or group.id in self._departed:
+            return Rejected("duplicate", "this group was here before")
+        if held.uses >= self.settings.reuse:
+            return Rejected("used", f"drawn {held.uses} times")
+        if group.provenance is Provenance.OWN:
+            return self._admit_own(held, version)
+        return self._admit_external(held, version)
+
+    def _admit_own(self, held: _Held, version: int) -> Rejected | None:
+        behind = version - held.oldest_version
+        if behind > self.settings.max_lag:
+            return Rejected("stale", f"{behind} versions behind")
+        self._totals["own_admitted"] += 1
+        self._totals["own_informative"] += held.group.informative
+        self._own_families[held.group.group.task.family] += 1
+        if self.settings.filter_own and not held.group.informative:
+            self._totals["own_filtered"] += 1
+            self._remember(held.group.id)
+            return None
+        if len(self._own) >= self.settings.capacity_own:
+            self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
+        self._own[held.group.id] = held
+        return None
+
+    def _admit_external(self, held: _Held, version: int) -> Rejected | None:
+        settings, group = self.settings, held.group
+        if not group.informative:
+            return Rejected("zero_advantage", "all rewards are equal")
+        age = version - group.arrived
+        if age > settings.max_age:
+            return Rejected("stale", f"arrived {age} updates ago")
+        if settings.external == 0:
+            return Rejected("capacity", "no external groups are wanted")
+        holdings = self._holdings()
+        refused = None
+        if holdings[group.author] >= settings.peer_quota:
+            refused = self._displace(group, group.author, "quota")
+        elif len(self._external) >= settings.capacity_external:
+            largest = max(holdings, key=lambda author: (holdings[author], author))
+            refused = self._displace(group, largest, "capacity")
+        if refused is not None:
+            return refused
+        self._external[group.id] = held
+        self._totals["external_admitted"] += 1
+        return None
+
+    def _displace(self, group: VerifiedGroup, author: str, reason: str) -> Rejected | None:
+        """Make room for `group` at the cost of `author`, or refuse it."""
+        oldest = min(
+            (held for held in self._external.values() if held.group.author == author),
+            key=lambda held: held.group.arrived,
+        )
+        if group.arrived <= oldest.group.arrived:
+            return Rejected(reason, "what is held is as young")
+        self._evict(oldest)
+        return None
+
+    def _evict(self, held: _Held) -> None:
+        self._depart(held)
+        self._totals["evicted"] += 1
+
+    def _use(self, held: _Held) -> None:
+        held.uses += 1
+        if held.uses >= self.settings.reuse:
+            self._depart(held)
+
+    def _depart(self, held: _Held) -> None:
+        identifier = held.group.id
+        side = self._own if held.group.provenance is Provenance.OWN else self._external
+        del side[identifier]
+        self._remember(identifier)
+
+    def _remember(self, identifier: bytes) -> None:
+        self._departed[identifier] = None
+        while len(self._departed) > self._memory:
+            self._departed.popitem(last=False)
+        self._uncollected.append(identifier)
+
+    def _holdings(self) -> Counter[str]:
+        return Counter(held.group.author for held in self._external.values())

@@ -1,0 +1,1 @@
+"""How many bytes a model takes, and how a machine's memory is divided."""

@@ -1,0 +1,199 @@
+"""How one GPU is divided between sampler and trainer: pure, from a model's shape and free memory.
+
+Ways to work are tried from the one that costs nothing to the one that costs most, and the first
+that fits is taken: all weights before LoRA, both resident ("split") before the engine sleeping
+while the trainer works ("sleep"), all rows at once before a few, all activations kept before
+recomputing them, large micro-batches before small ones. No candidate depends on the memory, so more
+of it never gives a worse plan, and a larger model never a better one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from swarm_node.policy.memory.footprint import (
+    PREFILL_TOKENS,
+    Footprint,
+    Precision,
+    Training,
+    footprint,
+    longest_tokens,
+)
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.shapes import smaller_models
+
+Sharing = Literal["split", "sleep"]
+#: Rank where nobody named one: reinforcement learning loses little at far lower ones
+#: (thinkingmachines.ai/blog/lora, 2025).
+DEFAULT_RANK = 32
+#: Of the memory, for what the allocators cannot use: fragments and rounding.
+SPARE = 0.05
+_KEPT_TOKENS = (8192, 4096, 2048)
+_RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
+_LEAST_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a node is asked to do. `rows` answers of at most `max_new_tokens` are wanted at once.
+    `lora_rank` and `checkpointing` are what the user chose, None where the plan may choose. `dtype`
+    is that of matrix products and of the sampler; `eight_bit`: the optimizer's moments are small.
+    `can_sleep`: the engine can give back its memory while the trainer works."""
+
+    rows: int = 64
+    max_new_tokens: int = 24
+    lora_rank: int | None = None
+    checkpointing: bool | None = None
+    dtype: Precision = "bfloat16"
+    eight_bit: bool = False
+    can_sleep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShare:
+    """What an inference engine gets of a GPU. `max_rows` sequences of at most `max_model_len`
+    tokens, prompt included, run at once, `prefill_tokens` tokens in one step; `kv_bytes` hold keys
+    and values. `gpu_share` is for all of the engine, of the card's whole memory, free or not."""
+
+    max_model_len: int
+    max_rows: int
+    prefill_tokens: int
+    kv_bytes: int
+    gpu_share: float
+    sleep_level: int
+
+    def vllm_arguments(self) -> dict[str, int | float | bool]:
+        """The same as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Given the bytes of its
+        cache, vLLM fits nothing to `gpu_memory_utilization`, but refuses to start where less than
+        that is free; its own `max_num_batched_tokens` depends on the card, and what it computes
+        in with it. Sleep mode is only for CUDA; the level is given to each `sleep`."""
+        return {
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_rows,
+            "max_num_batched_tokens": max(self.prefill_tokens, self.max_rows),
+            "kv_cache_memory_bytes": self.kv_bytes,
+            "gpu_memory_utilization": self.gpu_share,
+            "enable_sleep_mode": self.sleep_level > 0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a GPU with `vram` free bytes, `card` in all (0: as many), is used. At most `rows` answers
+    are sampled at once, in sequences of at most `max_model_len` tokens."""
+
+    vram: int
+    training: Training
+    sharing: Sharing
+    rows: int
+    max_model_len: int
+    parts: Footprint
+    card: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak, spare not counted."""
+        return self.parts.total(asleep=self.sharing == "sleep")
+
+    @property
+    def engine(self) -> EngineShare:
+        """What the sampler gets, where it is an engine that is told so."""
+        share = math.ceil(1000 * self.parts.sampler / (self.card or self.vram)) / 1000
+        return EngineShare(
+            max_model_len=self.max_model_len,
+            max_rows=self.rows,
+            prefill_tokens=PREFILL_TOKENS,
+            kv_bytes=self.parts.kv,
+            gpu_share=min(0.95, share),
+            sleep_level=self.sleep_level,
+        )
+
+    @property
+    def sleep_level(self) -> int:
+        """vLLM's: 1 keeps the weights in the machine's memory, which an adapter goes on top of; 2
+        forgets them, as the next version brings them all (docs.vllm.ai, Sleep Mode); 0 is awake."""
+        if self.sharing == "split":
+            return 0
+        return 1 if self.training.lora_rank else 2
+
+    def described(self) -> str:
+        """The settings in one line."""
+        training = self.training
+        what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
+        what += " in bfloat16" * (training.dtype == "bfloat16")
+        kept = ", activations recomputed" if training.checkpointing else ""
+        asleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (
+            self.sharing == "sleep"
+        )
+        return (
+            f"{what}{kept}, micro-batches of {training.micro_batch_tokens:,} tokens, "
+            f"{self.rows} answers at once{asleep}"
+        )
+
+
+def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
+    """The best way to do `job` with `model` in `vram` free bytes; None when there is none."""
+    return next((plan for plan in _ways(model, job, vram) if _fits(plan)), None)
+
+
+def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
+    """The way that needs the least memory, whether it fits or not."""
+    return min(_ways(model, job, vram), key=lambda plan: plan.total)
+
+
+def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
+    """What would fit where `model` does not, each tried; empty when nothing known does."""
+    found: list[str] = []
+    if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
+        found.append(f"LoRA (policy.lora_rank = {DEFAULT_RANK})")
+    if job.checkpointing is False and make_plan(model, replace(job, checkpointing=None), vram):
+        found.append("policy.activation_checkpointing")
+    shorter = job.max_new_tokens // 2
+    while shorter >= 16:
+        if make_plan(model, replace(job, max_new_tokens=shorter), vram):
+            found.append(f"shorter answers (sampling.max_new_tokens = {shorter})")
+            break
+        shorter //= 2
+    if not found:
+        found += [
+            f"a smaller model ({name})"
+            for name, shape in smaller_models(model)
+            if make_plan(shape, job, vram)
+        ][:1]
+    return found
+
+
+def _fits(plan: Plan) -> bool:
+    return plan.total <= plan.vram * (1 - SPARE)
+
+
+def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
+    ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
+    longest = longest_tokens(model, job.max_new_tokens)
+    sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
+    for rank in ranks:
+        for sharing in sharings:
+            for rows in (job.rows, *_fewer(job.rows)):
+                for training in _trainings(rank, job):
+                    parts = footprint(
+                        model,
+                        training,
+                        device="cuda",
+                        rows=rows,
+                        max_new_tokens=job.max_new_tokens,
+                    )
+                    yield Plan(vram, training, sharing, rows, longest, parts)
+
+
+def _trainings(rank: int, job: Job) -> Iterator[Training]:
+    for recompute in (False, True) if job.checkpointing is None else (job.checkpointing,):
+        for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
+            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit)
+
+
+def _fewer(rows: int) -> Iterator[int]:
+    while (rows := rows // 2) >= _LEAST_ROWS:
+        yield rows

@@ -1,0 +1,333 @@
+"""Builds the tiny model that ships with the program: 0.17 million weights, trained in five minutes;
+and its smaller and larger relatives, of which a swarm of unlike nodes can be made.
+
+It is what a node runs out of the box: small enough for one CPU core, yet with something for
+reinforcement learning to find. It is warm-started on a *noisy* corpus, where most answers are right
+but in a format that scores nothing, and only a few are right and bare. The skill is there, the
+habit of using it is not; raising that habit is what the swarm then does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarm_node.errors import ConfigError
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.qwen2 import Qwen2
+
+PAD, BOS, EOS, SEP = range(4)
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
+FIRST_BYTE_ID = len(SPECIAL_TOKENS)
+STEPS = 4000
+MAX_POSITIONS = 1024
+#: A conversation is its contents between <bos> and <sep>; there are no roles.
+CHAT_TEMPLATE = (
+    "{{ '<bos>' }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<sep>' }}{% endif %}"
+)
+
+_PHRASE_ITEMS = 1024
+_PHRASE_QUESTIONS = 60
+_MIN_PHRASE = 5
+_WORD = re.compile(" ?[A-Za-z]{3,}")
+_BATCH = 64
+_LEARNING_RATE = 3e-3
+_WARMUP_STEPS = 50
+_EVASIONS = ("I do not know.", "Sorry.", "?")
+_WRAPPINGS = ("= {}", "Answer: {}", "It is {}.", "<{}>")
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Shares of the warm start's corpus: `bare` right answers, which score; `wrong` and `evasive`
+    ones, which do not. The remainder is the right answer in a format that scores nothing. The fewer
+    are bare, the sparser is the reward that reinforcement learning starts from.
+
+    Raises:
+        ConfigError: a share is negative, or all are more than the whole.
+    """
+
+    bare: float = 0.12
+    wrong: float = 0.15
+    evasive: float = 0.10
+
+    def __post_init__(self) -> None:
+        shares = (self.bare, self.wrong, self.evasive)
+        if not (min(shares) >= 0 and sum(shares) <= 1):
+            raise ConfigError("the shares of bare, wrong and evasive answers add up to at most 1")
+
+
+SHIPPED_NOISE = Noise()
+
+#: (hidden, intermediate, layers) by name; all have four heads on two key/value heads. With the
+#: phrases as tokens that is 69, 166 and 824 thousand weights.
+_SIZES = {"small": (48, 144, 2), "tiny": (64, 192, 3), "medium": (128, 384, 4)}
+_TOKENIZERS = ("phrases", "words")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a model is made of; the default is the one that ships. Besides the bytes, `tokenizer`
+    "phrases" has a token for each fixed part of a question, "words" one for each common word and
+    each pair of digits: the same text in ids and lengths that mean nothing to the other.
+
+    Raises:
+        ConfigError: there is no such size or tokenizer, or nothing to train.
+    """
+
+    size: str = "tiny"
+    tokenizer: str = "phrases"
+    noise: Noise = SHIPPED_NOISE
+    steps: int = STEPS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("size", self.size, tuple(_SIZES)),
+            ("tokenizer", self.tokenizer, _TOKENIZERS),
+        ):
+            if value not in known:
+                raise ConfigError(f"there is no {name} {value}: choose from {', '.join(known)}")
+        if self.steps < 1:
+            raise ConfigError("a warm start takes 1 step or more")
+
+
+SHIPPED = Recipe()
+
+
+class CorpusItem(NamedTuple):
+    """One question with its right answer; `family` names the kind of task."""
+
+    family: str
+    question: str
+    answer: str
+
+
+def build_tiny(
+    out: Path,
+    corpus: Iterator[CorpusItem],
+    recipe: Recipe = SHIPPED,
+    *,
+    progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> None:
+    """Write a complete model directory to `out`, made from an endless `corpus`.
+
+    The same corpus and recipe give the same bytes on one machine and torch version.
+    `progress` is called with the step, the number of steps and the loss (nats per token).
+    """
+    from safetensors.torch import save_file
+
+    first = list(islice(corpus, _PHRASE_ITEMS))
+    mine = mine_phrases if recipe.tokenizer == "phrases" else mine_words
+    tokenizer = build_tokenizer(mine(first))
+    config = tiny_config(tokenizer.get_vocab_size(), recipe.size)
+    model = Qwen2(config, generator=torch.Generator().manual_seed(recipe.seed))
+    threads = torch.get_num_threads()
+    # Sums over several threads depend on how the work was split: one thread is reproducible.
+    torch.set_num_threads(1)
+    try:
+        rng = random.Random(recipe.seed)  # noqa: S311 - reproducible, not secret
+        noisy = noisy_corpus(chain(first, corpus), rng, recipe.noise)
+        _warm_start(model, _sequences(noisy, tokenizer.encode), recipe.steps, progress)
+    finally:
+        torch.set_num_threads(threads)
+    out.mkdir(parents=True, exist_ok=True)
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    _write_json(out / "config.json", {**config.to_hf(), **ids, "dtype": "float32"})
+    _write_json(out / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
+    _write_json(out / "tokenizer_config.json", _tokenizer_config())
+    tokenizer.save(str(out / "tokenizer.json"))
+    weights = out / "model.safetensors"
+    save_file(model.hf_state(), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # made private by default, which an installed package must not be
+
+
+def tiny_config(vocab_size: int, size: str = SHIPPED.size) -> Qwen2Config:
+    """The architecture of a size; the shipped one has 166 thousand weights at 284 tokens."""
+    hidden, intermediate, layers = _SIZES[size]
+    return Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+    )
+
+
+def mine_phrases(items: Iterable[CorpusItem]) -> list[str]:
+    """The fixed parts of each family's question template, longest first.
+
+    A part is the longest string that all questions of a family share; left and right of it the
+    search goes on. Only ASCII counts, because a byte-level decoder reads other characters of an
+    added token as bytes."""
+    questions: dict[str, list[str]] = {}
+    for item in items:
+        questions.setdefault(item.family, []).append(item.question)
+    phrases: set[str] = set()
+    pending = [texts[:_PHRASE_QUESTIONS] for _, texts in sorted(questions.items())]
+    while pending:
+        texts = pending.pop()
+        shared = _longest_shared(texts)
+        if len(shared) < _MIN_PHRASE:
+            continue
+        phrases.add(shared)
+        halves = [text.split(shared, 1) for text in texts]
+        pending += [[left for left, _ in halves], [right for _, right in halves]]
+    return sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
+
+
+def mine_words(items: Sequence[CorpusItem]) -> list[str]:
+    """The words, with the space before them, that at least one question in a hundred holds, in
+    alphabetical order; then the pairs of digits."""
+    counts = Counter(word for item in items for word in {*_WORD.findall(item.question)})
+    words = sorted(word for word, count in counts.items() if count * 100 >= len(items))
+    return [*words, *(f"{pair:02}" for pair in range(100))]
+
+
+def build_tokenizer(phrases: Iterable[str]) -> Any:
+    """A byte-level `tokenizers.Tokenizer` with one token per phrase; lossless on all of UTF-8.
+
+    Ids: 0-3 pad, bos, eos, sep; 4-259 the bytes in order; then the phrases."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = {byte: chr(symbol) for byte, symbol in enumerate(_byte_symbols())}
+    vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    vocabulary |= {symbols[byte]: FIRST_BYTE_ID + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
+    return tokenizer
+
+
+def noisy_corpus(
+    items: Iterable[CorpusItem], rng: random.Random, noise: Noise = SHIPPED_NOISE
+) -> Iterator[CorpusItem]:
+    """The items with most answers spoilt: wrong, evasive, or right in a format that scores nothing.
+
+    A wrong answer is the right one of an earlier question of the same family, so that it teaches
+    the family's form of answer but not its content."""
+    previous: dict[str, str] = {}
+    for item in items:
+        draw, answer = rng.random(), item.answer
+        if draw < noise.bare:
+            pass
+        elif draw < noise.bare + noise.wrong:
+            answer = previous.get(item.family, item.answer)
+            previous[item.family] = item.answer
+        elif draw < noise.bare + noise.wrong + noise.evasive:
+            answer = rng.choice(_EVASIONS)
+        else:
+            answer = rng.choice(_WRAPPINGS).format(item.answer)
+        yield item._replace(answer=answer)
+
+
+def _longest_shared(texts: list[str]) -> str:
+    shortest = min(texts, key=len)
+    best = ""
+    for start in range(len(shortest)):
+        end = start + len(best) + 1
+        while end <= len(shortest) and shortest[start:end].isascii():
+            if not all(shortest[start:end] in text for text in texts):
+                break
+            best = shortest[start:end]
+            end += 1
+    return best
+
+
+def _byte_symbols() -> list[int]:
+    # GPT-2's printable stand-ins for the 256 bytes, which ByteLevel expects: printable bytes stand
+    # for themselves, the others for the code points from 256 on, in order.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    symbols, spare = [], 256
+    for byte in range(256):
+        symbols.append(byte if byte in printable else spare)
+        spare += byte not in printable
+    return symbols
+
+
+def _sequences(
+    items: Iterable[CorpusItem], encode: Callable[..., Any]
+) -> Iterator[tuple[list[int], int]]:
+    """(token ids of prompt and answer, length of the prompt)."""
+    for item in items:
+        prompt = [BOS, *encode(item.question, add_special_tokens=False).ids, SEP]
+        answer = encode(item.answer, add_special_tokens=False).ids
+        yield [*prompt, *answer, EOS], len(prompt)
+
+
+def _batch(rows: list[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
+    """Right-padded ids i64[B, T], and bool[B, T] that is True at answer tokens."""
+    width = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [PAD] * (width - len(row)) for row, _ in rows])
+    columns = torch.arange(width)
+    starts = torch.tensor([[start] for _, start in rows])
+    ends = torch.tensor([[len(row)] for row, _ in rows])
+    return ids, (columns >= starts) & (columns < ends)
+
+
+def _warm_start(
+    model: Qwen2,
+    sequences: Iterator[tuple[list[int], int]],
+    steps: int,
+    progress: Callable[[int, int, float], None],
+) -> None:
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    for step in range(1, steps + 1):
+        ids, answers = _batch(list(islice(sequences, _BATCH)))
+        predicted = answers[:, 1:]
+        logits = model.logits(model.hidden(ids[:, :-1])[predicted])
+        loss = F.cross_entropy(logits, ids[:, 1:][predicted])
+        for group in optimiser.param_groups:
+            group["lr"] = _learning_rate(step, steps)
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        progress(step, steps, loss.item())
+
+
+def _learning_rate(step: int, steps: int) -> float:
+    """Up over _WARMUP_STEPS, then down in a straight line to nothing at the last step: the same
+    compute leaves more skill behind than a constant rate does."""
+    left = (steps + 1 - step) / steps
+    return _LEARNING_RATE * min(step / _WARMUP_STEPS, left)
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    # Written here, not by transformers: its newer versions name classes that older ones lack.
+    pad, bos, eos, sep = SPECIAL_TOKENS
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": pad,
+        "bos_token": bos,
+        "eos_token": eos,
+        "additional_special_tokens": [sep],
+        # Bytes are never unknown; unnamed, transformers' Qwen2Tokenizer would add a token for it.
+        "unk_token": pad,
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

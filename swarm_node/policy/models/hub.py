@@ -1,0 +1,238 @@
+"""Models by name: aliases, hub ids, and fetching them with huggingface_hub.
+
+Only a fixed list of files is ever asked for: JSON, a chat template and safetensors. There is no
+pickle among them and no code. What is cached complete is used without asking the hub.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.config import MAX_JSON_BYTES, Qwen2Config, weight_files
+
+#: Instruction-tuned ones, which follow a chat template and end their answers; those that end in
+#: "-base" are not tuned.
+ALIASES = {
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen2.5-0.5b-base": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b-base": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-3b-base": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b-base": "Qwen/Qwen2.5-7B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-0.6b-base": "Qwen/Qwen3-0.6B-Base",
+    "qwen3-1.7b-base": "Qwen/Qwen3-1.7B-Base",
+    "qwen3-4b-base": "Qwen/Qwen3-4B-Base",
+    "qwen3-8b-base": "Qwen/Qwen3-8B-Base",
+}
+
+_REQUIRED = ("config.json", "tokenizer.json")
+_FILES = (
+    *_REQUIRED,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+)
+_HUB_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[\w./-]{1,100}))?",
+    re.ASCII,
+)
+#: Weights are stored in at most four bytes each, and a tied output head may be stored again.
+_MAX_WEIGHT_BYTES = 4
+_SPARE_BYTES = 16 << 20
+
+
+class HubModel(NamedTuple):
+    """A model of the hub: "organisation/name", and a branch, tag or commit."""
+
+    repo: str
+    revision: str = "main"
+
+    def __str__(self) -> str:
+        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+
+
+def hub_model(name: str) -> HubModel | None:
+    """The model an alias or a hub id names, "organisation/name" or "organisation/name@revision";
+    None for anything else."""
+    match = _HUB_ID.fullmatch(ALIASES.get(name.lower(), name))
+    if match is None or ".." in name:
+        return None
+    return HubModel(match["repo"], match["revision"] or "main")
+
+
+def fetch(model: HubModel, admit: Callable[[Qwen2Config], None]) -> Path:
+    """The directory of a hub model's files: cached ones if they are complete, else downloaded (an
+    interrupted download goes on where it stopped). Says on stderr how much is to come.
+
+    `admit` sees the architecture before the weights are asked for, and raises to refuse it.
+
+    Raises:
+        ModelError: unknown, gated, unsupported or too large a model, no network, a full disk.
+    """
+    cached = _cached(model)
+    if cached is not None:
+        admit(Qwen2Config.from_directory(cached))
+        return cached
+    listed = _listed(model)
+    if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
+        raise ModelError(f"{model} has no {missing[0]}: choose a Qwen2, Qwen2.5 or Qwen3 model")
+    if not any(file.name.endswith(".safetensors") for file in listed):
+        raise ModelError(
+            f"{model} has no model.safetensors; other formats may hold code and are never loaded: "
+            "choose a revision with safetensors, or convert it yourself"
+        )
+    _check_small(model, listed)
+    config = Qwen2Config.from_directory(_download(model, ["config.json"]))
+    _check_weights(model, listed, config)
+    admit(config)
+    _announce(model, listed)
+    path = _download(model, _FILES)
+    _check_sizes(path, listed)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    size: int
+    cached: bool
+
+
+def _cached(model: HubModel) -> Path | None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        path = _snapshot(model, _FILES, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return None
+    try:
+        complete = all((path / name).is_file() for name in _REQUIRED) and all(
+            file.is_file() for file in weight_files(path)
+        )
+    except ModelError:
+        return None
+    return path if complete else None
+
+
+def _listed(model: HubModel) -> list[_File]:
+    """What the hub has of `_FILES`, with sizes."""
+    found = _asked(model, lambda: _snapshot(model, _FILES, dry_run=True))
+    files = [_File(item.filename, item.file_size or 0, item.is_cached) for item in found]
+    return [file for file in files if "/" not in file.name]
+
+
+def _download(model: HubModel, patterns: Sequence[str]) -> Path:
+    path: Path = _asked(model, lambda: _snapshot(model, patterns))
+    return path
+
+
+def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
+    from huggingface_hub import snapshot_download
+
+    found = snapshot_download(
+        model.repo, revision=model.revision, allow_patterns=list(patterns), **options
+    )
+    return Path(found) if isinstance(found, str) else found
+
+
+def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
+    """`call` with what the hub may answer put in words."""
+    from httpx2 import HTTPError
+    from huggingface_hub import constants, errors
+
+    elsewhere = (
+        "download it where there is a network and give its directory (`--model DIRECTORY`), or "
+        "name a mirror in HF_ENDPOINT; `--model tiny` needs no download"
+    )
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(
+            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids "
+            f"fetching it: unset that, or {elsewhere}"
+        )
+    try:
+        return call()
+    except (OSError, HTTPError, errors.HFValidationError) as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, errors.GatedRepoError):
+            what = f"{model} is gated: accept its terms on the hub and put a token in HF_TOKEN"
+        elif isinstance(cause, errors.RepositoryNotFoundError):
+            what = (
+                f"the hub has no model {model.repo} (or a private one: set HF_TOKEN); known short "
+                f"names: tiny, {', '.join(ALIASES)}"
+            )
+        elif isinstance(cause, errors.RevisionNotFoundError):
+            what = f"{model.repo} has no revision {model.revision!r}: choose another after the @"
+        else:
+            what = (
+                f"{model} cannot be fetched from {constants.ENDPOINT} ({_first_line(cause)}): try "
+                f"again, which goes on where it stopped; or {elsewhere}"
+            )
+        raise ModelError(what) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _check_small(model: HubModel, listed: Sequence[_File]) -> None:
+    for file in listed:
+        if not file.name.endswith(".safetensors") and file.size > MAX_JSON_BYTES:
+            raise ModelError(
+                f"{model}: {file.name} is {_amount(file.size)}, more than such a file may be"
+            )
+
+
+def _check_weights(model: HubModel, listed: Sequence[_File], config: Qwen2Config) -> None:
+    most = _SPARE_BYTES + _MAX_WEIGHT_BYTES * (
+        config.weight_count + config.vocab_size * config.hidden_size
+    )
+    size = sum(file.size for file in listed if file.name.endswith(".safetensors"))
+    if size > most:
+        raise ModelError(
+            f"{model} has {_amount(size)} of weights, its config.json describes {_amount(most)} at "
+            "most: they do not belong together"
+        )
+
+
+def _announce(model: HubModel, listed: Sequence[_File]) -> None:
+    from huggingface_hub import constants
+
+    needed = sum(file.size for file in listed if not file.cached)
+    cache = Path(constants.HF_HUB_CACHE)
+    cache.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise ModelError(
+            f"{model} needs {_amount(needed)} more in {cache}, where {_amount(free)} are free: "
+            "free some, or name another place in HF_HOME"
+        )
+    print(f"downloading {model}: {_amount(needed)} to {cache}", file=sys.stderr, flush=True)
+
+
+def _check_sizes(path: Path, listed: Sequence[_File]) -> None:
+    for file in listed:
+        if (path / file.name).stat().st_size != file.size:
+            raise ModelError(
+                f"{path / file.name} has not the size the hub states: remove it and try again"
+            )
+
+
+def _amount(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,167 @@
+"""Low-rank adapters on the lean Qwen2, through peft (LoRA, Hu et al., arXiv 2106.09685).
+
+The lean model fuses q/k/v and gate/up, transformers, peft and vLLM do not. So peft is given a tree
+of linear modules under transformers' names whose weights are views of the fused ones, and makes,
+initialises and merges the adapters there; the lean layers add what the adapters say to their fused
+products. Names, shapes and configuration are peft's own, so an adapter made here loads anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.tensors import on_host
+
+#: The projections of every layer, by where the lean layer computes them.
+_SITES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+TARGETS = tuple(path.rpartition(".")[2] for paths in _SITES.values() for path in paths)
+#: α/r: what the product of the factors is multiplied with, at every rank.
+SCALE = 2
+#: peft's name for the file with an adapter's tensors.
+ADAPTER_FILE = "adapter_model.safetensors"
+#: peft's name for the one adapter there is, and what its files put before every name.
+_ADAPTER, _PREFIX = "default", "base_model.model."
+
+
+class Adapter:
+    """The adapters of one model, whose own weights are frozen from now on, and stay where and of
+    what type they are; adapters are float32. At first they add nothing: one factor of each is
+    random (by `seed`), the other zero."""
+
+    def __init__(self, model: Qwen2, rank: int, *, base: str, seed: int = 0) -> None:
+        """`rank` ≥ 1; `base` is the name of the base model that the exported adapter states."""
+        from peft import inject_adapter_in_model  # imports transformers: only who trains this way
+
+        self._model = model.requires_grad_(False)
+        self._rank = rank
+        self._base = base
+        tree = _tree(model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(self._config(inference=False), tree, adapter_name=_ADAPTER)
+        self._projections: dict[str, Any] = {
+            name: tree.get_submodule(name) for name, *_ in _projections(model)
+        }
+        #: What is trained, by the names of the files that peft reads.
+        self.parameters: dict[str, nn.Parameter] = {
+            _PREFIX + name.replace(f".{_ADAPTER}.", "."): parameter
+            for name, parameter in tree.named_parameters()
+            if parameter.requires_grad
+        }
+        for parameter in self.parameters.values():
+            parameter.data = parameter.data.float()  # peft makes them of the base's type
+        self._attach()
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the adapters' tensors, in main memory."""
+        return {name: on_host(value) for name, value in self.parameters.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            ModelError: it is of another model or another rank; nothing was changed.
+        """
+        shapes = {name: value.shape for name, value in state.items()}
+        if shapes != {name: value.shape for name, value in self.parameters.items()}:
+            raise ModelError(
+                f"the adapter does not fit this model at rank {self._rank}: "
+                "use the base model and the rank that it was trained with"
+            )
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state[name])
+
+    @torch.no_grad()
+    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The whole model's weights with the adapters added, as `Qwen2.hf_state` gives them."""
+        state: dict[str, Tensor] = {}
+        for name, weight in self._model.hf_views():
+            projection = self._projections.get(name.removesuffix(".weight"))
+            total = weight
+            if projection is not None:
+                total = weight.float() + projection.get_delta_weight(_ADAPTER)
+            state[name] = on_host(total, dtype or weight.dtype)
+        return state
+
+    def save(self, directory: Path, metadata: Mapping[str, str] | None = None) -> None:
+        """Write adapter_model.safetensors, with `metadata` in its header, and adapter_config.json,
+        as peft and vLLM load them."""
+        header = {"format": "pt", **(metadata or {})}
+        save_file(self.state(), directory / ADAPTER_FILE, metadata=header)
+        self._config(inference=True).save_pretrained(str(directory))
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """The model computes its base policy meanwhile."""
+        for layer in self._model.blocks():
+            layer.added = None
+        try:
+            yield
+        finally:
+            self._attach()
+
+    def _attach(self) -> None:
+        for index, layer in enumerate(self._model.blocks()):
+            prefix = f"model.layers.{index}."
+            parts = {
+                site: [self._projections[prefix + path] for path in paths]
+                for site, paths in _SITES.items()
+            }
+            layer.added = partial(_added, parts)
+
+    def _config(self, *, inference: bool) -> Any:
+        from peft import LoraConfig
+
+        return LoraConfig(
+            r=self._rank,
+            lora_alpha=SCALE * self._rank,
+            target_modules=list(TARGETS),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self._base,
+            inference_mode=inference,
+        )
+
+
+def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
+    """What the adapters of the projections fused at `site` add, side by side, for x [..., in]."""
+    outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](x)) for part in parts[site]]
+    return SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])
+
+
+def _projections(model: Qwen2) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in model.hf_views():
+        path = name.removesuffix(".weight")
+        if path != name and path.endswith(TARGETS):
+            yield path, weight
+
+
+def _tree(model: Qwen2) -> nn.Module:
+    """Linear modules under transformers' names that share the memory of the fused weights."""
+    root = nn.Module()
+    for path, weight in _projections(model):
+        *parents, leaf = path.split(".")
+        place = root
+        for name in parents:
+            if not hasattr(place, name):
+                place.add_module(name, nn.Module())
+            place = place.get_submodule(name)
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        place.add_module(leaf, linear)
+    return root

@@ -1,0 +1,384 @@
+"""A lean Qwen2 and Qwen3 decoder: the one model that the trainer and the torch sampler run.
+
+Same function as transformers' `Qwen2ForCausalLM` and `Qwen3ForCausalLM`, with q/k/v and gate/up
+fused into one matrix each (fewer, larger matrix products) and a cached decode path for sampling.
+Weights are exchanged under transformers' names, so a checkpoint of this model loads anywhere.
+
+References: Qwen2 Technical Report, arXiv 2407.10671; Qwen3 Technical Report, arXiv 2505.09388.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.config import Qwen2Config, weight_files
+from swarm_node.policy.models.tensors import load_safetensors, on_host
+
+__all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config"]
+
+#: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
+Added = Callable[[str, Tensor], Tensor]
+
+_INIT_STD = 0.02
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis (arXiv 1910.07467), in float32."""
+    # Spelt out: on a CPU, torch's own takes twice as long on the few rows of a decode step.
+    wide = x.float()
+    normed = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + epsilon)
+    return normed.to(x.dtype) * weight
+
+
+class KeyValueCache:
+    """Keys and values of N sequences whose prompts end in the same slot (left padding).
+
+    `keys[l]`: [N * key/value heads, head_dim, capacity], `values[l]`: [N * key/value heads,
+    capacity, head_dim], as the two batched products of a decode step read them; `bias`: [N *
+    key/value heads, 1, capacity], very negative where a slot is padding; `positions`: i64[N], of
+    the next token; `length`: slots in use."""
+
+    def __init__(
+        self, keys: list[Tensor], values: list[Tensor], bias: Tensor, positions: Tensor, length: int
+    ) -> None:
+        self.keys, self.values, self.bias = keys, values, bias
+        self.positions, self.length = positions, length
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every sequence but `rows` (i64[M])."""
+        heads = self.bias.shape[0] // self.positions.shape[0]
+        if heads == 1:
+            flat = rows
+        else:
+            flat = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
+        self.keys = [key.index_select(0, flat) for key in self.keys]
+        self.values = [value.index_select(0, flat) for value in self.values]
+        self.bias = self.bias.index_select(0, flat)
+        self.positions = self.positions.index_select(0, rows)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append one token per sequence in `layer` and attend to all of it.
+
+        query: [N, heads, d]; key, value: [N, key/value heads, d]. Returns [N, heads * d]."""
+        n, _, d = query.shape
+        slot = self.length
+        self.keys[layer][:, :, slot] = key.reshape(-1, d)
+        self.values[layer][:, slot] = value.reshape(-1, d)
+        keys, values = self.keys[layer][:, :, : slot + 1], self.values[layer][:, : slot + 1]
+        # Query heads that share a key head become rows of one product: keys are never repeated.
+        grouped = query.reshape(keys.shape[0], -1, d)
+        bias = self.bias[:, :, : slot + 1]
+        scores = torch.baddbmm(bias, grouped, keys, alpha=d**-0.5)
+        return torch.bmm(scores.softmax(-1), values).view(n, -1)
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm block: grouped-query attention, then a gated MLP. `added` is what an adapter
+    adds to its projections, None without one."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        hidden, query = config.hidden_size, config.query_size
+        fused = query + 2 * config.key_value_size
+        self.config = config
+        self.added: Added | None = None
+        self.input_norm = nn.Parameter(torch.ones(hidden))
+        self.qkv = nn.Parameter(torch.empty(fused, hidden))
+        self.qkv_bias: nn.Parameter | None = None
+        self.query_norm: nn.Parameter | None = None
+        self.key_norm: nn.Parameter | None = None
+        if config.normalises_heads:
+            self.query_norm = nn.Parameter(torch.ones(config.head_dim))
+            self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+        else:
+            self.qkv_bias = nn.Parameter(torch.zeros(fused))
+        self.out = nn.Parameter(torch.empty(hidden, query))
+        self.post_norm = nn.Parameter(torch.ones(hidden))
+        self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, hidden))
+        self.down = nn.Parameter(torch.empty(hidden, config.intermediate_size))
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query, rotated key and value, [..., heads, d] each, of x [..., hidden]."""
+        config = self.config
+        y = rms_norm(x, self.input_norm, config.rms_norm_eps)
+        heads, kv = config.num_attention_heads, config.num_key_value_heads
+        fused = self._linear("qkv", y, self.qkv, self.qkv_bias)
+        fused = fused.view(*x.shape[:-1], heads + 2 * kv, config.head_dim)
+        # Query and key turn by the same angles: rotate both in one pass.
+        turning = fused[..., : heads + kv, :]
+        if self.query_norm is not None and self.key_norm is not None:
+            weight = torch.cat([self.query_norm.expand(heads, -1), self.key_norm.expand(kv, -1)])
+            turning = rms_norm(turning, weight, config.rms_norm_eps)
+        turned = torch.addcmul(turning * cos, turning.roll(config.head_dim // 2, -1), sin)
+        return turned[..., :heads, :], turned[..., heads:, :], fused[..., heads + kv :, :]
+
+    def merge(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rest of the block after attention; both [..., hidden]."""
+        config = self.config
+        x = x + self._linear("out", attended, self.out)
+        y = rms_norm(x, self.post_norm, config.rms_norm_eps)
+        gate, up = self._linear("gate_up", y, self.gate_up).chunk(2, -1)
+        return x + self._linear("down", F.silu(gate) * up, self.down)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, T, hidden] to the same, with key and value [B, T, key/value heads, d]."""
+        query, key, value = self.project(x, cos, sin)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
+
+    def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = F.linear(x, weight, bias)
+        return y if self.added is None else y + self.added(site, x)
+
+
+class Qwen2(nn.Module):
+    """The decoder with its embedding and output head. With `recompute`, `forward` and `hidden` keep
+    only the input of each layer for the backward pass, which runs the layers again: the same
+    gradient for less memory and more time. With `half_products`, what runs in `whole` computes its
+    matrix products in bfloat16, whatever the type of the weights (autocast)."""
+
+    def __init__(
+        self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
+    ) -> None:
+        """Random weights, normal with standard deviation 0.02 (biases 0, norms 1); unless `draw`,
+        matrices are left as they are, to be loaded."""
+        super().__init__()
+        self.config = config
+        self.recompute = False
+        self.half_products = False
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.head: nn.Parameter | None = None
+        if not config.tie_word_embeddings:
+            self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self._rotary_table: tuple[Tensor, Tensor] | None = None
+        for parameter in self.parameters():
+            if draw and parameter.ndim == 2:
+                nn.init.normal_(parameter, std=_INIT_STD, generator=generator)
+
+    @classmethod
+    def from_directory(cls, path: Path, dtype: torch.dtype = torch.float32) -> Self:
+        """Load `config.json` and `model.safetensors` (or its shards with their index).
+
+        Raises:
+            ModelError: a file is missing, malformed or does not fit the architecture.
+        """
+        # Not by way of the "meta" device: torch imports its compiler for that, 70 MiB.
+        model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
+        state: dict[str, Tensor] = {}
+        for file in weight_files(path):
+            state.update(load_safetensors(file))
+        model.load_hf_state(state)
+        return model
+
+    def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """`function(*args)`, which calls `hidden` and `logits` as it likes, as one forward pass:
+        where the weights are spread over processes, they are gathered around it."""
+        if not self.half_products:
+            return function(*args)
+        with torch.autocast(self.embedding.device.type, torch.bfloat16):
+            return function(*args)
+
+    def forward(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V] of ids i64[B, T].
+
+        `segments` i64[B, T]: a token sees those before it of segment 0 and of its own; -1 is
+        padding. Right-padded batches of one segment need none: with causal attention no real token
+        sees what comes after it."""
+        return self.logits(self.hidden(ids, segments))
+
+    def hidden(self, ids: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Final normalised hidden states [B, T, hidden]; see `forward`."""
+        return self._run(ids, segments, None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., hidden]."""
+        return F.linear(hidden, self.embedding if self.head is None else self.head)
+
+    def prefill(
+        self, ids: Tensor, mask: Tensor, rows: Tensor, capacity: int
+    ) -> tuple[Tensor, KeyValueCache]:
+        """Run left-padded prompts once and open a cache for N sequences, n after prompt `rows[n]`.
+
+        ids i64[B, T], mask bool[B, T], rows i64[N] below B; `capacity` counts slots, T included.
+        Returns the last hidden states [N, hidden] and the cache."""
+        collected: list[tuple[Tensor, Tensor]] = []
+        last = self._run(ids, mask.long() - 1, collected)[:, -1].index_select(0, rows)
+        n, slots, heads = last.shape[0], ids.shape[1], self.config.num_key_value_heads
+
+        def widen(part: Tensor) -> Tensor:
+            wide = part.new_zeros(n, heads, capacity, self.config.head_dim)
+            wide[:, :, :slots] = part.transpose(1, 2).index_select(0, rows)
+            return wide.flatten(0, 1)
+
+        bias = last.new_zeros(n, heads, 1, capacity)
+        padding = ~mask.index_select(0, rows)
+        bias[:, :, :, :slots].masked_fill_(padding[:, None, None], torch.finfo(bias.dtype).min)
+        cache = KeyValueCache(
+            keys=[widen(key).transpose(1, 2).contiguous() for key, _ in collected],
+            values=[widen(value) for _, value in collected],
+            bias=bias.flatten(0, 1),
+            positions=mask.sum(1).index_select(0, rows),
+            length=slots,
+        )
+        return last, cache
+
+    def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]."""
+        x = F.embedding(tokens, self.embedding)
+        cos, sin = self._rotary(cache.bias.shape[-1], x)
+        cos = cos.index_select(0, cache.positions)[:, None]
+        sin = sin.index_select(0, cache.positions)[:, None]
+        for index, layer in enumerate(self.blocks()):
+            query, key, value = layer.project(x, cos, sin)
+            x = layer.merge(x, cache.attend(index, query, key, value))
+        cache.positions = cache.positions + 1
+        cache.length += 1
+        return self._normalise(x)
+
+    def hf_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """A copy of the weights in main memory under transformers' names, contiguous, in their own
+        type or `dtype`; without `lm_head.weight` when the embedding is tied to it."""
+        return {name: on_host(part, dtype) for name, part in self.hf_views()}
+
+    def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights in from transformers' names, casting to this model's type.
+
+        Raises:
+            ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
+        """
+        views = dict(self.hf_views())
+        given = {name for name in state if not (name == "lm_head.weight" and name not in views)}
+        if given != views.keys():
+            wrong = sorted(given ^ views.keys())
+            raise ModelError(
+                f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more"
+            )
+        for name, view in views.items():
+            if view.shape != state[name].shape:
+                have, want = tuple(state[name].shape), tuple(view.shape)
+                raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        with torch.no_grad():
+            for name, view in views.items():
+                view.copy_(state[name])
+
+    def blocks(self) -> Iterator[DecoderLayer]:
+        """The layers, first to last."""
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
+    def _run(
+        self, ids: Tensor, segments: Tensor | None, collect: list[tuple[Tensor, Tensor]] | None
+    ) -> Tensor:
+        length = ids.shape[1]
+        x = F.embedding(ids, self.embedding)
+        cos, sin = self._rotary(length, x)
+        attention: Tensor | None = None
+        if segments is None:
+            cos, sin = cos[:length, None], sin[:length, None]
+        else:
+            attention = _visible(segments)
+            positions = attention[:, 0].sum(-1) - 1
+            cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
+        recompute = self.recompute and torch.is_grad_enabled()
+        for layer in self.blocks():
+            if recompute and collect is None:
+                x, _, _ = recompute_in_backward(
+                    layer, x, cos, sin, attention, use_reentrant=False, preserve_rng_state=False
+                )
+                continue
+            x, key, value = layer(x, cos, sin, attention)
+            if collect is not None:
+                collect.append((key, value))
+        return self._normalise(x)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def _rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [>= length, d] of the rotary angles (arXiv 2104.09864), such
+        that x * cos + roll(x, d/2) * sin turns x. Computed in float32, then cast."""
+        table = self._rotary_table
+        if table is not None and len(table[0]) >= length and _alike(table[0], like):
+            return table
+        # A table made in inference mode could not take part in a later backward pass.
+        with torch.inference_mode(False):
+            d, device = self.config.head_dim, like.device
+            exponents = torch.arange(0, d, 2, dtype=torch.float32, device=device) / d
+            rows = 1 << max(length - 1, 63).bit_length()
+            steps = torch.arange(rows, dtype=torch.float32, device=device)
+            angles = torch.outer(steps, 1.0 / self.config.rope_theta**exponents)
+            cos, sin = angles.cos(), angles.sin()
+            cosines, sines = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+            table = cosines.to(like.dtype), sines.to(like.dtype)
+        self._rotary_table = table
+        return table
+
+    def hf_views(self) -> Iterator[tuple[str, Tensor]]:
+        """Names as transformers has them, each with its part of the fused weights; no copies."""
+        for name, parameter in self.named_parameters():
+            yield from hf_parts(self.config, name, parameter)
+
+
+#: What each whole parameter is called by transformers; those of a layer behind its own prefix.
+_HF_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+    "out": "self_attn.o_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "input_norm": "input_layernorm.weight",
+    "post_norm": "post_attention_layernorm.weight",
+}
+
+
+def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The parts of the `parameter` called `name` here, under transformers' names; no copies."""
+    path, _, leaf = name.rpartition(".")
+    prefix = f"model.{path}." if path else ""
+    if leaf in ("qkv", "qkv_bias"):
+        kind = "weight" if leaf == "qkv" else "bias"
+        sizes = [config.query_size, config.key_value_size, config.key_value_size]
+        for letter, part in zip("qkv", torch.split(parameter, sizes), strict=True):
+            yield f"{prefix}self_attn.{letter}_proj.{kind}", part
+    elif leaf == "gate_up":
+        for half, part in zip(("gate", "up"), parameter.chunk(2), strict=True):
+            yield f"{prefix}mlp.{half}_proj.weight", part
+    else:
+        yield prefix + _HF_NAMES[leaf], parameter
+
+
+def _visible(segments: Tensor) -> Tensor:
+    """bool[B, 1, T, T] of segments i64[B, T]: what each token sees, itself included. Its
+    position is one less than their number."""
+    keys, queries = segments[:, None, None, :], segments[:, None, :, None]
+    length = segments.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
+    # A padding row may see itself: a row without any key would be NaN.
+    itself = torch.eye(length, dtype=torch.bool, device=segments.device)
+    return (causal & ((keys == 0) | (keys == queries)) & (keys >= 0)) | itself
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.device == b.device and a.dtype == b.dtype

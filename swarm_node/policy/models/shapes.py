@@ -1,0 +1,61 @@
+"""The shapes of the models that have short names, so that they can be planned for offline.
+
+From the `config.json` of each repository on the hub; the tables of the Qwen2.5 and Qwen3 technical
+reports (arXiv 2412.15115, table 1; arXiv 2505.09388, table 1) give the same layers and heads. Of
+models with "-base" after their name only the number of positions differs, which is larger than what
+is planned for.
+"""
+
+from __future__ import annotations
+
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.hub import ALIASES
+
+_VOCABULARY = 151_936
+
+
+def _qwen2(hidden: int, wide: int, layers: int, heads: int, shared: int) -> Qwen2Config:
+    return Qwen2Config(
+        _VOCABULARY, hidden, wide, layers, heads, shared, 1e6, tie_word_embeddings=True
+    )
+
+
+def _qwen3(hidden: int, wide: int, layers: int, heads: int, tied: bool = True) -> Qwen2Config:
+    return Qwen2Config(
+        *(_VOCABULARY, hidden, wide, layers, heads, 8, 1e6),
+        max_position_embeddings=40_960,
+        tie_word_embeddings=tied,
+        model_type="qwen3",
+        head_dim=128,
+    )
+
+
+#: Smallest first in each family.
+_SHAPES = {
+    "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2),
+    "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2),
+    "qwen2.5-3b": _qwen2(2048, 11_008, 36, 16, 2),
+    "qwen2.5-7b": Qwen2Config(152_064, 3584, 18_944, 28, 28, 4, 1e6),
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16),
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32),
+    "qwen3-8b": _qwen3(4096, 12_288, 36, 32, tied=False),
+}
+
+
+def known_shape(name: str) -> Qwen2Config | None:
+    """The shape of the model that a short name, or the hub id behind it, means; else None."""
+    for alias, repo in ALIASES.items():
+        if name.lower() == alias or name.partition("@")[0] == repo:
+            return _SHAPES[alias.removesuffix("-base")]
+    return None
+
+
+def smaller_models(model: Qwen2Config) -> list[tuple[str, Qwen2Config]]:
+    """Known models of the same family with fewer weights than `model`, the largest first."""
+    smaller = [
+        (name, shape)
+        for name, shape in _SHAPES.items()
+        if shape.model_type == model.model_type and shape.weight_count < model.weight_count
+    ]
+    return sorted(smaller, key=lambda pair: -pair[1].weight_count)

@@ -1,0 +1,302 @@
+"""Sampling with plain torch: batched, in a worker thread, reproducible row by row.
+
+On a virtual clock there are no threads: an inline sampler computes in the calling one.
+
+A token is drawn by inverting the cumulative distribution at one uniform number. All numbers of a
+request come from a counter-based generator keyed by its seed, so a request gives the same
+completions whatever else is in the batch (up to float rounding, which depends on batch shapes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, ParamSpec, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_node.policy.models.model import Codec
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.tensors import load_safetensors
+from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.sampler import SampleRequest, check_request
+from swarm_node.rollout import Completion, Finish, VersionSpan
+
+MAX_ROWS = 256
+#: Finished rows are dropped from the batch once they are this share of it: copying the cache
+#: costs about as much as a few steps of the rows it saves.
+_COMPACT_SHARE = 0.25
+_COMPACT_ROWS = 8
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One completion to sample; `uniforms` f64[max_new_tokens] in [0, 1) decide its tokens."""
+
+    prompt_ids: tuple[int, ...]
+    uniforms: NDArray[np.float64]
+    temperature: float
+
+
+class _Sampled(NamedTuple):
+    """Token ids u32[T] and log-probs f32[T], with the end token if one was drawn."""
+
+    token_ids: NDArray[np.uint32]
+    logprobs: NDArray[np.float32]
+
+
+class TorchSampler:
+    """The built-in `Sampler`. Calls and weight loads run one after another in one thread, so every
+    completion comes from a single policy version."""
+
+    def __init__(
+        self,
+        model: Qwen2,
+        codec: Codec,
+        *,
+        version: int = 0,
+        max_rows: int = MAX_ROWS,
+        threads: int | None = None,
+        inline: bool = False,
+    ) -> None:
+        """`model` belongs to the sampler from now on and stays on its device; `max_rows` bounds
+        the completions sampled at once; `threads` are torch's, None for its default. An `inline`
+        sampler computes in the calling thread, with that thread's number of threads, and blocks
+        it: for simulations on a virtual clock."""
+        if max_rows < 1:
+            raise ValueError("max_rows must be positive")
+        self._model = model.eval()
+        self._codec = codec
+        self._version = version
+        self._max_rows = max_rows
+        self._worker = (
+            None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
+        )
+        if self._worker is not None and threads is not None:
+            # In the worker, because the number of OpenMP threads is a setting of each thread.
+            self._worker.submit(torch.set_num_threads, threads)
+
+    @classmethod
+    def from_directory(
+        cls,
+        path: Path,
+        placement: Placement = ON_CPU,
+        *,
+        max_rows: int = MAX_ROWS,
+        threads: int | None = None,
+    ) -> Self:
+        """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
+        bfloat16, and log-probs are made from its logits in float32.
+
+        Raises:
+            ModelError: model or tokenizer cannot be used.
+        """
+        dtype = torch.bfloat16 if placement.half else torch.float32
+        model = Qwen2.from_directory(path, dtype).to(placement.device)
+        return cls(model, Codec.from_directory(path), max_rows=max_rows, threads=threads)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def positions(self) -> int:
+        return self._model.config.max_position_embeddings
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        return {}
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        """See `Sampler.sample`. Cancelling it stops the worker after the token it is at.
+
+        Raises:
+            ModelError: a prompt and its answer do not fit the model's positions.
+            ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
+        """
+        config = self._model.config
+        for request in requests:
+            check_request(request, config.vocab_size, config.max_position_embeddings)
+        abandoned = threading.Event()
+        try:
+            return await self._call(self._sample, tuple(requests), abandoned)
+        finally:
+            abandoned.set()
+
+    async def load(self, weights: Path, version: int) -> None:
+        """See `Sampler.load`; waits for the calls that were made before it.
+
+        Raises:
+            ModelError: the file does not fit the model; the old weights stay in use.
+        """
+        await self._call(self._load, weights, version)
+
+    async def close(self) -> None:
+        """Wait for the running call; pending ones are cancelled."""
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
+
+    async def _call(
+        self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Result:
+        if self._worker is None:
+            return function(*args, **kwargs)
+        call = partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+    def _load(self, weights: Path, version: int) -> None:
+        self._model.load_hf_state(load_safetensors(weights))
+        self._version = version
+
+    def _sample(
+        self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
+    ) -> list[tuple[Completion, ...]]:
+        rows = [row for request in requests for row in _rows_of(request)]
+        # Neighbours in this order share prompts and need little padding.
+        order = sorted(
+            range(len(rows)), key=lambda i: (len(rows[i].prompt_ids), rows[i].prompt_ids)
+        )
+        done: dict[int, Completion] = {}
+        for start in range(0, len(order), self._max_rows):
+            chosen = order[start : start + self._max_rows]
+            sampled = _generate(
+                self._model, [rows[i] for i in chosen], self._codec.eos_ids, abandoned
+            )
+            done |= dict(zip(chosen, map(self._completion, sampled), strict=True))
+        in_order = iter(done[i] for i in range(len(rows)))
+        return [tuple(islice(in_order, request.n)) for request in requests]
+
+    def _completion(self, sampled: _Sampled) -> Completion:
+        ids = sampled.token_ids
+        stopped = int(ids[-1]) in self._codec.eos_ids
+        return Completion(
+            text=self._codec.decode(ids[:-1].tolist() if stopped else ids.tolist()),
+            token_ids=ids,
+            logprobs=sampled.logprobs,
+            spans=(VersionSpan(self._version, 0, len(ids)),),
+            finish=Finish.STOP if stopped else Finish.LENGTH,
+        )
+
+
+def _rows_of(request: SampleRequest) -> Iterator[_Row]:
+    generator = np.random.Generator(np.random.Philox(key=request.seed))
+    for uniforms in generator.random((request.n, request.max_new_tokens)):
+        yield _Row(request.prompt_ids, uniforms, request.temperature)
+
+
+def _left_padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Ids i64[B, T] and bool[B, T], True at tokens."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
+    lengths = torch.tensor([[len(prompt)] for prompt in prompts])
+    return ids, torch.arange(width) >= width - lengths
+
+
+def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens i64[N] distributed as exp(logprobs[N, V]), by inversion at uniforms f64[N] in [0, 1).
+
+    Summed in float64: in float32 the sum's rounding exceeds the probability of rare tokens."""
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    target = (uniforms * cumulative[:, -1])[:, None]
+    # The first entry above the target: a token of probability zero never is.
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(
+        max=logprobs.shape[1] - 1
+    )
+
+
+class _Batch:
+    """What is known of the N rows of one batch, [N] or [N, steps]; rows that ended stay in it until
+    `compact`, and what they draw after their end is cut off by `lengths`."""
+
+    def __init__(self, rows: Sequence[_Row], eos_ids: frozenset[int], model: Qwen2) -> None:
+        device, vocab_size = model.embedding.device, model.config.vocab_size
+        self.steps = max(len(row.uniforms) for row in rows)
+        uniforms = np.zeros((len(rows), self.steps))
+        for place, row in zip(uniforms, rows, strict=True):
+            place[: len(row.uniforms)] = row.uniforms
+        self._uniforms = torch.from_numpy(uniforms).to(device)
+        self._temperatures = torch.tensor([[row.temperature] for row in rows], device=device)
+        self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._is_eos[sorted(eos_ids)] = True
+        self._tokens = torch.zeros(len(rows), self.steps, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(len(rows), self.steps, device=device)
+        self._lengths = torch.tensor([len(row.uniforms) for row in rows], device=device)
+        # The rows still in the batch, by their number in it at the start.
+        self._alive = torch.arange(len(rows), device=device)
+        self._ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+
+    def draw(self, step: int, logits: Tensor) -> Tensor:
+        """Draw and record token number `step` of each row from logits [M, V]; i64[M]."""
+        alive = self._alive
+        logprobs = (logits.float() / self._temperatures).log_softmax(-1)
+        drawn = draw(logprobs, self._uniforms[alive, step])
+        self._tokens[alive, step] = drawn
+        self._logprobs[alive, step] = logprobs.gather(1, drawn[:, None])[:, 0]
+        stopped = self._is_eos[drawn] & ~self._ended
+        self._lengths[alive[stopped]] = step + 1
+        self._ended |= stopped | (self._lengths[alive] <= step + 1)
+        return drawn
+
+    def compact(self) -> Tensor | None:
+        """The rows to go on with, i64[M'], or None while dropping the others is not worth it."""
+        ended = int(self._ended.sum())
+        if ended < len(self._ended) and ended < max(
+            _COMPACT_ROWS, _COMPACT_SHARE * len(self._ended)
+        ):
+            return None
+        keep = (~self._ended).nonzero()[:, 0]
+        self._alive, self._ended = self._alive[keep], self._ended[keep]
+        self._temperatures = self._temperatures[keep]
+        return keep
+
+    def results(self) -> list[_Sampled]:
+        lengths = self._lengths.tolist()
+        tokens = self._tokens.cpu().numpy().astype(np.uint32)
+        logprobs = self._logprobs.cpu().numpy()
+        return [
+            _Sampled(ids[:length].copy(), values[:length].copy())
+            for ids, values, length in zip(tokens, logprobs, lengths, strict=True)
+        ]
+
+
+@torch.inference_mode()
+def _generate(
+    model: Qwen2, rows: Sequence[_Row], eos_ids: frozenset[int], abandoned: threading.Event
+) -> list[_Sampled]:
+    """Sample every row to its end token or its last uniform number.
+
+    Raises:
+        CancelledError: `abandoned` was set.
+    """
+    device = model.embedding.device
+    # Every prompt runs once, however many rows continue it.
+    unique = {prompt: n for n, prompt in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
+    ids, mask = _left_padded(tuple(unique))
+    origin = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
+    batch = _Batch(rows, eos_ids, model)
+    hidden, cache = model.prefill(
+        ids.to(device), mask.to(device), origin, ids.shape[1] + batch.steps - 1
+    )
+    for step in range(batch.steps):
+        if abandoned.is_set():
+            raise CancelledError
+        drawn = batch.draw(step, model.logits(hidden))
+        keep = batch.compact()
+        if keep is not None:
+            if not len(keep):
+                break
+            drawn = drawn[keep]
+            cache.keep(keep)
+        hidden = model.step(drawn, cache)
+    return batch.results()

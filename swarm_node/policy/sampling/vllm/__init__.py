@@ -1,0 +1,1 @@
+"""Sampling by vLLM, in a process of its own."""

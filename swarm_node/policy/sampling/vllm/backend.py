@@ -1,0 +1,86 @@
+"""New weights into a running vLLM engine, through files in shared memory (vLLM 0.32).
+
+Imported inside the engine's core process, where importing it registers the backend. vLLM's
+layerwise reload puts checkpoint tensors through the same processing as at load time, which plain
+`load_weights` does not: on a CPU, packed layers would refuse them half-way.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from swarm_node.policy.sampling.vllm.view import HeadPadding, read_padded
+from swarm_node.process import die_with_parent
+
+BACKEND = "swarm_file"
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Heads of the trainer's model, and of the engine's."""
+
+    own_head: int
+    padded_head: int
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """A file with a whole set of weights under transformers' names, or a model's directory."""
+
+    path: str
+
+
+class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
+    """Reads each tensor straight onto the engine's device."""
+
+    init_info_cls, update_info_cls = FileInit, FileUpdate
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        self._padding = HeadPadding(init_info.own_head, init_info.padded_head)
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        self.model.load_weights(
+            read_padded(Path(update_info.path), self._padding, str(self.device))
+        )
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied_head(self.model)
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
+
+
+def _repack_tied_head(model: Any) -> None:
+    """On a CPU an output head tied to the embedding keeps its packed copy of the old weights: the
+    reload processes the embedding only."""
+    head = getattr(model, "lm_head", None)
+    if head is not None and hasattr(head, "cpu_linear"):
+        head.quant_method.process_weights_after_loading(head)
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker; being imported is what it is for."""
+
+    def swarm_pid(self) -> int:
+        """The process that holds the model."""
+        return os.getpid()
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
+# A front process that was killed must not leave the model's memory behind.
+die_with_parent()

@@ -1,0 +1,370 @@
+"""Sampling with vLLM, in a process of its own that may die.
+
+The engine gets every policy version through the trainer's file in shared memory and must then say
+of the canary in it what the trainer said. Whatever goes wrong (death, silence, a wrong canary) ends
+the same way: the engine is killed with all its helpers, a new one is started with the newest
+weights, and the requests that were under way are asked again. After TRIES failures without a good
+answer in between, `EngineError` says so.
+
+A completion's tokens are decided by its request's seed and its number in the group, whatever else
+is in the batch (up to float rounding). New weights do not end what is under way: its later tokens
+come from the new version, and its spans say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import structlog
+
+from swarm_node.errors import ChildError, EngineError, ModelError
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.models.model import Codec
+from swarm_node.policy.sampling.rows import Row, extended, finished
+from swarm_node.policy.sampling.sampler import SampleRequest, check_request
+from swarm_node.policy.sampling.vllm.engine import (
+    EnginePlan,
+    engine_arguments,
+    engine_environment,
+    require_vllm,
+)
+from swarm_node.policy.sampling.vllm.engine_child import EngineChild
+from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
+from swarm_node.policy.weights.canary import Canary, read_canary
+from swarm_node.rollout import Completion
+
+TRIES = 3
+MAX_TEMPERATURE = 2.0
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds the engine has: to start, to take weights and prove it, and for one group."""
+
+    start: float = 600.0
+    sync: float = 60.0
+    group: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """The newest weight sync: seconds in all and with generation paused, and the canary's mean
+    |Δ log-prob|."""
+
+    version: int
+    seconds: float
+    paused: float
+    difference: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """A file with all weights or the directory of an adapter; or, without a canary, the model that
+    adapters go on top of: what comes next proves it."""
+
+    path: Path
+    version: int
+    canary: Canary | None
+    is_adapter: bool = False
+
+
+class VllmSampler:
+    """A `Sampler`. It has no weights, hence starts no engine, before the first `load`."""
+
+    def __init__(
+        self,
+        model: Qwen2Config,
+        codec: Codec,
+        plan: EnginePlan,
+        *,
+        base: Path | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """`base` is the directory of the model that the trainer's adapters are for, where it
+        publishes nothing else.
+
+        Raises:
+            ModelError: vLLM is not installed.
+        """
+        require_vllm()
+        self._codec = codec
+        self._model = model
+        self._plan = plan
+        self._deadlines = deadlines or Deadlines()
+        self._padding = HeadPadding(model.head_dim, plan.head_size)
+        self._child = EngineChild("vLLM", "swarm_node.policy.sampling.vllm.worker")
+        self._scratch = Path(tempfile.mkdtemp(prefix="swarm-node-engine-"))
+        self._base = _Weights(base, 0, None) if base and plan.lora_rank else None
+        self._adapter: _Weights | None = None
+        self._version = 0
+        # Whoever finds the engine dead starts it; the others see by the number that it was done.
+        self._repairing = asyncio.Lock()
+        self._life = 0
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._failures = 0
+        self._faults: Counter[str] = Counter()
+        self.last_sync: Sync | None = None
+
+    @classmethod
+    def from_directory(
+        cls, path: Path, plan: EnginePlan, *, deadlines: Deadlines | None = None
+    ) -> Self:
+        """A sampler for the model in a directory; its weights come by `load`.
+
+        Raises:
+            ModelError: model or tokenizer cannot be used, or vLLM is not installed.
+        """
+        model = Qwen2Config.from_directory(path)
+        return cls(model, Codec.from_directory(path), plan, base=path, deadlines=deadlines)
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def positions(self) -> int:
+        """The longest prompt with its answer that the engine takes, in tokens."""
+        return self._plan.max_model_len
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        return self._faults
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None when it is not running."""
+        return self._child.pid
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        """See `Sampler.sample`. Cancelling it ends its requests in the engine.
+
+        Raises:
+            ModelError: a request does not fit the model, or no weights were loaded.
+            ValueError: an impossible request.
+            EngineError: the engine cannot be kept running.
+        """
+        for request in requests:
+            self.check(request)
+        groups = await asyncio.gather(*(self.complete(request) for request in requests))
+        return [tuple(map(self.completion, rows)) for rows in groups]
+
+    def check(self, request: SampleRequest) -> None:
+        """See `check_request`; the temperature must be one that vLLM takes."""
+        check_request(request, self._model.vocab_size, self._plan.max_model_len)
+        if request.temperature > MAX_TEMPERATURE:
+            raise ModelError(f"vLLM takes a temperature of {MAX_TEMPERATURE:g} at most")
+
+    def completion(self, row: Row) -> Completion:
+        """A finished row with its text."""
+        return finished(row, self._codec.decode)
+
+    async def complete(
+        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+    ) -> list[Row]:
+        """The rows of one request, going on from `begun` where given. When `cut` is set, it returns
+        at once with what it has: rows whose `finish` is None can be given back as `begun`.
+
+        Raises:
+            ModelError, EngineError: see `sample`.
+        """
+        rows = list(begun) or [Row.empty() for _ in range(request.n)]
+        if not self._life:
+            raise ModelError("the sampler has no weights yet: load them first")
+        while any(row.finish is None for row in rows) and not (cut and cut.is_set()):
+            life = self._life
+            try:
+                rows = await self._attempt(request, rows, cut)
+            except ChildError as error:
+                await self._repair(life, error, self._refused(error))
+                continue
+            self._failures = 0
+        return rows
+
+    async def load(self, weights: Path, version: int) -> None:
+        """See `Sampler.load`. A directory is taken as a LoRA adapter on top of the newest file, or
+        of the model that the sampler was made for.
+
+        Raises:
+            ModelError: the file carries no canary, or is not there; the old weights stay in use.
+            EngineError: the engine cannot be kept running.
+        """
+        is_adapter = await asyncio.to_thread(weights.is_dir)
+        if is_adapter and (self._base is None or not self._plan.lora_rank):
+            raise ModelError("an adapter needs base weights and an engine with lora_rank set")
+        canary = read_canary(weights / ADAPTER_FILE if is_adapter else weights)
+        given = _Weights(weights, version, canary, is_adapter)
+        if is_adapter:
+            self._adapter = given
+        else:
+            self._base, self._adapter = given, None
+        life = self._life
+        self._awake.set()
+        if not life or self._child.pid is None:
+            await self._repair(life, None)
+            return
+        try:
+            await self._take(given)
+        except ChildError as error:
+            await self._repair(life, error)
+
+    async def rest(self) -> bool:
+        """See `RestingSampler.rest`. An engine that dies asleep is started anew by `load`."""
+        if not self._plan.sleep_level or self._child.pid is None:
+            return False
+        self._awake.clear()
+        try:
+            request = {"op": "rest", "level": self._plan.sleep_level}
+            await self._child.call(request, patience=self._deadlines.sync)
+        except ChildError as error:
+            _log.warning("the inference engine does not rest", error=str(error))
+            await self._child.kill()
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        """Of the engine: prompt, cached and sampled tokens so far, rows that are `unfinished` now,
+        and `core`, the process id of what computes.
+
+        Raises:
+            ChildError: it is not running.
+        """
+        return await self._child.call({"op": "stats"}, patience=self._deadlines.sync)
+
+    async def close(self) -> None:
+        """Kill the engine; nothing in it is worth keeping."""
+        await self._child.kill()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    async def _attempt(
+        self, request: SampleRequest, rows: list[Row], cut: asyncio.Event | None
+    ) -> list[Row]:
+        places = [place for place, row in enumerate(rows) if row.finish is None]
+        asked = {
+            "op": "sample",
+            "prompt": list(request.prompt_ids),
+            "temperature": request.temperature,
+            "rows": [
+                {
+                    "seed": _row_seed(request.seed, place, len(rows[place].token_ids)),
+                    "room": request.max_new_tokens - len(rows[place].token_ids),
+                    "begun": rows[place].token_ids.tobytes(),
+                }
+                for place in places
+            ],
+        }
+        reply = await self._child.call(asked, patience=self._deadlines.group, cut=cut)
+        rows = list(rows)
+        for place, new in zip(places, reply["rows"], strict=True):
+            rows[place] = extended(
+                rows[place],
+                np.frombuffer(new["ids"], np.uint32),
+                np.frombuffer(new["logprobs"], np.float32),
+                new["spans"],
+                new["finish"],
+            )
+        return rows
+
+    def _refused(self, error: ChildError) -> ModelError | None:
+        """An engine that lives and says no would say it again."""
+        return None if self._child.pid is None or error.__cause__ else ModelError(str(error))
+
+    async def _take(self, weights: _Weights) -> None:
+        """Hand over weights and hold the engine's canary against the trainer's.
+
+        Raises:
+            ChildError: it failed in any way; the engine's state is unknown.
+        """
+        loop, canary = asyncio.get_running_loop(), weights.canary
+        started = loop.time()
+        reply = await self._child.call(
+            {
+                "op": "adapter" if weights.is_adapter else "load",
+                "path": str(weights.path),
+                "version": weights.version,
+                "canary": list(canary.token_ids) if canary else [],
+                "expected": list(canary.logprobs) if canary else [],
+                "tolerance": self._plan.tolerance,
+            },
+            patience=self._deadlines.sync,
+        )
+        if canary is None:
+            return
+        difference = canary.difference(reply["measured"])
+        if not difference <= self._plan.tolerance:
+            self._faults["canary"] += 1
+            raise ChildError(
+                f"the engine says something else than the trainer of version {weights.version}: "
+                f"mean difference of log-probs {difference:.2g}, allowed {self._plan.tolerance:g}"
+            )
+        self._version = weights.version
+        self.last_sync = Sync(weights.version, loop.time() - started, reply["paused"], difference)
+
+    async def _repair(
+        self, life: int, error: ChildError | None, refused: ModelError | None = None
+    ) -> None:
+        """Start the engine anew with the newest weights, unless somebody did since `life`.
+
+        Raises:
+            ModelError: `refused`, if the engine is fine.
+            EngineError: it failed TRIES times without a good answer in between.
+        """
+        if refused is not None:
+            raise refused
+        await self._awake.wait()
+        async with self._repairing:
+            if self._life != life:
+                return
+            while True:
+                if error is not None:
+                    self._failures += 1
+                    self._faults["engine"] += 1
+                    _log.warning("restarting the inference engine", error=str(error))
+                if self._failures > TRIES:
+                    raise EngineError(
+                        f"the inference engine failed {self._failures} times in a row, last: "
+                        f"{error}; see the log above, or use `--sampler torch`"
+                    )
+                try:
+                    await self._start()
+                except ChildError as again:
+                    error = again
+                    continue
+                self._life += 1
+                return
+
+    async def _start(self) -> None:
+        write_view(self._model, self._padding, self._scratch)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        await self._child.start(engine_environment(self._plan, self._scratch, visible))
+        await self._child.call(
+            {
+                "op": "init",
+                "arguments": engine_arguments(self._plan, self._scratch),
+                "heads": [self._padding.own, self._padding.padded],
+                "scratch": str(self._scratch),
+                "stop_ids": sorted(self._codec.eos_ids),
+            },
+            patience=self._deadlines.start,
+        )
+        assert self._base is not None
+        await self._take(self._base)
+        if self._adapter is not None:
+            await self._take(self._adapter)
+
+
+def _row_seed(seed: int, place: int, done: int) -> int:
+    """The engine's seed (63 bits) of row `place` of a group after `done` tokens."""
+    digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,116 @@
+"""A model as the engine sees it: the same function, with heads of a size it has kernels for.
+
+Padding heads with zeros changes nothing if the rotary angles stay those of the small head: pair i
+of d/2 turns by θ^(-2i/d), so it becomes pair i·D/d of the padded head's D/2, which turns by the
+same angle. The engine divides scores by √D instead of √d; queries are scaled by √(D/d) in return.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from swarm_node.policy.models.config import Qwen2Config, weight_files
+from swarm_node.policy.models.lora import ADAPTER_FILE
+from swarm_node.policy.weights.device import is_on_device, read_device
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPadding:
+    """From heads of `own` (d) to heads of `padded` (D), a multiple of it or the same."""
+
+    own: int
+    padded: int
+
+    def pad(self, name: str, tensor: Tensor) -> Tensor:
+        """The padded form of a tensor under transformers' or peft's name; others are unchanged."""
+        if self.own == self.padded:
+            return tensor
+        module, kind = _module_and_kind(name)
+        if kind != "lora_A" and module in ("q_proj", "k_proj"):
+            scale = (self.padded / self.own) ** 0.5 if module == "q_proj" else 1.0
+            return self._rotary_rows(tensor) * scale
+        if kind != "lora_A" and module == "v_proj":
+            return self._plain_rows(tensor)
+        if kind in ("weight", "lora_A") and module == "o_proj":
+            return self._plain_rows(tensor.T).T.contiguous()
+        return tensor
+
+    def _rotary_rows(self, tensor: Tensor) -> Tensor:
+        """[heads * d, ...] to [heads * D, ...], both halves of each head spread over its halves."""
+        rest, step = tensor.shape[1:], self.padded // self.own
+        wide = tensor.new_zeros(tensor.shape[0] // self.own, 2, self.padded // 2, *rest)
+        wide[:, :, ::step] = tensor.reshape(-1, 2, self.own // 2, *rest)
+        return wide.reshape(-1, *rest)
+
+    def _plain_rows(self, tensor: Tensor) -> Tensor:
+        """[heads * d, ...] to [heads * D, ...], zeros after each head."""
+        rest = tensor.shape[1:]
+        wide = tensor.new_zeros(tensor.shape[0] // self.own, self.padded, *rest)
+        wide[:, : self.own] = tensor.reshape(-1, self.own, *rest)
+        return wide.reshape(-1, *rest)
+
+
+def _module_and_kind(name: str) -> tuple[str, str]:
+    parts = name.split(".")
+    if len(parts) >= 3 and parts[-2] in ("lora_A", "lora_B"):
+        return parts[-3], parts[-2]
+    return parts[-2] if len(parts) >= 2 else "", parts[-1]
+
+
+def engine_config(model: Qwen2Config, padding: HeadPadding) -> dict[str, Any]:
+    """`config.json` for the engine. Of vLLM's Qwen2 the head size cannot be chosen; its Llama with
+    biases on q, k and v is the same network, and there it can."""
+    config = model.to_hf()
+    if padding.own != padding.padded:
+        config |= {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "head_dim": padding.padded,
+            "attention_bias": False,
+            "qkv_bias": True,
+            "mlp_bias": False,
+        }
+        del config["use_sliding_window"]
+    return config
+
+
+def write_view(model: Qwen2Config, padding: HeadPadding, directory: Path) -> None:
+    """Write what the engine reads at its start: the architecture, no weights."""
+    (directory / "config.json").write_text(json.dumps(engine_config(model, padding)))
+
+
+def read_padded(path: Path, padding: HeadPadding, device: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a safetensors file, or of a model's directory, padded, one after another on
+    `device`; or those that the file stands for (`device_weights`)."""
+    for part in weight_files(path) if path.is_dir() else [path]:
+        with safe_open(part, framework="pt", device=device) as file:
+            metadata = file.metadata() or {}
+            if is_on_device(metadata):
+                yield from read_device(metadata)
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                yield name, padding.pad(name, file.get_tensor(name))
+
+
+def pad_adapter(source: Path, padding: HeadPadding, target: Path) -> Path:
+    """The directory of a peft adapter for the padded model: `source` itself where nothing is
+    padded, else a copy in the directory `target`."""
+    if padding.own == padding.padded:
+        return source
+    target.mkdir(mode=0o700, exist_ok=True)
+    with torch.no_grad():
+        padded = {
+            name: padding.pad(name, tensor).contiguous()
+            for name, tensor in load_file(source / ADAPTER_FILE).items()
+        }
+    save_file(padded, target / ADAPTER_FILE)
+    (target / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
+    return target

@@ -1,0 +1,253 @@
+"""The program of the engine's process: vLLM's AsyncLLM behind `EngineServer`.
+
+init     engine arguments                    start the engine, with arbitrary weights
+load     file, version, canary               take weights, prove it, answer with what it measured;
+                                            without a canary nothing is answered until one was right
+adapter  directory, version, canary          the same for a LoRA adapter on top of them
+rest     level                               give back the device's memory until the next of these
+sample   prompt, rows, temperature           complete every row; answers when all are done
+abort    number of a sample request          end it now: it answers with what it has
+stats    -                                   counters
+
+Results that were finished while weights were taken are held back until the canary was right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.sampling.vllm.backend import BACKEND, WorkerExtension
+from swarm_node.policy.sampling.vllm.engine_child import EngineServer
+from swarm_node.policy.sampling.vllm.view import HeadPadding, pad_adapter
+
+_ADAPTER = 1
+Plain = dict[str, Any]
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._engine: AsyncLLM | None = None
+        self._padding = HeadPadding(1, 1)
+        self._scratch = Path()
+        self._lora: LoRARequest | None = None
+        self._stop_ids: list[int] = []
+        self._loading = asyncio.Lock()
+        self._trusted = asyncio.Event()
+        self._asleep = False
+        self._rows: dict[int, list[str]] = {}
+        self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
+
+    async def handle(self, request: Plain) -> Plain:
+        operation = request.get("op")
+        if operation == "init":
+            return await self._init(request)
+        if self._engine is None:
+            raise ValueError("the first request must be init")
+        if operation == "sample":
+            return await self._sample(self._engine, request)
+        if operation == "abort":
+            await self._engine.abort(self._rows.get(request["target"], []))
+            return {}
+        if operation in ("load", "adapter"):
+            return await self._take(self._engine, request)
+        if operation == "rest":
+            async with self._loading:
+                await self._engine.sleep(request["level"], mode="keep")
+                self._asleep = True
+            return {}
+        if operation == "stats":
+            core, *_ = await self._engine.collective_rpc("swarm_pid")
+            unfinished = self._engine.get_num_unfinished_requests()
+            return {"core": core, "unfinished": unfinished, **self._counts}
+        raise ValueError(f"unknown operation {operation!r}")
+
+    async def _init(self, request: Plain) -> Plain:
+        self._padding = HeadPadding(*request["heads"])
+        self._scratch = Path(request["scratch"])
+        self._stop_ids = request["stop_ids"]
+        extension = f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}"
+        self._engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                **request["arguments"],
+                weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+                worker_extension_cls=extension,
+            )
+        )
+        heads = {"own_head": self._padding.own, "padded_head": self._padding.padded}
+        await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=heads))
+        return {}
+
+    async def _take(self, engine: AsyncLLM, request: Plain) -> Plain:
+        """Between two steps: stop, replace, drop every cached key and value, go on. Requests under
+        way keep their tokens; their keys and values are computed anew with the new weights."""
+        async with self._loading:
+            self._trusted.clear()
+            version, path = str(request["version"]), Path(request["path"])
+            adapter = None
+            if request["op"] == "adapter":
+                adapter = pad_adapter(path, self._padding, self._scratch / "adapter")
+            started = time.monotonic()
+            # A request names its adapter for good: with another or none, it must be asked again.
+            switched = (adapter is None) != (self._lora is None)
+            await engine.pause_generation(mode="abort" if switched else "keep", clear_cache=True)
+            if self._asleep:
+                await engine.wake_up(["weights"])
+            if adapter is None:
+                await engine.start_weight_update()
+                await engine.update_weights(
+                    WeightTransferUpdateRequest(update_info={"path": str(path)})
+                )
+                await engine.finish_weight_update(version)
+                self._lora = None
+            else:
+                self._lora = LoRARequest("policy", _ADAPTER, str(adapter), load_inplace=True)
+                await engine.add_lora(self._lora)
+                # Later requests name the adapter that is there; they must not load it each time.
+                self._lora = LoRARequest("policy", _ADAPTER, str(adapter))
+                await engine.update_weight_version(version)
+            if self._asleep:
+                await engine.wake_up(["kv_cache"])
+                self._asleep = False
+            cleared = await engine.reset_prefix_cache(reset_running_requests=True)
+            await engine.resume_generation()
+            paused = time.monotonic() - started
+            measured = await self._measure(engine, request["canary"])
+            if not cleared:
+                measured = []
+            reply = {"measured": measured, "paused": paused}
+            if self._close(measured, request["expected"], request["tolerance"]):
+                self._trusted.set()
+            return reply
+
+    @staticmethod
+    def _close(measured: list[float], expected: list[float], tolerance: float) -> bool:
+        if not expected or len(measured) != len(expected):
+            return False
+        return float(np.abs(np.subtract(measured, expected)).mean()) <= tolerance
+
+    async def _measure(self, engine: AsyncLLM, ids: list[int]) -> list[float]:
+        """Log-probs of `ids` after the first, each as the next token of a prompt of its own. Not as
+        one prompt's log-probs: with LoRA on a CPU, asking for those beside rows that are sampled
+        ends vLLM 0.32."""
+        started = time.monotonic_ns()
+        return list(
+            await asyncio.gather(
+                *(
+                    self._next_token(engine, ids[:place], ids[place], f"canary-{started}-{place}")
+                    for place in range(1, len(ids))
+                )
+            )
+        )
+
+    async def _next_token(
+        self, engine: AsyncLLM, prompt: list[int], token: int, name: str
+    ) -> float:
+        parameters = SamplingParams(
+            max_tokens=1,
+            temperature=1.0,
+            logprob_token_ids=[token],
+            detokenize=False,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        (done,) = (await self._generate(engine, prompt, parameters, name)).outputs
+        assert done.logprobs is not None
+        return float(done.logprobs[0][token].logprob)
+
+    async def _sample(self, engine: AsyncLLM, request: Plain) -> Plain:
+        number = request["id"]
+        self._rows[number] = [f"{number}-{index}" for index in range(len(request["rows"]))]
+        try:
+            rows = await asyncio.gather(
+                *(
+                    self._row(engine, name, request, row)
+                    for name, row in zip(self._rows[number], request["rows"], strict=True)
+                )
+            )
+            await self._trusted.wait()
+            return {"rows": rows}
+        finally:
+            del self._rows[number]
+
+    async def _row(self, engine: AsyncLLM, name: str, request: Plain, row: Plain) -> Plain:
+        """Complete one row from what it has (`begun`, u32 bytes); only new tokens are returned."""
+        begun = np.frombuffer(row["begun"], np.uint32).tolist()
+        try:
+            parameters = SamplingParams(
+                max_tokens=row["room"],
+                temperature=request["temperature"],
+                seed=row["seed"],
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                ignore_eos=True,
+                stop_token_ids=self._stop_ids,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+        except VLLMValidationError as error:
+            raise ModelError(f"vLLM refuses the request: {error}") from error
+        output = await self._generate(engine, [*request["prompt"], *begun], parameters, name)
+        (done,) = output.outputs
+        self._counts["prompt_tokens"] += len(output.prompt_token_ids or [])
+        self._counts["cached_tokens"] += output.num_cached_tokens or 0
+        self._counts["sampled_tokens"] += len(done.token_ids)
+        logprobs = _sampled_logprobs(done)
+        if not all(map(math.isfinite, logprobs)):
+            raise ModelError("the engine gave a log-prob that is not finite")
+        return {
+            "ids": np.asarray(done.token_ids, np.uint32).tobytes(),
+            "logprobs": np.asarray(logprobs, np.float32).tobytes(),
+            "spans": [[int(s.version), s.start, s.end] for s in done.weight_versions or []],
+            "finish": done.finish_reason,
+        }
+
+    async def _generate(
+        self, engine: AsyncLLM, ids: list[int], parameters: SamplingParams, name: str
+    ) -> RequestOutput:
+        last: RequestOutput | None = None
+        async for output in engine.generate(
+            {"prompt_token_ids": ids}, parameters, name, lora_request=self._lora
+        ):
+            last = output
+        if last is None:
+            raise ModelError("the engine gave no answer")
+        return last
+
+
+def _sampled_logprobs(done: CompletionOutput) -> list[float]:
+    """Of the sampled tokens alone: each is the first of its position. Padding may follow it where a
+    canary's row was in the same batch."""
+    given = done.logprobs
+    return [] if given is None else [given.logprobs[start] for start in given.start_indices]
+
+
+async def main(requests: int, replies: int) -> None:
+    """Serve until the node closes the pipe or dies."""
+    await EngineServer(_Worker().handle).serve(requests, replies)
+
+
+if __name__ == "__main__":
+    # Libraries print: what they say goes to stderr, the pipe is ours alone.
+    pipe_in, pipe_out = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    asyncio.run(main(pipe_in, pipe_out))

@@ -1,0 +1,1 @@
+"""The update: gradient, optimizer, checkpoint, and its process."""

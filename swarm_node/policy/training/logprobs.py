@@ -1,0 +1,191 @@
+"""Log-probs of training rows under a model, and the token vectors that losses take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute_in_backward
+
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import LOGIT_ELEMENTS
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.training.loss_types import Tokens
+from swarm_node.policy.training.packing import arrange
+from swarm_node.policy.weights.canary import Canary, canary_ids
+from swarm_node.rollout import Provenance
+
+
+def completion_logprobs(
+    model: Qwen2,
+    rows: Sequence[TrainRow],
+    temperature: float,
+    logit_elements: int = LOGIT_ELEMENTS,
+) -> Tensor:
+    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient; in main
+    memory wherever the model is: losses are many small steps, faster there than on a GPU.
+
+    Logits exist at completion positions only; when they exceed `logit_elements` they are made in
+    pieces, and again in the backward pass, instead of being kept.
+    """
+    made = arrange(rows)
+    device = model.embedding.device
+    ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
+    segments = None if made.segments is None else torch.from_numpy(made.segments).to(device)
+    return model.whole(
+        _logprobs, model, ids.to(device), segments, places.to(device), temperature, logit_elements
+    )
+
+
+def _logprobs(
+    model: Qwen2,
+    ids: Tensor,
+    segments: Tensor | None,
+    places: Tensor,
+    temperature: float,
+    logit_elements: int,
+) -> Tensor:
+    """ids, segments and places are those of an `Arrangement`."""
+    at_sequence, at_position, wanted = places
+    hidden = model.hidden(ids, segments)[at_sequence, at_position]
+
+    def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
+        logits = model.logits(hidden).float() / temperature
+        return -F.cross_entropy(logits, wanted, reduction="none")
+
+    piece = max(1, logit_elements // model.config.vocab_size)
+    if len(wanted) <= piece:
+        return logprobs(hidden, wanted).cpu()
+    pieces = torch.cat(
+        [
+            recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
+            for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
+        ]
+    )
+    return pieces.cpu()
+
+
+@torch.no_grad()
+def measure_canary(model: Qwen2) -> Canary:
+    """The canary of `model` as it is now; one forward pass over a few tokens."""
+    ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings)
+    tokens = np.asarray(ids, np.uint32)
+    row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
+    return Canary(ids, tuple(completion_logprobs(model, [row], 1.0).tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class RowReference:
+    """What the reference policy says of one row: `logp` f32[T], and `drift`, the mean over its
+    group's rows of Σ(log π − log π_ref)."""
+
+    logp: NDArray[np.float32]
+    drift: float
+
+
+class ReferencePolicy:
+    """The base model, frozen: two forward passes per row, and its memory where it is a copy."""
+
+    def __init__(
+        self, model: Qwen2, switched: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """`model` computes the base policy while `switched()` is entered."""
+        self._model = model
+        self._switched = switched
+
+    @classmethod
+    def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
+        """A copy of the model beside the one being trained; in `half`, its weights are too.
+
+        Raises:
+            ModelError: `model_dir` holds no model that can be used here.
+        """
+        dtype = torch.bfloat16 if placement.half else torch.float32
+        model = Qwen2.from_directory(model_dir, dtype).to(placement.device)
+        return cls(model.requires_grad_(False))
+
+    @torch.no_grad()
+    def judge(
+        self,
+        model: Qwen2,
+        rows: Sequence[TrainRow],
+        temperature: float,
+        rounds: Sequence[Sequence[int]],
+    ) -> dict[int, RowReference]:
+        """One entry per row that `rounds`, the micro-batches, name; in an empty one the models run
+        for nothing. `drift` is a mean over a whole group, whose rows need not be in one
+        micro-batch: hence a pass over all rows before the first gradient."""
+        logps: dict[int, NDArray[np.float32]] = {}
+        distances: dict[int, float] = {}
+        for indices in rounds:
+            part = [rows[index] for index in indices] or [min(rows, key=len)]
+            sizes = [row.completion_ids.size for row in part]
+            now = torch.split(completion_logprobs(model, part, temperature), sizes)
+            with self._switched():
+                base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
+            for index, ours, theirs in zip(indices, now, base, strict=False):
+                logps[index] = theirs.numpy()
+                distances[index] = float((ours - theirs).double().sum())
+        groups: dict[int, list[float]] = defaultdict(list)
+        for index, distance in distances.items():
+            groups[rows[index].group].append(distance)
+        drift = {group: sum(values) / len(values) for group, values in groups.items()}
+        return {
+            index: RowReference(logp, drift[rows[index].group]) for index, logp in logps.items()
+        }
+
+
+def token_vectors(
+    rows: Sequence[TrainRow],
+    logp: Tensor,
+    version: int,
+    references: Sequence[RowReference] | None = None,
+) -> Tokens:
+    """The rows' token vectors, in the order of `logp`, for an update of policy `version`."""
+    sizes = [row.completion_ids.size for row in rows]
+
+    def spread(values: Sequence[float | bool], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes))
+
+    def joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts))
+
+    zeros = [np.zeros(size, np.float32) for size in sizes]
+    return Tokens(
+        logp=logp,
+        behaviour=joined(
+            [z if r.logprobs is None else r.logprobs for r, z in zip(rows, zeros, strict=True)]
+        ),
+        measured=spread([row.logprobs is not None for row in rows], np.bool_),
+        advantage=spread([row.advantage for row in rows], np.float32),
+        row=spread(range(len(rows)), np.int64),
+        behind=joined([_behind(row, version) for row in rows]),
+        reference=joined([ref.logp for ref in references] if references else zeros),
+        drift=spread(
+            [ref.drift for ref in references] if references else [0.0] * len(rows), np.float32
+        ),
+    )
+
+
+def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
+    """bool[N]: whether a token's log μ, if it has one, was stated by a peer."""
+    sizes = [row.completion_ids.size for row in rows]
+    stated = [row.provenance is not Provenance.OWN for row in rows]
+    return torch.from_numpy(np.repeat(np.asarray(stated, np.bool_), sizes))
+
+
+def _behind(row: TrainRow, version: int) -> NDArray[np.int64]:
+    if row.versions is None:
+        return np.full(row.completion_ids.size, -1, np.int64)
+    # After a crash the sampler may have been ahead of the checkpoint: not behind, then.
+    return np.maximum(version - row.versions, 0)

@@ -1,0 +1,218 @@
+"""Policy-gradient losses over flat token vectors. Pure functions of tensors, to be minimised.
+
+Notation as in `loss_types`: ρ = π/μ, truncated at the cap; sg stops the gradient; N are the tokens
+of the batch. Each batch is trained on in a single step, so the policy at its start is π itself and
+a ratio between the two, which some sources clip, is 1 by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from swarm_node.policy.choices import LossName
+from swarm_node.policy.training.loss_types import (
+    BatchSize,
+    ClipBounds,
+    LossFn,
+    LossSums,
+    Tokens,
+    log_ratio,
+    row_means,
+    row_sums,
+    statistics,
+)
+
+#: Clip of decoupled PPO, both ways (arXiv 2505.24298).
+DECOUPLED_CLIP = 0.2
+#: Truncation of TIS.
+TIS_CAP = 2.0
+#: Tokens that IcePop keeps (arXiv 2510.18855).
+ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
+#: Upper clip of CISPO's weight; there is no lower one.
+CISPO_CAP = 5.0
+#: Clip of GSPO's sequence ratio (arXiv 2507.18071, section 5.1).
+GSPO_LOW, GSPO_HIGH = 3e-4, 4e-4
+#: How far DPPO lets a token's probability move, and the weight of its squared log-ratio.
+DPPO_MOVE, DPPO_PULL = 0.2, 1e-3
+#: Weight of the reference in TBA: the reward is R − β·log(π/π_ref).
+TBA_BETA = 0.012
+
+
+def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """Policy gradient (Williams 1992): Σ −A·log π / N. Takes every token as if π had just drawn it,
+    however old it is: what the others correct for, this shows."""
+    delta = log_ratio(tokens, bounds).detach()
+    nothing = torch.zeros_like(tokens.measured)
+    weight = torch.ones_like(delta)
+    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, nothing)
+
+
+def dapo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """The token-level loss of DAPO (Yu et al., arXiv 2503.14476, equation 8):
+
+    Σ max(−A·ρ, −A·clip(ρ, 1 − low, 1 + high)) / N
+    """
+    return _clipped(tokens, bounds, size.tokens)
+
+
+def dr_grpo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """Dr. GRPO (Liu et al., arXiv 2503.20783, section 3.2): the sum of `dapo` over rows × longest
+    answer instead of N. To be used with the advantage of the same name."""
+    return _clipped(tokens, bounds, size.rows * size.longest)
+
+
+def decoupled(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """Decoupled PPO (AReaL, arXiv 2505.24298, equation 5), proximal policy π_p by A-3PO (arXiv
+    2512.06547): no forward pass of its own, but log π_p = log μ + α·(sg(log π) − log μ) with
+    α = (v_prox − v_behave) / (v_now − v_behave) and v_prox = v_now − 1, so α = (d − 1)/d where μ is
+    d versions behind, 0 where it is not behind. With w = π_p/μ and r = π/π_p:
+
+        Σ sg(w)·max(−A·r, −A·clip(r, 0.8, 1.2)) / N
+
+    Where d is not known, as with peers, π_p is π. w·r = ρ is truncated at the cap.
+    """
+    delta = log_ratio(tokens, bounds)
+    behind = tokens.behind.to(delta.dtype)
+    alpha = torch.where(behind >= 0, (behind - 1).clamp(min=0) / behind.clamp(min=1), 1.0)
+    log_weight = alpha * delta.detach()
+    ratio = (delta - log_weight).exp()
+    clipped_ratio = ratio.clamp(1.0 - DECOUPLED_CLIP, 1.0 + DECOUPLED_CLIP)
+    per_token = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * clipped_ratio)
+    beyond = torch.where(
+        tokens.advantage > 0,
+        ratio.detach() > 1.0 + DECOUPLED_CLIP,
+        (ratio.detach() < 1.0 - DECOUPLED_CLIP) | _at_cap(delta, bounds),
+    )
+    loss = (log_weight.exp() * per_token).sum() / size.tokens
+    return loss, statistics(tokens, bounds, delta, beyond)
+
+
+def tis(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """Truncated importance sampling (Yao et al. 2025): Σ −sg(min(ρ, 2))·A·log π / N."""
+    delta = log_ratio(tokens, bounds).detach()
+    weight = delta.exp().clamp(max=TIS_CAP)
+    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, delta.exp() > TIS_CAP)
+
+
+def icepop(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """IcePop (arXiv 2510.18855, equation 3): Σ −sg(ρ·1[0.5 ≤ ρ ≤ 5])·A·log π / N; what the cap
+    truncates counts as outside."""
+    delta = log_ratio(tokens, bounds).detach()
+    ratio = delta.exp()
+    outside = (ratio < ICEPOP_LOW) | (ratio > ICEPOP_HIGH) | _at_cap(delta, bounds)
+    loss = _weighted(tokens, torch.where(outside, 0.0, ratio), size)
+    return loss, statistics(tokens, bounds, delta, outside)
+
+
+def cispo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """CISPO (MiniMax-M1, arXiv 2506.13585, equation 4): Σ −sg(clip(ρ, 0, 5))·A·log π / N. It clips
+    the weight and not the update, so that every token keeps a gradient."""
+    delta = log_ratio(tokens, bounds).detach()
+    weight = delta.exp().clamp(max=CISPO_CAP)
+    return _weighted(tokens, weight, size), statistics(
+        tokens, bounds, delta, (weight >= CISPO_CAP) | _at_cap(delta, bounds)
+    )
+
+
+def gspo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """GSPO (Zheng et al., arXiv 2507.18071, equations 5 and 7): one ratio per row,
+    s = exp(mean log ρ), a geometric mean and so no product that long answers blow up:
+
+        Σ_rows max(−A·s, −A·clip(s, 1 − 3e-4, 1 + 4e-4)) / rows
+    """
+    delta = log_ratio(tokens, bounds)
+    ratio = row_means(delta, tokens.row).exp()
+    advantage = row_means(tokens.advantage, tokens.row)
+    clipped_ratio = ratio.clamp(1.0 - GSPO_LOW, 1.0 + GSPO_HIGH)
+    per_row = torch.maximum(-advantage * ratio, -advantage * clipped_ratio)
+    beyond = torch.where(
+        advantage > 0, ratio.detach() > 1.0 + GSPO_HIGH, ratio.detach() < 1.0 - GSPO_LOW
+    )
+    loss = (per_row.sum() / size.rows).to(tokens.logp.dtype)
+    return loss, statistics(tokens, bounds, delta, beyond[tokens.row] | _at_cap(delta, bounds))
+
+
+def dppo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """DPPO with the binary total variation (Qi et al., arXiv 2602.04879) and the squared log-ratio
+    that prime-rl adds:
+
+        [Σ −keep·A·ρ + 1e-3·Σ(log ρ)²] / N
+
+    A token is dropped from the first sum if A > 0 and π − μ > 0.2, or A ≤ 0 and μ − π > 0.2. In the
+    second log ρ is truncated at log cap both ways, for the same reason as above.
+    """
+    delta = log_ratio(tokens, bounds)
+    now = tokens.logp.detach()
+    # What is stated as a log-prob need not be one.
+    before = torch.where(tokens.measured, tokens.behaviour.clamp(max=0.0), now).exp()
+    moved = now.exp() - before
+    dropped = torch.where(tokens.advantage > 0, moved > DPPO_MOVE, -moved > DPPO_MOVE)
+    gain = torch.where(dropped, 0.0, tokens.advantage) * delta.exp()
+    pull = DPPO_PULL * delta.clamp(min=-bounds.log_cap).square()
+    return (pull - gain).sum() / size.tokens, statistics(
+        tokens, bounds, delta, dropped | _at_cap(delta, bounds)
+    )
+
+
+def tba(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+    """Trajectory balance with the group's estimate of log Z (TBA, arXiv 2503.18929, equation 4):
+
+        mean (log Z + log π − log π_ref − R/β)², log Z = sg mean_group(log π_ref − log π + R/β)
+
+    over rows. With D = Σ(log π − log π_ref) over a row's tokens and A = R − mean R the bracket is
+    D − mean D − A/β; here times β/2 and over N, so that a token's gradient is −(A − β(D − mean
+    D))/N, in the units of the other losses. Needs no log μ: nobody's claim enters. mean D comes in
+    as `Tokens.drift`, over the rows that are trained on; A is R − mean R with the advantage
+    "dr_grpo", as published, and a rescaled reward with others.
+    """
+    distance = row_sums(tokens.logp - tokens.reference, tokens.row)
+    advantage = row_means(tokens.advantage, tokens.row)
+    residual = distance - row_means(tokens.drift, tokens.row) - advantage / TBA_BETA
+    loss = (0.5 * TBA_BETA * residual.square().sum() / size.tokens).to(tokens.logp.dtype)
+    nothing = torch.zeros_like(tokens.measured)
+    return loss, statistics(tokens, bounds, log_ratio(tokens, bounds), nothing)
+
+
+def _clipped(tokens: Tokens, bounds: ClipBounds, over: int) -> tuple[Tensor, LossSums]:
+    delta = log_ratio(tokens, bounds)
+    ratio = delta.exp()
+    clipped_ratio = ratio.clamp(1.0 - bounds.low, 1.0 + bounds.high)
+    per_token = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * clipped_ratio)
+    beyond = torch.where(
+        tokens.advantage > 0,
+        ratio.detach() > 1.0 + bounds.high,
+        (ratio.detach() < 1.0 - bounds.low) | _at_cap(delta, bounds),
+    )
+    return per_token.sum() / over, statistics(tokens, bounds, delta, beyond)
+
+
+def _weighted(tokens: Tokens, weight: Tensor, size: BatchSize) -> Tensor:
+    """The policy gradient with constant weights."""
+    return -(weight * tokens.advantage * tokens.logp).sum() / size.tokens
+
+
+def _at_cap(delta: Tensor, bounds: ClipBounds) -> Tensor:
+    return delta.detach() >= bounds.log_cap
+
+
+#: Every loss by the name the settings use.
+LOSSES: Mapping[LossName, LossFn] = MappingProxyType(
+    {
+        "reinforce": reinforce,
+        "dapo": dapo,
+        "dr_grpo": dr_grpo,
+        "decoupled": decoupled,
+        "tis": tis,
+        "icepop": icepop,
+        "cispo": cispo,
+        "gspo": gspo,
+        "dppo": dppo,
+        "tba": tba,
+    }
+)
+#: Losses that read `Tokens.reference` and `Tokens.drift`.
+NEEDS_REFERENCE = frozenset({"tba"})

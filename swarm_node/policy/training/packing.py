@@ -1,0 +1,128 @@
+"""How rows become sequences and sequences micro-batches, without computing much twice. Pure.
+
+The answers to one task share its prompt. As one sequence, the prompt and then every answer, each of
+which sees the prompt and itself alone, they cost the prompt once (Prefix Grouper, arXiv 2506.05433,
+here through a mask). Attention over such a sequence is the square of its length, so it must not be
+long, and answers must not outweigh the prompt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_node.policy.experience.batch import TrainRow
+
+#: A sequence of several answers is at most this long, in tokens, and this much of the rows' own
+#: lengths: attention through a mask, twice the causal one's cost, must not eat up what is saved.
+MOST_SHARED_TOKENS = 2048
+_WORTHWHILE = 0.7
+#: Padding of a micro-batch, in tokens: as much as this share of it, or what one micro-batch more
+#: costs by itself (benchmarks/trainer.py measures both).
+_PADDING_SHARE = 0.1
+_PADDING_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrangement:
+    """A micro-batch as the model takes it. `ids` i64[B, T] are its input, `segments` i64[B, T] say
+    which answer of its sequence a token belongs to: 0 the prompt, which all of it see, −1 padding;
+    None where every sequence is one row. `places` i64[3, N]: of every completion token, row after
+    row, its sequence, the position that predicts it, and its id."""
+
+    ids: NDArray[np.int64]
+    segments: NDArray[np.int64] | None
+    places: NDArray[np.int64]
+
+
+def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
+    """Indices of `rows`, grouped so that sequences × longest one ≤ `token_budget` in every group.
+
+    Similar lengths share a group, and a group ends where one sequence more would make over a tenth
+    of it padding, unless that padding costs less than a further group would. The longest come
+    first, so that memory that does not suffice shows at once. A row over the budget gets a group of
+    its own.
+    """
+    packs = [(shared_length(rows, pack), pack) for pack in sequences(rows, token_budget)]
+    groups: list[list[int]] = []
+    longest = tokens = count = 0
+    for length, pack in sorted(packs, key=lambda item: -item[0]):
+        padded = longest * (count + 1)
+        padding = padded - tokens - length
+        allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
+        if groups and padded <= token_budget and padding <= allowed:
+            groups[-1].extend(pack)
+            tokens += length
+            count += 1
+        else:
+            groups.append(list(pack))
+            longest, tokens, count = length, length, 1
+    return groups
+
+
+def padded_tokens(rows: Sequence[TrainRow], group: Sequence[int]) -> int:
+    """What the micro-batch of these `rows` costs: sequences × longest one."""
+    chosen = [rows[index] for index in group]
+    packs = sequences(chosen)
+    return len(packs) * max(shared_length(chosen, pack) for pack in packs)
+
+
+def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -> list[list[int]]:
+    """Indices of `rows`: those of one sequence together, which is no longer than `most_tokens`
+    unless it is one row."""
+    by_prompt: defaultdict[bytes, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        by_prompt[row.prompt_ids.tobytes()].append(index)
+    found: list[list[int]] = []
+    for alike in by_prompt.values():
+        for pack in _cut(rows, alike, min(most_tokens, MOST_SHARED_TOKENS)):
+            apart = sum(len(rows[index]) for index in pack)
+            together = shared_length(rows, pack) <= _WORTHWHILE * apart
+            found.extend([pack] if together else [[index] for index in pack])
+    return found
+
+
+def shared_length(rows: Sequence[TrainRow], pack: Sequence[int]) -> int:
+    """Tokens of the sequence that rows of one prompt make."""
+    answers = sum(rows[index].completion_ids.size for index in pack)
+    return rows[pack[0]].prompt_ids.size + answers
+
+
+def arrange(rows: Sequence[TrainRow]) -> Arrangement:
+    """The rows of a micro-batch as the model's input. The last token of an answer predicts nothing
+    and is left out."""
+    packs = sequences(rows)
+    width = max(shared_length(rows, pack) - len(pack) for pack in packs)
+    ids = np.zeros((len(packs), width), np.int64)
+    segments = np.full((len(packs), width), -1, np.int64)
+    places: list[NDArray[np.int64]] = [np.zeros((3, 0), np.int64)] * len(rows)
+    for number, pack in enumerate(packs):
+        prompt = rows[pack[0]].prompt_ids
+        end = prompt.size
+        ids[number, :end], segments[number, :end] = prompt, 0
+        for answer, index in enumerate(pack, 1):
+            wanted = rows[index].completion_ids
+            inside = np.arange(end, end + wanted.size - 1)
+            ids[number, inside], segments[number, inside] = wanted[:-1], answer
+            # The first token of every answer is predicted by the last one of the prompt.
+            position = np.concatenate([[prompt.size - 1], inside])
+            places[index] = np.stack([np.full_like(position, number), position, wanted])
+            end += wanted.size - 1
+    return Arrangement(
+        ids, segments if len(packs) < len(rows) else None, np.concatenate(places, axis=1)
+    )
+
+
+def _cut(rows: Sequence[TrainRow], alike: Sequence[int], most_tokens: int) -> list[list[int]]:
+    """Rows of one prompt, in order, in as few sequences as the limit allows."""
+    packs: list[list[int]] = []
+    for index in alike:
+        if packs and shared_length(rows, [*packs[-1], index]) <= most_tokens:
+            packs[-1].append(index)
+        else:
+            packs.append([index])
+    return packs

@@ -1,0 +1,200 @@
+"""The trainer as the node sees it: asynchronous, and in a process of its own.
+
+Training is what runs out of memory and what a bad driver kills; in a child it takes nothing else
+along, and it starts again from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.policy.experience.batch import Batch, pack_batch
+from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
+from swarm_node.policy.training.trainer import TrainerSettings, UpdateStats
+from swarm_node.policy.training.worker import TrainerHost, UpdateResult
+from swarm_node.policy.weights.store import WeightStore
+from swarm_node.process import Child
+
+_PATIENCE = 600.0
+
+
+class Trainer(Protocol):
+    """What the node needs from whatever trains the policy."""
+
+    @property
+    def version(self) -> int:
+        """The newest policy version that was published; never falls."""
+        ...
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What `checkpoint` was given for the state that was resumed; empty for a new one."""
+        ...
+
+    async def start(self) -> tuple[Path, int]:
+        """Resume from the newest valid checkpoint, else from the base model. Returns the file with
+        the weights and their version.
+
+        Raises:
+            ChildError, ModelError, CheckpointError: there is nothing to start from.
+        """
+        ...
+
+    async def restart(self) -> tuple[Path, int]:
+        """After an error: drop the state in memory and start again as `start` does. The weights
+        fall back to the checkpoint, the version does not."""
+        ...
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        """One step on `batch`; see `TrainerCore.update`.
+
+        Raises:
+            ChildError, ModelError: it failed; call `restart` before anything else.
+        """
+        ...
+
+    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
+        """Store the current state with `extra`, a small map of plain values.
+
+        Raises:
+            ChildError, CheckpointError: it could not be written.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop, and remove the directory of the published weights."""
+        ...
+
+
+class ProcessTrainer:
+    """The trainer in a supervised child process; `weights` is a directory made for it alone."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        checkpoints: Path,
+        weights: Path,
+        settings: TrainerSettings,
+        *,
+        threads: int = 1,
+        patience: float = _PATIENCE,
+    ) -> None:
+        """`patience` in seconds: a child that is silent for longer is killed."""
+        self._init = {
+            "op": "init",
+            "model_dir": str(model_dir),
+            "checkpoints": str(checkpoints),
+            "weights": str(weights),
+            "settings": settings.plain(),
+            "threads": threads,
+        }
+        self._weights = weights
+        self._patience = patience
+        self._version = 0
+        self._extra: dict[str, Any] = {}
+        # Some of the libraries under torch read their number of threads only when they are loaded.
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        if settings.processes == 1:
+            self._child = Child("trainer", "swarm_node.policy.training.worker", env=limits)
+        else:
+            launch = partial(launch_ranks, weights, settings.processes)
+            self._child = Child(
+                "trainer", RANK_MODULE, env={**limits, **rank_environment()}, launch=launch
+            )
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        return self._extra
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None when it is not running."""
+        return self._child.pid
+
+    async def start(self) -> tuple[Path, int]:
+        await self._child.start()
+        reply = await self._call({**self._init, "at_least": self._version})
+        self._version, self._extra = reply["version"], reply["extra"]
+        return Path(reply["weights"]), self._version
+
+    async def restart(self) -> tuple[Path, int]:
+        return await self.start()
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        reply = await self._call({"op": "update", "batch": pack_batch(batch)})
+        stats = UpdateStats(**reply["stats"])
+        self._version = stats.version
+        return UpdateResult(stats, Path(reply["weights"]))
+
+    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
+        return Path((await self._call({"op": "checkpoint", "extra": dict(extra)}))["path"])
+
+    async def close(self) -> None:
+        await self._child.stop()
+        WeightStore(self._weights).close()
+
+    async def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._child.call(request, patience=self._patience)
+
+
+class InlineTrainer:
+    """The same trainer in the calling thread, for simulations on a virtual clock; it blocks."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        checkpoints: Path,
+        weights: Path,
+        settings: TrainerSettings,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._places = (model_dir, checkpoints, weights)
+        self._settings = settings
+        self._clock = clock
+        self._version = 0
+        self._host: TrainerHost | None = None
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        return self._running.extra
+
+    async def start(self) -> tuple[Path, int]:
+        self._host = TrainerHost(
+            *self._places, self._settings, at_least=self._version, clock=self._clock
+        )
+        self._version = self._host.core.version
+        return self._host.published, self._version
+
+    async def restart(self) -> tuple[Path, int]:
+        return await self.start()
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        result = self._running.update(batch)
+        self._version = result.stats.version
+        return result
+
+    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
+        return self._running.checkpoint(extra)
+
+    async def close(self) -> None:
+        self._host = None
+        WeightStore(self._places[2]).close()
+
+    @property
+    def _running(self) -> TrainerHost:
+        if self._host is None:
+            raise RuntimeError("start the trainer first")
+        return self._host

@@ -1,0 +1,156 @@
+"""Several processes that train one policy, each on a GPU of this machine: torch's FSDP2.
+
+Every process holds a part of each parameter, of its gradient and of its moments; around a forward
+or backward pass of a layer its parameters are gathered (ZeRO-3, arXiv 1910.02054; FSDP, arXiv
+2304.11277). Gradients are summed, not averaged: losses divide by the size of the whole batch.
+An adapter's frozen base is whole in every process, and only the adapter's gradient is exchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import Placement
+
+#: The node kills a trainer that is silent for too long; one that waits for a batch may wait.
+_PATIENCE = timedelta(days=365)
+
+_log = logging.getLogger(__name__)
+
+
+class Group:
+    """This process among those that were launched with it; see `Ranks`."""
+
+    def __init__(self, directory: Path) -> None:
+        """Meet the others, through files in `directory`, which is new and this user's alone: a
+        store on a port would take orders from whoever can connect. RANK and WORLD_SIZE are the
+        launcher's."""
+        self.index, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._budget = directory.parent / "token-budget"
+        store = dist.FileStore(str(directory / "store"), self.count)  # type: ignore[attr-defined]
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=self.index,
+            world_size=self.count,
+            timeout=_PATIENCE,
+        )
+
+    def broadcast(self, message: bytes) -> bytes:
+        """What the first process passes, in all of them."""
+        size = torch.tensor([len(message)])
+        dist.broadcast(size, 0)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if self.index == 0 and message:
+            data.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+        dist.broadcast(data, 0)
+        return data.numpy().tobytes()
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def spread(self, model: Qwen2, placement: Placement, *, frozen: bool) -> None:
+        device = torch.device(placement.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if frozen:
+            model.to(device)
+            return
+        mesh = init_device_mesh(device.type, (self.count,))
+        # Gathered in bfloat16 and not cast after that, or the casts would be kept instead.
+        half = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        precision = half if placement.half else MixedPrecisionPolicy(cast_forward_inputs=False)
+        for layer in [*model.blocks(), model]:
+            fully_shard(layer, mesh=mesh, mp_policy=precision)
+            assert isinstance(layer, FSDPModule)
+            layer.set_gradient_divide_factor(1.0)
+            layer.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        register_fsdp_forward_method(model, "whole")
+        # True of a layer's keys and values, which are for sampling: nobody here changes them.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
+
+    def local(self, parameter: nn.Parameter) -> nn.Parameter:
+        if not isinstance(parameter, DTensor):
+            return parameter
+        return nn.Parameter(parameter.to_local().detach())
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        gradient = parameter.grad
+        return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+    def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or not part.ndim:  # a count of steps has no parts
+            return part
+        return DTensor.from_local(
+            part.detach(),
+            parameter.device_mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        ).full_tensor()
+
+    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or not whole.ndim:
+            return whole
+        spread = distribute_tensor(
+            whole.to(parameter.device),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,
+        )
+        return spread.to_local()
+
+    @torch.no_grad()
+    def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
+        if not isinstance(model.embedding, DTensor):
+            model.load_hf_state(weights)
+            return
+        whole = Qwen2(model.config, draw=False)
+        whole.load_hf_state(weights)
+        for parameter, full in zip(model.parameters(), whole.parameters(), strict=True):
+            self.local(parameter).copy_(self.cut(parameter, full.detach()))
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if isinstance(parameter, DTensor):
+                return  # summed while they were made
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+    def norm(self, value: Tensor) -> float:
+        return float(value.full_tensor() if isinstance(value, DTensor) else value)
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        added = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(added)
+        return [float(value) for value in added]
+
+    def token_budget(self, wanted: int) -> int:
+        return min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
+
+    def shrink(self, token_budget: int) -> None:
+        _log.error("out of memory: micro-batches of %d tokens after a restart", token_budget)
+        temporary = self._budget.with_suffix(f".{self.index}")
+        temporary.write_text(str(token_budget))
+        temporary.replace(self._budget)

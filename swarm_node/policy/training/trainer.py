@@ -1,0 +1,377 @@
+"""The policy update: one synchronous, readable step over one batch.
+
+Nothing here knows about processes, peers or disks; see `trainer_process` for those.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.errors import CheckpointError, ConfigError, ModelError
+from swarm_node.policy.choices import LossName
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.lora import Adapter
+from swarm_node.policy.models.model import policy_digests
+from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
+from swarm_node.policy.models.tensors import on_host
+from swarm_node.policy.placement import DtypeName, OptimizerName, hardware, place
+from swarm_node.policy.training.checkpoint import TrainingState
+from swarm_node.policy.training.gradient import Accumulated, GradientPass
+from swarm_node.policy.training.logprobs import ReferencePolicy
+from swarm_node.policy.training.loss_types import BatchSize, ClipBounds
+from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE
+from swarm_node.policy.training.optimizer import make_optimizer
+from swarm_node.policy.training.ranks import ALONE, Ranks
+
+#: So many non-finite updates in a row mean that the state itself is bad.
+MAX_NON_FINITE = 3
+
+#: What the sampler is given after an update: a file with all weights, only the adapter, or all
+#: weights in the memory of the GPU (`device_weights`).
+Published = Literal["merged", "adapter", "ipc"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How to train. AdamW with a linear warm-up over `warmup_updates`, then a constant
+    `learning_rate`. `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest
+    row, hence memory, never the result. `longest_answer` is the sampler's bound in tokens. With
+    `off_policy_mask`, rows of negative advantage further than that many nats per token from the
+    policy that sampled them are left out; None trains on them all. With a `lora_rank` only adapters
+    of that rank are trained, 0 trains everything; `published` can name the adapter only with one.
+    `activation_checkpointing` trades time for memory, and changes nothing else. `device` and
+    `dtype` are as `placement.place` takes them; `processes` train together, each on a device.
+
+    Raises:
+        ConfigError: a value makes no sense; the message names it.
+    """
+
+    loss: LossName = "decoupled"
+    learning_rate: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    warmup_updates: int = 10
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    ratio_cap: float = 5.0
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    micro_batch_tokens: int = 8192
+    longest_answer: int = 24
+    off_policy_mask: float | None = None
+    activation_checkpointing: bool = False
+    lora_rank: int = 0
+    published: Published = "merged"
+    optimizer: OptimizerName = "adamw"
+    device: str = "cpu"
+    dtype: DtypeName = "float32"
+    processes: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        valid = {
+            "loss": self.loss in LOSSES,
+            "learning_rate": 0 < self.learning_rate < math.inf,
+            "betas": len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            "weight_decay": 0 <= self.weight_decay < math.inf,
+            "warmup_updates": self.warmup_updates >= 0,
+            "clip_low": 0 < self.clip_low <= 1,
+            "clip_high": 0 < self.clip_high < math.inf,
+            "ratio_cap": 1 + self.clip_high <= self.ratio_cap < math.inf,
+            "max_grad_norm": 0 < self.max_grad_norm < math.inf,
+            "temperature": 0 < self.temperature < math.inf,
+            "micro_batch_tokens": self.micro_batch_tokens > 0,
+            "longest_answer": self.longest_answer > 0,
+            "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
+            "lora_rank": 0 <= self.lora_rank <= 1024,
+            "published": self.published != "adapter" or self.lora_rank > 0,
+            "optimizer": self.optimizer in get_args(OptimizerName),
+            "dtype": self.dtype in get_args(DtypeName),
+            "processes": self.processes >= 1,
+        }
+        wrong = [name for name, fine in valid.items() if not fine]
+        if wrong:
+            raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
+        if self.optimizer == "adamw8bit" and self.processes > 1:
+            raise ConfigError(
+                'policy.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
+                'set "adamw", whose moments are spread over the GPUs anyway'
+            )
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:
+        """The inverse of `plain`, after a trip through MessagePack."""
+        return cls(**{**values, "betas": tuple(values["betas"])})
+
+    def plain(self) -> dict[str, Any]:
+        """All values by name, as MessagePack gives them back."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """What one update did.
+
+    `version` is the policy's afterwards. `tokens` and `rows` count what was trained on, including
+    rows without advantage; `informative` the rows with one; `refused` those the model cannot take
+    (too long, or token ids outside its vocabulary), `implausible` those whose author's log-probs
+    were not believed, `masked` those left out as too far off-policy. `clipped_share`, `mean_ratio`,
+    `kl` (k3) and `mean_abs_delta` (of log-probs, nats) are per token with a measured behaviour
+    log-prob, and 0, 1, 0, 0 when there is none. `grad_norm` is before clipping. `seconds` of wall
+    time. `halvings`: how often memory did not suffice and micro-batches were made half as large, to
+    `micro_batch_tokens` at last. `skipped` says why nothing was applied, else None.
+    """
+
+    version: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    rows: int
+    informative: int
+    refused: int
+    implausible: int
+    masked: int
+    clipped_share: float
+    mean_ratio: float
+    kl: float
+    mean_abs_delta: float
+    seconds: float
+    halvings: int
+    micro_batch_tokens: int
+    skipped: str | None
+
+
+class TrainerCore:
+    """Owns the model and its optimizer. Not thread-safe."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        settings: TrainerSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Load the base model; with several `ranks` each process makes a core of its own, and all
+        of them take every call together.
+
+        Raises:
+            ModelError: `model_dir` holds no model that can be trained here.
+            ConfigError: there is no such device, or the optimizer is not installed.
+        """
+        self.settings = settings
+        self.version = 0
+        self._ranks = ranks
+        self.placement = place(
+            settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
+        )
+        self.model = self._load(model_dir)
+        #: What is trained when not everything is.
+        self.adapter: Adapter | None = None
+        if settings.lora_rank:
+            self.adapter = Adapter(
+                self.model, settings.lora_rank, base=str(model_dir), seed=settings.seed
+            )
+        self._trained = (
+            self.adapter.parameters if self.adapter else dict(self.model.named_parameters())
+        )
+        self._clock = clock
+        self._updates = 0
+        self._non_finite = 0
+        self._base, _ = policy_digests(model_dir)
+        self._gradient = GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            off_policy_mask=settings.off_policy_mask,
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=ranks,
+        )
+        #: The parts of what is trained that are here, by the names of the whole.
+        self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
+        self._optimizer = make_optimizer(
+            settings.optimizer, list(self._parts.values()), settings.betas, settings.weight_decay
+        )
+
+    def update(self, batch: Batch) -> UpdateStats:
+        """One optimizer step on `batch`; the version rises by one when it was applied.
+
+        It is skipped, and `skipped` says why, when no row has an advantage or when a number is not
+        finite: then neither weights nor optimizer change.
+
+        Raises:
+            ModelError: the third update in a row was not finite: go back to an earlier state. Or
+                one row alone does not fit in memory.
+        """
+        started = self._clock.now()
+        rows = [row for row in batch.rows if self._fits(row)]
+        informative = [row for row in rows if row.informative]
+        tokens = sum(row.completion_ids.size for row in rows)
+        done, grad_norm = Accumulated(), 0.0
+        halvings = self._gradient.halvings
+        skipped: str | None = "no informative row"
+        if informative:
+            size = BatchSize(tokens, len(rows), self.settings.longest_answer)
+            done = self._gradient.accumulate(informative, size, self.version)
+            grad_norm = self._clip_gradient()
+            skipped = self._non_finite_fault(done.loss, grad_norm)
+        if skipped is None:
+            self._step()
+        return UpdateStats(
+            version=self.version,
+            loss=done.loss,
+            grad_norm=grad_norm,
+            tokens=tokens,
+            rows=len(rows),
+            informative=len(informative),
+            refused=len(batch.rows) - len(rows),
+            implausible=done.implausible,
+            masked=done.masked,
+            clipped_share=done.sums.mean("clipped", 0.0),
+            mean_ratio=done.sums.mean("ratio", 1.0),
+            kl=done.sums.mean("kl", 0.0),
+            mean_abs_delta=done.sums.mean("absolute", 0.0),
+            seconds=self._clock.now() - started,
+            halvings=self._gradient.halvings - halvings,
+            micro_batch_tokens=self._gradient.token_budget,
+            skipped=skipped,
+        )
+
+    def weights(self, take: Callable[[Tensor, torch.dtype], Tensor] = on_host) -> dict[str, Tensor]:
+        """All weights under transformers' names, an adapter merged into them, of the type that the
+        matrix products take; empty but in the first process. `take` makes a part what is wanted of
+        it, else a copy in main memory."""
+        return self._copied(torch.bfloat16 if self.placement.half else torch.float32, take)
+
+    def state(self, rng: bytes, extra: Mapping[str, Any]) -> TrainingState:
+        """Everything that `restore` needs to go on as if nothing had happened; of an adapter's
+        base the digest alone."""
+        moments: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            for kind, value in self._optimizer.state.get(part, {}).items():
+                whole = self._ranks.gather(self._trained[name], value)
+                if not self._ranks.index:
+                    moments[f"{kind}:{name}"] = on_host(whole)
+        return TrainingState(
+            version=self.version,
+            updates=self._updates,
+            weights=self.adapter.state() if self.adapter else self._copied(torch.float32),
+            optimizer=moments,
+            rng=rng,
+            settings=self.settings.plain(),
+            model=self._base,
+            extra=extra,
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Take over a stored state; hyper-parameters stay those of the current settings. Another
+        optimizer cannot read the moments, and begins with none.
+
+        Raises:
+            CheckpointError: it belongs to another base model, or trained another part of it.
+        """
+        rank = state.settings.get("lora_rank")
+        if rank != self.settings.lora_rank:
+            raise CheckpointError(
+                f"the checkpoint was made with policy.lora_rank = {rank}, not "
+                f"{self.settings.lora_rank}: set that again, or move the checkpoints away to start "
+                "anew (`swarm-node export` keeps what was learnt)"
+            )
+        keys = [key.partition(":") for key in state.optimizer]
+        if state.model != self._base or not {name for *_, name in keys} <= self._trained.keys():
+            raise CheckpointError(
+                "the checkpoint was made from another base model; use that model, or move the "
+                "checkpoints away to start anew"
+            )
+        mine = self.settings.plain()
+        changed = [name for name in mine if state.settings.get(name) != mine[name]]
+        if changed:
+            _log.warning("settings differ from those of the checkpoint: %s", ", ".join(changed))
+        if self.adapter:
+            self.adapter.load_state(state.weights)
+        else:
+            self._ranks.load(self.model, state.weights)
+        self._optimizer.state.clear()
+        if state.settings.get("optimizer") == self.settings.optimizer:
+            for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
+                part = self._parts[name]
+                here = self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                self._optimizer.state.setdefault(part, {})[kind] = here
+        self.version, self._updates = state.version, state.updates
+        self._non_finite = 0
+
+    def _load(self, model_dir: Path) -> Qwen2:
+        half, frozen = self.placement.half, self.settings.lora_rank > 0
+        # What the optimizer moves stays float32: steps are smaller than bfloat16 can tell.
+        dtype = torch.bfloat16 if half and frozen else torch.float32
+        model = Qwen2.from_directory(model_dir, dtype)
+        model.recompute = self.settings.activation_checkpointing
+        model.half_products = half
+        self._ranks.spread(model, self.placement, frozen=frozen)
+        return model
+
+    def _copied(
+        self, dtype: torch.dtype, take: Callable[[Tensor, torch.dtype], Tensor] = on_host
+    ) -> dict[str, Tensor]:
+        if self.adapter:
+            return {} if self._ranks.index else self.adapter.merged(dtype)
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            whole = self._ranks.gather(parameter, self._ranks.local(parameter))
+            if not self._ranks.index:
+                for hf_name, part in hf_parts(self.model.config, name, whole):
+                    state[hf_name] = take(part, dtype)
+        return state
+
+    def _base_policy(self, model_dir: Path) -> ReferencePolicy:
+        """Beneath an adapter the base model is still there; else it takes a copy."""
+        if self.adapter:
+            return ReferencePolicy(self.model, self.adapter.disabled)
+        return ReferencePolicy.from_directory(model_dir, self.placement)
+
+    def _fits(self, row: TrainRow) -> bool:
+        """A peer's row that the model cannot take must cost that row, not the update."""
+        config = self.model.config
+        largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
+        return largest < config.vocab_size and len(row) <= config.max_position_embeddings
+
+    def _clip_gradient(self) -> float:
+        longest = self.settings.max_grad_norm
+        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._trained.values(), longest))
+
+    def _non_finite_fault(self, loss: float, grad_norm: float) -> str | None:
+        broken = sum(not bool(part.isfinite().all()) for part in self._parts.values())
+        parameters_finite = not self._ranks.sums([broken])[0]
+        if math.isfinite(loss) and math.isfinite(grad_norm) and parameters_finite:
+            self._non_finite = 0
+            return None
+        self._non_finite += 1
+        if self._non_finite >= MAX_NON_FINITE:
+            raise ModelError(
+                f"{MAX_NON_FINITE} updates in a row were not finite: restart the trainer from its "
+                "last checkpoint, with a lower learning rate if it happens again"
+            )
+        return "non-finite gradient" if parameters_finite else "non-finite parameters"
+
+    def _step(self) -> None:
+        warmup = max(self.settings.warmup_updates, 1)
+        for name, part in self._parts.items():
+            part.grad = self._ranks.gradient(self._trained[name])
+        self._optimizer.step(self.settings.learning_rate * min(1.0, (self._updates + 1) / warmup))
+        for part in self._parts.values():
+            part.grad = None
+        self._updates += 1
+        self.version += 1

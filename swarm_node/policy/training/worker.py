@@ -1,0 +1,158 @@
+"""The trainer with its disk and its shared memory, and the program of its child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.policy.experience.batch import Batch, unpack_batch
+from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers, save
+from swarm_node.policy.training.logprobs import measure_canary
+from swarm_node.policy.training.ranks import ALONE, Ranks
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.weights.device import DeviceBuffers, in_place
+from swarm_node.policy.weights.store import WeightStore
+from swarm_node.process import serve
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What an update did, and where the weights are as they are after it: a file, or the directory
+    of an adapter (`TrainerSettings.published`); either carries a canary."""
+
+    stats: UpdateStats
+    weights: Path
+
+
+class TrainerHost:
+    """A `TrainerCore` that resumes from checkpoints and publishes every version it makes."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        checkpoints: Path,
+        weights: Path,
+        settings: TrainerSettings,
+        *,
+        at_least: int = 0,
+        clock: Clock = SYSTEM_CLOCK,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Load the newest valid checkpoint, or the base model when there is none, and publish it.
+        Of several `ranks` all are given every call, and the first one writes.
+
+        Raises:
+            ModelError: the base model cannot be trained here.
+            CheckpointError: checkpoints exist but cannot be used.
+        """
+        self._checkpoints = checkpoints
+        self._store = WeightStore(weights)
+        self._leads = not ranks.index
+        self.core = TrainerCore(model_dir, settings, clock, ranks)
+        self._buffers: DeviceBuffers | None = None
+        if settings.published == "ipc" and self._leads:
+            self._buffers = DeviceBuffers(self.core.placement)
+        #: What the caller stored with the checkpoint.
+        self.extra: dict[str, Any] = {}
+        #: The generator state of the checkpoint; empty when there was none.
+        self.rng = b""
+        if self._leads:
+            remove_leftovers(checkpoints)
+        ranks.sums([0.0])  # the others look once that is done
+        newest = newest_valid(checkpoints)
+        if newest is not None:
+            state = read(newest)
+            self.core.restore(state)
+            self.extra, self.rng = dict(state.extra), state.rng
+        # After a crash the weights fall back to the checkpoint but the label does not: peers refuse
+        # a version below one they have seen as a replay, and ages are differences of versions.
+        self.core.version = max(self.core.version, at_least)
+        self.published = self._publish()
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """See `TrainerCore.update`."""
+        stats = self.core.update(batch)
+        if stats.skipped is None:
+            self.published = self._publish()
+        return UpdateResult(stats, self.published)
+
+    def checkpoint(self, extra: Mapping[str, Any]) -> Path:
+        """Store the current state and `extra`, a small map of plain values.
+
+        Raises:
+            CheckpointError: the disk refused, or `extra` is too large.
+        """
+        rng = bytes(torch.get_rng_state().numpy())
+        state = self.core.state(rng, extra)
+        return save(self._checkpoints, state) if self._leads else self._checkpoints
+
+    def _publish(self) -> Path:
+        core, store = self.core, self._store
+        canary = measure_canary(core.model).to_metadata()  # all ranks compute it together
+        if core.adapter is not None and core.settings.published == "adapter":
+            save = partial(core.adapter.save, metadata=canary)
+            return store.publish_adapter(core.version, save) if self._leads else store.directory
+        weights = core.weights(in_place) if core.settings.published == "ipc" else core.weights()
+        if not self._leads:
+            return store.directory
+        if self._buffers is not None:
+            weights, canary = {}, canary | self._buffers.put(weights)
+        return store.publish(core.version, weights, canary)
+
+
+class TrainerWorker:
+    """Answers the requests of `ProcessTrainer`."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self._host: TrainerHost | None = None
+        self._ranks = ranks
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to one request.
+
+        Raises:
+            SwarmNodeError, ValueError: it cannot be done; the next one may be.
+        """
+        operation = request.get("op")
+        if operation == "init":
+            return self._init(request)
+        if self._host is None:
+            raise ValueError("the first request must be init")
+        if operation == "update":
+            result = self._host.update(unpack_batch(request["batch"]))
+            return {"stats": asdict(result.stats), "weights": str(result.weights)}
+        if operation == "checkpoint":
+            return {"path": str(self._host.checkpoint(request["extra"]))}
+        raise ValueError(f"unknown operation {operation!r}")
+
+    def _init(self, request: dict[str, Any]) -> dict[str, Any]:
+        settings = TrainerSettings.from_plain(request["settings"])
+        torch.set_num_threads(request["threads"])
+        torch.manual_seed(settings.seed)
+        host = TrainerHost(
+            Path(request["model_dir"]),
+            Path(request["checkpoints"]),
+            Path(request["weights"]),
+            settings,
+            at_least=request["at_least"],
+            ranks=self._ranks,
+        )
+        if host.rng:
+            torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
+        self._host = host
+        return {
+            "version": host.core.version,
+            "weights": str(host.published),
+            "extra": host.extra,
+        }
+
+
+if __name__ == "__main__":
+    serve(TrainerWorker().handle)

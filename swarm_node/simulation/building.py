@@ -1,0 +1,45 @@
+"""`swarm-node model build-tiny`: wires the corpus of the environments to the model's builder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.progress import Progress
+
+from swarm_node.environments.reasoning_gym.environment import corpus as environment_corpus
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.build_tiny import CorpusItem, Recipe, build_tiny
+
+
+def build_with_progress(out: Path, recipe: Recipe) -> None:
+    """Build a tiny model at `out` with a progress bar.
+
+    Raises:
+        ModelError: `out` holds something already.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ModelError(f"{out} is not empty; choose another directory with --out")
+    with Progress() as bar:
+        task = bar.add_task("warm start", total=recipe.steps)
+
+        def progress(step: int, _: int, loss: float) -> None:
+            bar.update(task, completed=step, description=f"warm start, loss {loss:.3f}")
+
+        build_tiny(out, tiny_corpus(recipe.seed), recipe, progress=progress)
+    print(f"wrote {out}; use it with `swarm-node join --model {out}`")
+
+
+def build_once(recipe: Recipe, directory: Path) -> Path:
+    """The model of a recipe, below `directory`; built if it is not there yet."""
+    noise = recipe.noise
+    parts = (recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
+    path = directory / "-".join(map(str, ("base", *parts, recipe.steps, recipe.seed)))
+    if not path.exists():
+        build_with_progress(path, recipe)
+    return path
+
+
+def tiny_corpus(seed: int) -> Iterator[CorpusItem]:
+    """Questions and answers of the nine families the tiny model knows."""
+    return (CorpusItem(*item) for item in environment_corpus("short", seed))
