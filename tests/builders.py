@@ -21,6 +21,9 @@ from swarm_node.rollout import (
     VersionSpan,
 )
 
+#: Of the repository.
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def completion(
     ids: Sequence[int], text: str = "x", finish: Finish = Finish.STOP, versions: Sequence[int] = ()

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
+from builders import write_model
+
+#: As Qwen's: turns between <|im_start|> and <|im_end|>, thinking switched off by an empty thought.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_TEXTS = ["How many apples are left? 12 + 7 = 19", "The answer is 42.", "user\nassistant\n"] * 3
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -13,3 +25,71 @@ def _fresh_logging() -> Iterator[None]:
     """Commands set up logging for a process, to the stderr that pytest closes after their test."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., Path]:
+    """`make_model(path, model_type="qwen2", shard="5GB", **config)` writes a model of a small shape
+    as the hub has them: transformers' files, random weights, and a BPE tokenizer learnt here with a
+    chat template. Two layers, 300 embeddings, 64 positions."""
+
+    def make(path: Path, model_type: str = "qwen2", shard: str = "5GB", **changes: Any) -> Path:
+        import transformers
+
+        tokenizer = _bpe_tokenizer()
+        settings: dict[str, Any] = {
+            "vocab_size": 300,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16 if model_type == "qwen3" else 8,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+            "eos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        }
+        family = model_type.capitalize()
+        config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
+        transformers.set_seed(7)
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model.save_pretrained(path, max_shard_size=shard)
+        tokenizer.save_pretrained(path)
+        return path
+
+    return make
+
+
+def _bpe_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXTS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def random_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random Qwen2 of two layers, 64 tokens and 48 positions; do not write."""
+    return write_model(
+        tmp_path_factory.mktemp("random-qwen2"),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        max_position_embeddings=48,
+    )

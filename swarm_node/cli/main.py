@@ -347,8 +347,8 @@ def build_tiny(
     Other sizes and tokenizers make swarms of unlike nodes.
     """
     with _refusals():
-        from swarm_node.simulation.building import build_with_progress
         from swarm_node.policy.models.build_tiny import STEPS, Noise, Recipe
+        from swarm_node.simulation.building import build_with_progress
 
         noise = Noise(bare, wrong, evasive)
         taken = STEPS if steps is None else steps

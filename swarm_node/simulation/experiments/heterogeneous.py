@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from swarm_node.simulation.building import build_once
 from swarm_node.errors import ConfigError
 from swarm_node.policy.models.build_tiny import Noise, Recipe
 from swarm_node.policy.models.model import TINY
+from swarm_node.simulation.building import build_once
 from swarm_node.simulation.experiments.arms import Arm, chosen_arms, declared_seeds, estimate
 from swarm_node.simulation.experiments.plots import draw_kinds
 from swarm_node.simulation.experiments.resume import Case, run_cases

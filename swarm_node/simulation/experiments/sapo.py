@@ -11,9 +11,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from swarm_node.simulation.building import build_once
 from swarm_node.errors import ConfigError
 from swarm_node.policy.models.model import TINY
+from swarm_node.simulation.building import build_once
 from swarm_node.simulation.experiments.arms import (
     ARMS,
     REGIMES,

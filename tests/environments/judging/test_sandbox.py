@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders import ROOT
 
 from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
 from swarm_node.environments.judging.sandbox import Sandbox
@@ -200,7 +201,6 @@ def run(statement):
     if not names.get("escaped", True):
         sys.exit(1)
 """
-ROOT = Path(__file__).resolve().parents[2]
 
 
 SHARED = Path("/tmp"), Path("/dev/shm")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from builders import ROOT
 
 from swarm_node.environments.host import (
     MAX_JUDGED_CHARS,
@@ -355,7 +356,7 @@ def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
 def test_the_example_in_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = Path(__file__).parents[2] / "docs" / "environments.md"
+    page = ROOT / "docs" / "environments.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "successor.py").write_text(example)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

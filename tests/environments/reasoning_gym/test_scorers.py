@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
 from hostile import PAYLOADS, shapes
 
 from swarm_node.environments.answers import score_choice, score_math
@@ -295,7 +296,7 @@ print(json.dumps([seen, "this" in sys.modules]))
 def canary(tmp_path: Path, families: list[str], package: bool) -> tuple[list[Any], bool, bool]:
     """What the hook saw, whether the file is there, whether the module was imported."""
     file = tmp_path / "touched"
-    tests = str(Path(__file__).resolve().parents[1])
+    tests = str(ROOT / "tests")
     ran = subprocess.run(
         [sys.executable, "-c", CANARY.replace("PACKAGE", str(package)), file, ",".join(families)],
         env={

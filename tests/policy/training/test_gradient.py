@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import train_rows, write_model
+from builders import ROOT, train_rows, write_model
 
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.qwen2 import Qwen2
@@ -113,7 +113,7 @@ def trained(directory: Path, megabytes: int, length: int) -> str:
         env={
             "OMP_NUM_THREADS": "1",
             "MALLOC_MMAP_THRESHOLD_": "65536",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(ROOT),
         },
     )
     assert done.returncode == 0, done.stderr

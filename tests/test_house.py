@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted([*(ROOT / "swarm_node").rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
 HEAVY = ("torch", "vllm", "transformers", "peft", "hivemind", "reasoning_gym", "matplotlib")
 

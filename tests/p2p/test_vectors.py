@@ -6,10 +6,10 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import ROOT
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
@@ -18,8 +18,8 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import Member, SwarmInfo, verify_chain
 from swarm_node.p2p.ticket import parse_ticket
 
-VECTORS = Path(__file__).parent.parent / "vectors"
-PROTOCOL = Path(__file__).parent.parent.parent / "docs" / "protocol.md"
+VECTORS = ROOT / "tests" / "vectors"
+PROTOCOL = ROOT / "docs" / "protocol.md"
 
 
 def load(name: str) -> dict[str, Any]:
