@@ -42,7 +42,7 @@ def training_of(variant: str, tokens: int) -> Any:
 
 def free_memory() -> int:
     """Bytes, by nvidia-smi: asking torch would put a context on the device."""
-    from swarm_node.cli.plan import gpu_memory
+    from swarm_node.node.fit import gpu_memory
 
     memory = gpu_memory()
     if memory is None:
@@ -79,19 +79,18 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
 
 async def as_planned(directory: Path) -> list[Any]:
     """Bytes planned, taken and free; and the plan in words."""
-    from swarm_node.cli.plan import plan_node
     from swarm_node.config import load_settings
-    from swarm_node.node.build import trainer_settings
+    from swarm_node.node.derive import trainer_settings
+    from swarm_node.node.fit import fit, this_machine
     from swarm_node.policy.models.config import Qwen2Config
-    from swarm_node.policy.placement import hardware, place
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
     from swarm_node.policy.training.process import ProcessTrainer
 
     settings = load_settings({"sampling.max_new_tokens": NEW}, environ={})
     shape = Qwen2Config.from_directory(directory)
     before = free_memory()
-    where = place("cuda", "auto", hardware())
-    plan = plan_node(settings, where, shape)
+    found = fit(settings, shape, this_machine(settings))
+    where, plan = found.where, found.plan
     assert plan is not None
     batch = batch_of(shape.vocab_size, 2 * plan.training.micro_batch_tokens)
     with tempfile.TemporaryDirectory() as work:

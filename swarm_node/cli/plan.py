@@ -1,18 +1,15 @@
-"""`swarm-node plan`, and the same plan for a node that joins: what fits on this machine's GPU.
+"""`swarm-node plan`: what of a model fits on a GPU, as `join` would use it.
 
 Cheap to import, as a command line must be.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,9 +18,9 @@ from swarm_node.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from swarm_node.config import Settings
-    from swarm_node.policy.memory.plan import Job, Plan
+    from swarm_node.node.fit import Machine
+    from swarm_node.policy.memory.plan import Job
     from swarm_node.policy.models.config import Qwen2Config
-    from swarm_node.policy.placement import Placement
 
 CARDS = (8, 12, 16, 24, 80)
 _SCHEMA = 1
@@ -32,13 +29,6 @@ _MOST_GIB = 4096
 _VRAM = re.compile(
     r"(?P<number>\d{1,9}(\.\d{1,6})?)\s*(?P<unit>gb|gib|g|mb|mib|m)?", re.ASCII | re.IGNORECASE
 )
-
-
-class GpuMemory(NamedTuple):
-    """Bytes of a card."""
-
-    free: int
-    total: int
 
 
 def plan(
@@ -50,10 +40,6 @@ def plan(
         str | None,
         typer.Option(help="Memory of one card, such as 12GB; default: what is free here."),
     ] = None,
-    sleep: Annotated[
-        bool,
-        typer.Option(help="As if the sampler slept while the trainer works; `join` cannot yet."),
-    ] = False,
     assign: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
@@ -83,12 +69,13 @@ def plan(
     """
     with refusals():
         from swarm_node.config import load_settings, parse_assignments
+        from swarm_node.node.fit import job_of
 
         flags = {"model": model, **parse_assignments(assign or [])}
         settings = load_settings(flags, config=config)
         shape = shape_of(settings.model)
-        cards = _cards(vram, settings.run.device)
-        job = node_job(settings, can_sleep=sleep)
+        machines = _machines(settings, vram)
+        job, cards = job_of(settings, machines[0]), [_gpu(machine) for machine in machines]
         if json:
             import msgspec
 
@@ -132,110 +119,6 @@ def shape_of(name: str) -> Qwen2Config:
     return Qwen2Config.from_directory(resolve(name) if name == TINY else path)
 
 
-def node_job(settings: Settings, *, half: bool = True, can_sleep: bool = False) -> Job:
-    """What a node with these settings asks of a GPU; what the user did not set is left open.
-    `half`: whether the GPU computes in bfloat16 where nobody says otherwise."""
-    from swarm_node.policy.memory.plan import Job
-
-    policy, sampling = settings.policy, settings.sampling
-    chosen = policy.model_fields_set
-    return Job(
-        rows=min(256, sampling.group_size * sampling.tasks_per_call),
-        max_new_tokens=sampling.max_new_tokens,
-        lora_rank=policy.lora_rank if "lora_rank" in chosen else None,
-        checkpointing=(
-            policy.activation_checkpointing if "activation_checkpointing" in chosen else None
-        ),
-        dtype=("bfloat16" if half else "float32") if policy.dtype == "auto" else policy.dtype,
-        eight_bit=policy.optimizer == "adamw8bit",
-        can_sleep=can_sleep,
-    )
-
-
-def fit_check(settings: Settings) -> Callable[[Qwen2Config], None]:
-    """What refuses a model that this machine cannot train, before it is downloaded: with a
-    `ModelError` that says what to do.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    from swarm_node.policy.memory.free import check_memory
-    from swarm_node.policy.placement import hardware, place
-
-    processes = settings.run.trainer_processes
-    where = place(settings.run.device, settings.policy.dtype, hardware(), ranks=processes)
-
-    def check(shape: Qwen2Config) -> None:
-        rank = settings.policy.lora_rank
-        check_memory(shape, rank, placement=where, trainer_processes=processes)
-        plan_node(settings, where, shape)
-
-    return check
-
-
-def plan_node(settings: Settings, where: Placement, shape: Qwen2Config) -> Plan | None:
-    """How the GPU will be used on which a node computes; None on a CPU, and for several trainer
-    processes, which are not planned for.
-
-    Raises:
-        ModelError: the model does not fit on it; the message says what would.
-    """
-    from swarm_node.policy.memory.plan import least_plan, make_plan, remedies
-    from swarm_node.policy.sampling.vllm.engine import uses_vllm
-
-    if where.device == "cpu" or settings.run.trainer_processes > 1:
-        return None
-    vram, card = gpu_memory(_index(where.device)) or _torch_memory(where.device)
-    sleeps = uses_vllm(settings.sampling.engine, where.device)
-    job = node_job(settings, half=where.half, can_sleep=sleeps)
-    made = make_plan(shape, job, vram)
-    if made is None:
-        ways = remedies(shape, job, vram) or ["a machine with more memory"]
-        needed = least_plan(shape, job, vram).total
-        raise ModelError(
-            f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
-            f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
-        )
-    return replace(made, card=card)
-
-
-def _torch_memory(device: str) -> GpuMemory:
-    import torch
-
-    return GpuMemory(*torch.cuda.mem_get_info(device))
-
-
-def _index(device: str) -> int:
-    return int(device.partition(":")[2] or 0)
-
-
-def gpu_memory(index: int = 0) -> GpuMemory | None:
-    """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
-    None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
-    command = shutil.which("nvidia-smi")
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
-    visible = "".join(names).strip()
-    if command is None or not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible):
-        return None
-    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
-    try:
-        done = subprocess.run([command, *query], capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
-        return parse_gpu_memory(done.stdout)
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
-    """What nvidia-smi said of the first card, "free, total" in MiB; None where it is no sense."""
-    match = re.match(rb"\s*(\d{1,9}), *(\d{1,9})\s*(\n|$)", answer)
-    if match is None:
-        return None
-    free, total = int(match[1]) << 20, int(match[2]) << 20
-    return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
-
-
 def parse_vram(text: str) -> int:
     """ "12GB", "12" or "12288MiB" in bytes. Cards are sold by the GiB, called GB.
 
@@ -275,8 +158,20 @@ def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dic
     return {"schema": _SCHEMA, "model": name, "weights": shape.weight_count, "cards": rows}
 
 
-def _cards(vram: str | None, device: str) -> list[int]:
+def _machines(settings: Settings, vram: str | None) -> list[Machine]:
+    """The machine to plan for, with a card of `vram` or this one; without a GPU, several."""
+    from swarm_node.node.fit import card, gpu_memory, this_machine
+
     if vram is not None:
-        return [parse_vram(vram)]
-    here = gpu_memory(_index(device))
-    return [size * _GIB for size in CARDS] if here is None else [here.free]
+        return [card(settings, parse_vram(vram))]
+    if settings.run.device != "cpu" and gpu_memory() is not None:
+        here = this_machine(settings)
+        if here.gpu is not None:
+            return [here]
+    return [card(settings, size * _GIB) for size in CARDS]
+
+
+def _gpu(machine: Machine) -> int:
+    """Bytes that are free on the machine's card."""
+    assert machine.gpu is not None
+    return machine.gpu.free

@@ -66,8 +66,7 @@ def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableT
         answer = f"[red]Does not fit[/] into {vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}."
     else:
         left = _gib(vram - shown.total)
-        who = "A node whose sampler sleeps" if job.can_sleep else "`join`"
-        answer = f"[green]Fits[/] into {vram / _GIB:.4g} GiB, {left} stay free. {who} would train "
+        answer = f"[green]Fits[/] into {vram / _GIB:.4g} GiB, {left} stay free. `join` would train "
         answer += f"{made.described()}."
     return Group(_title(name, shape, job), "", table, "", answer)
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from swarm_node.cli.plan import fit_check
 from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
+from swarm_node.node.fit import fit, this_machine
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import resolve
 
 _MAX_TICKET_FILE = 16 * 1024
@@ -31,9 +32,14 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    model = resolve(settings.model, fit_check(settings))
-    settings = settings.model_copy(update={"model": str(model)})
+    from swarm_node.node.derive import resumed  # imports torch
+
     home = Home(settings.home)
+    settings = resumed(settings, home.checkpoints)
+    machine = this_machine(settings)
+    model = resolve(settings.model, lambda shape: fit(settings, shape, machine))
+    found = fit(settings, Qwen2Config.from_directory(model), machine)
+    settings = settings.model_copy(update={"model": str(model)})
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
@@ -46,7 +52,7 @@ def join_swarm(settings: Settings) -> None:
                 _offer_ticket(home, addresses)
             notify("READY=1")
 
-        asyncio.run(run_node(settings, home, membership, on_running))
+        asyncio.run(run_node(settings, home, membership, found, on_running))
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -24,7 +24,7 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import ConfigError
-from swarm_node.node.build import environment_options, trainer_settings
+from swarm_node.node.derive import environment_options, trainer_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.node import Node

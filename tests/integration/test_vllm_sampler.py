@@ -24,7 +24,9 @@ from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
-from swarm_node.node.build import make_sampler, published, trainer_settings
+from swarm_node.node.build import make_sampler
+from swarm_node.node.derive import published, trainer_settings
+from swarm_node.node.fit import Fit
 from swarm_node.node.harvest import Harvest, Job
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.config import Qwen2Config
@@ -486,10 +488,11 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     save_file(base.hf_state(), place / "model.safetensors")
     flags = {"sampling.engine": "vllm", "policy.lora_rank": 3, "policy.learning_rate": 0.02}
     settings = load_settings(flags, environ={})
-    chosen = replace(trainer_settings(settings), published=published(settings, ON_CPU, 3))
+    found = Fit(ON_CPU, vllm=True, plan=None)
+    chosen = replace(trainer_settings(settings), published=published(settings, found, 3))
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
-    sampler = make_sampler(settings, place, ON_CPU, chosen.lora_rank)
+    sampler = make_sampler(settings, place, found, chosen.lora_rank)
     assert isinstance(sampler, VllmSampler)
     asked = request(n=4)
 

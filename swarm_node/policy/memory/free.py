@@ -20,11 +20,12 @@ def check_memory(
     *,
     placement: Placement = ON_CPU,
     trainer_processes: int = 1,
+    free: int | None = None,
 ) -> None:
-    """Refuse a model that the free memory does not hold when a node trains it, all of it or
-    adapters of `lora_rank`. On a CPU that are weights, gradients and moments. Where it computes on
-    a GPU, main memory holds only what is on its way: weights that each trainer process and the
-    sampler load, and published ones.
+    """Refuse a model that the `free` memory (default: this machine's) does not hold when a node
+    trains it, all of it or adapters of `lora_rank`. On a CPU, memory holds weights, gradients and
+    moments. Where a node computes on a GPU, main memory holds only what is on its way: the weights
+    that each trainer process and the sampler load, and the published ones.
 
     Raises:
         ModelError: it does not fit; the message says how much it needs.
@@ -36,7 +37,7 @@ def check_memory(
         needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
     else:
         needed = 4 * config.weight_count * (trainer_processes + 2)
-    free = available_memory()
+    free = available_memory() if free is None else free
     if needed > free:
         lighter = "set policy.lora_rank, which takes about half, or " * (on_cpu and not lora_rank)
         raise ModelError(

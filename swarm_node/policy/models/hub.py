@@ -77,7 +77,7 @@ def hub_model(name: str) -> HubModel | None:
     return HubModel(match["repo"], match["revision"] or "main")
 
 
-def fetch(model: HubModel, admit: Callable[[Qwen2Config], None]) -> Path:
+def fetch(model: HubModel, admit: Callable[[Qwen2Config], object]) -> Path:
     """The directory of a hub model's files: cached ones if they are complete, else downloaded (an
     interrupted download goes on where it stopped). Says on stderr how much is to come.
 

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 _PROMPTS_KEPT = 1024
 
 
-def resolve(name: str, admit: Callable[[Qwen2Config], None] = lambda config: None) -> Path:
+def resolve(name: str, admit: Callable[[Qwen2Config], object] = lambda config: None) -> Path:
     """The directory of a model: "tiny" is the one that ships; else an existing directory; else an
     alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
 

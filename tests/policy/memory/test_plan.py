@@ -7,7 +7,7 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,17 +17,11 @@ from rich.console import Console
 
 from swarm_node.cli.plan import (
     CARDS,
-    fit_check,
-    node_job,
-    parse_gpu_memory,
     parse_vram,
-    plan_node,
     shape_of,
 )
 from swarm_node.cli.plan_view import card_view, cards_view
-from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.build import trainer_settings
 from swarm_node.policy.memory.footprint import Footprint, Training, adapter_count, footprint
 from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
@@ -36,9 +30,7 @@ from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
-from swarm_node.policy.placement import ON_CPU, hardware, place
 from swarm_node.policy.training.adamw import AdamW
-from swarm_node.policy.training.trainer import TrainerSettings
 
 GIB = 1 << 30
 
@@ -186,25 +178,6 @@ def test_what_does_not_fit_comes_with_what_would() -> None:
     assert remedies(shape("qwen2.5-0.5b"), Job(), GIB) == []
 
 
-def test_only_what_the_user_left_open_is_planned() -> None:
-    open_job = node_job(load_settings({}, environ={}))
-    assert open_job == Job(rows=64, max_new_tokens=24)
-    settings = load_settings(
-        {
-            "policy.lora_rank": 0,
-            "policy.activation_checkpointing": True,
-            "sampling.group_size": 64,
-            "sampling.tasks_per_call": 1024,
-        },
-        environ={},
-    )
-    assert node_job(settings) == Job(256, 24, 0, True)
-    assert node_job(settings, half=False).dtype == "float32"
-    named = {"policy.dtype": "float32", "policy.optimizer": "adamw8bit"}
-    job = node_job(load_settings(named, environ={}))
-    assert (job.dtype, job.eight_bit) == ("float32", True)
-
-
 def test_numbers_of_fewer_bits_take_less() -> None:
     model = shape("qwen2.5-1.5b")
 
@@ -219,56 +192,11 @@ def test_numbers_of_fewer_bits_take_less() -> None:
     assert (wide.optimizer, small.optimizer) == (12 * model.weight_count, 6 * model.weight_count)
 
 
-def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
-    settings = load_settings({"policy.learning_rate": 1e-4}, environ={})
-    plain = trainer_settings(settings)
-    assert plain.lora_rank == 0
-    assert plain.micro_batch_tokens == TrainerSettings().micro_batch_tokens
-    plan = make_plan(shape("qwen2.5-1.5b"), node_job(settings), 10 * GIB)
-    planned = trainer_settings(settings, plan)
-    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
-    changed = {key for key, value in asdict(planned).items() if value != asdict(plain)[key]}
-    assert changed <= {"lora_rank", "activation_checkpointing", "micro_batch_tokens"}
-
-
-def test_on_a_cpu_the_machines_memory_decides() -> None:
-    settings = load_settings({"run.device": "cpu"}, environ={})
-    assert plan_node(settings, ON_CPU, shape("qwen3-8b")) is None
-    check = fit_check(settings)
-    check(shape_of("tiny"))
-    with pytest.raises(ModelError, match="GB of memory here"):
-        check(Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
-    with pytest.raises(ConfigError, match=r"run\.device"):
-        fit_check(load_settings({"run.device": "cuda"}, environ={}))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_with_a_gpu_its_memory_decides() -> None:
-    settings = load_settings({"run.device": "cuda"}, environ={})
-    where = place("cuda", "auto", hardware())
-    plan = plan_node(settings, where, shape_of("tiny"))
-    assert plan is not None
-    assert plan.total < plan.vram
-    with pytest.raises(ModelError, match="GiB of GPU memory"):
-        plan_node(settings, where, Qwen2Config(1 << 20, 1 << 13, 1 << 14, 99, 64, 8))
-
-
 @pytest.mark.parametrize(
     ("text", "gib"), [("12GB", 12), ("12", 12), (" 8192 MiB", 8), ("80gib", 80), ("1.5g", 1.5)]
 )
 def test_amounts_of_memory_are_read_as_cards_are_sold(text: str, gib: float) -> None:
     assert parse_vram(text) == gib * GIB
-
-
-def test_what_nvidia_smi_says_is_read_with_care() -> None:
-    assert parse_gpu_memory(b"11520, 12288\n23000, 24576\n") == (11520 << 20, 12288 << 20)
-    for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
-        assert parse_gpu_memory(answer) is None
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-4", "0", "nan", "1e9", "12XB", "9" * 9, "0.1", "٣"])

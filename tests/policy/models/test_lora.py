@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.node.build import going_on
+from swarm_node.node.derive import resumed
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter
 from swarm_node.policy.models.qwen2 import Qwen2
@@ -179,16 +179,16 @@ def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
         load_settings({"model": str(random_qwen2), **flags}, environ={})
         for flags in ({}, {"policy.lora_rank": 2})
     )
-    assert going_on(silent, checkpoints).policy.lora_rank == 0, "nothing is stored yet"
+    assert resumed(silent, checkpoints).policy.lora_rank == 0, "nothing is stored yet"
     host = TrainerHost(random_qwen2, checkpoints, tmp_path / "weights", SETTINGS)
     host.update(rows())
     newest = host.checkpoint({})
-    kept = going_on(silent, checkpoints)
+    kept = resumed(silent, checkpoints)
     assert kept.policy.lora_rank == 4
     assert "lora_rank" in kept.policy.model_fields_set, "so that no plan chooses another"
-    assert going_on(loud, checkpoints).policy.lora_rank == 2, "what the user says counts"
+    assert resumed(loud, checkpoints).policy.lora_rank == 2, "what the user says counts"
     (newest / "state.msgpack").write_bytes(b"\xc1")
-    assert going_on(silent, checkpoints).policy.lora_rank == 0
+    assert resumed(silent, checkpoints).policy.lora_rank == 0
 
 
 def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -> None:

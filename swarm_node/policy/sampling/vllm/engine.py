@@ -194,11 +194,6 @@ def engine_environment(
     return variables
 
 
-def uses_vllm(engine: str, device: str) -> bool:
-    """Whether `sampling.engine` comes to vLLM on a device ("cpu" or "cuda:N")."""
-    return engine == "vllm" or (engine == "auto" and device != "cpu" and has_vllm())
-
-
 def has_vllm() -> bool:
     """Whether vLLM is installed; it is not imported for that."""
     return importlib.util.find_spec("vllm") is not None

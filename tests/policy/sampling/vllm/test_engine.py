@@ -9,7 +9,9 @@ import pytest
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.build import make_sampler, published
+from swarm_node.node.build import make_sampler
+from swarm_node.node.derive import published
+from swarm_node.node.fit import Fit
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Codec, resolve
@@ -90,20 +92,21 @@ def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
     over = load_settings({"sampling.over_provision": 2.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
-        make_sampler(over, resolve("tiny"), ON_CPU, 0)
+        make_sampler(over, resolve("tiny"), Fit(ON_CPU, False, None), 0)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, resolve("tiny"), ON_CPU, 0)
-    for engine in ("torch", "vllm"):
+        make_sampler(hot, resolve("tiny"), Fit(ON_CPU, True, None), 0)
+    for vllm, engine in enumerate(("torch", "vllm")):
         shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
         with pytest.raises(ConfigError, match=r"sampling\.sync"):
-            make_sampler(shared, resolve("tiny"), ON_CPU, 0)
+            make_sampler(shared, resolve("tiny"), Fit(ON_CPU, bool(vllm), None), 0)
 
 
 def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
     def of(rank: int = 0, **sampling: str) -> str:
         keys = {f"sampling.{key}": value for key, value in sampling.items()}
-        return published(load_settings(keys, environ={}), ON_CPU, rank)
+        found = Fit(ON_CPU, keys.get("sampling.engine") == "vllm", None)
+        return published(load_settings(keys, environ={}), found, rank)
 
     assert of() == of(8, engine="torch") == of(engine="vllm") == "merged"
     assert of(8, engine="vllm") == "adapter"

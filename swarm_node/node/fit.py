@@ -1,0 +1,160 @@
+"""Whether a model fits a machine, and how the machine is used: one answer for `swarm-node plan`,
+for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`, which look.
+
+Cheap to import, as a command line must be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from swarm_node.config import Settings
+from swarm_node.errors import ModelError
+from swarm_node.policy.memory.free import available_memory, check_memory
+from swarm_node.policy.memory.plan import Job, Plan, least_plan, make_plan, remedies
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import Placement, hardware, place
+from swarm_node.policy.sampling.vllm.engine import has_vllm
+
+#: Most answers that are sampled at once, whoever samples.
+MAX_ROWS = 256
+_GIB = 1 << 30
+_MOST_GIB = 4096
+
+
+class GpuMemory(NamedTuple):
+    """Bytes of a card."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides how a node works here: where the policy is computed, the bytes of main memory
+    that are free, the memory of that GPU (None on a CPU), and whether vLLM is installed."""
+
+    where: Placement
+    free: int
+    gpu: GpuMemory | None
+    vllm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a node works on a machine. `vllm` says that vLLM samples, `plan` how the GPU is divided:
+    None on a CPU, and for several trainer processes, which are not planned for."""
+
+    where: Placement
+    vllm: bool
+    plan: Plan | None
+
+
+def this_machine(settings: Settings) -> Machine:
+    """The machine this runs on, as `settings` want to use it.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    found = hardware()
+    processes = settings.run.trainer_processes
+    where = place(settings.run.device, settings.policy.dtype, found, ranks=processes)
+    gpu = None
+    if where.device != "cpu":
+        gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
+    return Machine(where, available_memory(), gpu, has_vllm())
+
+
+def card(settings: Settings, vram: int) -> Machine:
+    """A machine with plenty of main memory and a card with `vram` bytes, all of them free."""
+    half = settings.policy.dtype != "float32"
+    return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), has_vllm())
+
+
+def job_of(settings: Settings, machine: Machine) -> Job:
+    """What a node with these settings asks of a GPU; what the user did not set is left open."""
+    policy, sampling = settings.policy, settings.sampling
+    chosen = policy.model_fields_set
+    return Job(
+        rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
+        max_new_tokens=sampling.max_new_tokens,
+        lora_rank=policy.lora_rank if "lora_rank" in chosen else None,
+        checkpointing=(
+            policy.activation_checkpointing if "activation_checkpointing" in chosen else None
+        ),
+        dtype="bfloat16" if machine.where.half else "float32",
+        eight_bit=policy.optimizer == "adamw8bit",
+        can_sleep=_samples_by_vllm(settings, machine),
+    )
+
+
+def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
+    """How a node with these settings trains and samples a model of this shape on `machine`.
+
+    Raises:
+        ModelError: it cannot; the message says which memory is short and what would fit.
+    """
+    processes = settings.run.trainer_processes
+    check_memory(
+        shape,
+        settings.policy.lora_rank,
+        placement=machine.where,
+        trainer_processes=processes,
+        free=machine.free,
+    )
+    vllm = _samples_by_vllm(settings, machine)
+    if machine.gpu is None or processes > 1:
+        return Fit(machine.where, vllm, None)
+    job, vram = job_of(settings, machine), machine.gpu.free
+    made = make_plan(shape, job, vram)
+    if made is None:
+        ways = remedies(shape, job, vram) or ["a machine with more memory"]
+        needed = least_plan(shape, job, vram).total
+        raise ModelError(
+            f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
+            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
+            f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
+        )
+    return Fit(machine.where, vllm, replace(made, card=machine.gpu.total))
+
+
+def gpu_memory(index: int = 0) -> GpuMemory | None:
+    """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
+    None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
+    command = shutil.which("nvidia-smi")
+    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
+    visible = "".join(names).strip()
+    if command is None or not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible):
+        return None
+    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
+    try:
+        done = subprocess.run([command, *query], capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
+        return parse_gpu_memory(done.stdout)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
+    """What nvidia-smi said of the first card, "free, total" in MiB; None where it is no sense."""
+    match = re.match(rb"\s*(\d{1,9}), *(\d{1,9})\s*(\n|$)", answer)
+    if match is None:
+        return None
+    free, total = int(match[1]) << 20, int(match[2]) << 20
+    return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
+
+
+def _samples_by_vllm(settings: Settings, machine: Machine) -> bool:
+    engine = settings.sampling.engine
+    return engine == "vllm" or (engine == "auto" and machine.gpu is not None and machine.vllm)
+
+
+def _torch_memory(device: str) -> GpuMemory:
+    import torch
+
+    return GpuMemory(*torch.cuda.mem_get_info(device))

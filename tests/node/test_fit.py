@@ -1,0 +1,160 @@
+"""One answer for `plan`, `join` and the engine: what fits a machine, from what is known of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.cli.plan import shape_of
+from swarm_node.config import Settings, load_settings
+from swarm_node.errors import ConfigError, ModelError
+from swarm_node.node import fit as fitting
+from swarm_node.node.derive import resumed, trainer_settings
+from swarm_node.node.fit import (
+    GpuMemory,
+    Machine,
+    card,
+    fit,
+    job_of,
+    parse_gpu_memory,
+    this_machine,
+)
+from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import ON_CPU, Placement
+
+GIB = 1 << 30
+HUGE = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
+
+
+def settings_of(**flags: Any) -> Settings:
+    keys = {name.replace("__", "."): value for name, value in flags.items()}
+    return load_settings(keys, environ={})
+
+
+def on_gpu(gib: float, *, half: bool = True, vllm: bool = False) -> Machine:
+    memory = GpuMemory(int(gib * GIB), int(gib * GIB))
+    return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
+
+
+def test_only_what_the_user_left_open_is_planned() -> None:
+    assert job_of(settings_of(), on_gpu(12)) == Job(rows=64, max_new_tokens=24)
+    chosen = settings_of(
+        policy__lora_rank=0,
+        policy__activation_checkpointing=True,
+        sampling__group_size=64,
+        sampling__tasks_per_call=1024,
+    )
+    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0, True)
+    assert job_of(chosen, on_gpu(12, half=False)).dtype == "float32"
+    assert job_of(settings_of(policy__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+
+
+def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
+    """As `join` does, so does `plan`: both ask the same function."""
+    assert job_of(settings_of(), on_gpu(8, vllm=True)).can_sleep
+    assert not job_of(settings_of(), on_gpu(8)).can_sleep
+    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=True)).can_sleep
+    assert job_of(settings_of(sampling__engine="vllm"), on_gpu(8)).can_sleep
+
+
+def test_on_a_cpu_the_machines_memory_decides() -> None:
+    machine = Machine(ON_CPU, 4 * GIB, None, vllm=True)
+    found = fit(settings_of(), shape_of("tiny"), machine)
+    assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(), HUGE, machine)
+
+
+def test_on_a_gpu_its_memory_decides() -> None:
+    found = fit(settings_of(), shape_of("qwen2.5-1.5b"), on_gpu(12))
+    assert found.plan is not None
+    assert found.plan.total < found.plan.vram == 12 * GIB == found.plan.card
+    with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
+        fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(12))
+    several = fit(settings_of(run__trainer_processes=2), shape_of("qwen2.5-1.5b"), on_gpu(12))
+    assert several.plan is None
+
+
+@pytest.mark.parametrize("vllm", [False, True])
+@pytest.mark.parametrize("gib", [8, 12, 16, 24])
+@pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["policy.dtype=float32"]])
+def test_the_verb_prints_what_join_would_do(
+    monkeypatch: pytest.MonkeyPatch, vllm: bool, gib: int, assign: list[str]
+) -> None:
+    """On every card, with and without vLLM and bfloat16, for a model that may not fit."""
+    monkeypatch.setattr(fitting, "has_vllm", lambda: vllm)
+    options = [part for item in assign for part in ("--set", item)]
+    done = CliRunner().invoke(
+        app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
+    )
+    (shown,) = json.loads(done.stdout)["cards"]
+    settings = load_settings(dict(item.split("=") for item in assign), environ={})
+    shape = shape_of("qwen2.5-1.5b")
+    try:
+        joined = fit(settings, shape, card(settings, gib * GIB)).plan
+    except ModelError:
+        joined = None
+    assert shown["fits"] == (joined is not None)
+    if joined is not None:
+        assert shown["training"] == asdict(joined.training)
+        assert (shown["sharing"], shown["rows"]) == (joined.sharing, joined.rows)
+
+
+def test_what_was_begun_with_adapters_is_checked_as_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A home that trains LoRA and restarts without the flag needs the memory of LoRA."""
+    monkeypatch.setattr("swarm_node.node.derive.stored_rank", lambda root: 16)
+    shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
+    machine = Machine(ON_CPU, 20 * GIB, None, vllm=False)
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings, shape, machine)
+    going_on = resumed(settings, Path("checkpoints"))
+    assert going_on.policy.lora_rank == 16
+    assert fit(going_on, shape, machine).plan is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
+    with pytest.raises(ConfigError, match=r"run\.device"):
+        this_machine(settings_of(run__device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_with_a_gpu_this_machine_is_planned_for() -> None:
+    settings = settings_of(run__device="cuda")
+    plan = fit(settings, shape_of("tiny"), this_machine(settings)).plan
+    assert plan is not None
+    assert plan.total < plan.vram
+
+
+def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
+    settings = settings_of(policy__learning_rate=1e-4)
+    plain = trainer_settings(settings)
+    assert plain.lora_rank == 0
+    plan = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10)).plan
+    assert plan is not None
+    planned = trainer_settings(settings, plan)
+    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
+    same = replace(
+        planned,
+        lora_rank=plain.lora_rank,
+        activation_checkpointing=plain.activation_checkpointing,
+        micro_batch_tokens=plain.micro_batch_tokens,
+    )
+    assert same == plain
+
+
+def test_what_nvidia_smi_says_is_read_with_care() -> None:
+    assert parse_gpu_memory(b"11520, 12288\n23000, 24576\n") == (11520 << 20, 12288 << 20)
+    for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
+        assert parse_gpu_memory(answer) is None
