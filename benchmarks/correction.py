@@ -4,7 +4,7 @@
 
 Node i samples three of the nine short families; everybody trains on I = 4 own groups and J = 4
 drawn from the replay buffer of a real node, into which the others' groups go (alone: 8 own).
-Synchronous and without a network, so the only difference between the arms is `policy.correction`.
+Synchronous and without a network, so the arms differ in `experience.correction` only.
 "own" is SAPO as published.
 Prints reward on the families a node samples and on those it never samples, mean over nodes, with a
 95% interval over seeds.

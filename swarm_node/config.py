@@ -1,16 +1,17 @@
 """Every setting, in one model: flag > environment variable > TOML file > default.
 
-A key is written `policy.learning_rate` in messages, `[policy] learning_rate` in TOML,
-`SWARM_NODE_POLICY__LEARNING_RATE` as a variable and `--set policy.learning_rate=…` on the command
-line (the common ones have a flag of their own). Unknown keys and impossible values are refused with
-the key's name.
+A key is written `training.learning_rate` in messages, `[training] learning_rate` in TOML,
+`SWARM_NODE_TRAINING__LEARNING_RATE` as a variable and `--set training.learning_rate=…` on the
+command line (the common ones have a flag of their own). Unknown keys and impossible values are
+refused with the key's name, retired keys with what took their place.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,18 +26,41 @@ ENV_PREFIX = "SWARM_NODE_"
 #: Not settings: where the settings file is.
 _ENV_OTHER = {"SWARM_NODE_CONFIG"}
 #: Tables with keys of the user's own: the stronger source replaces them whole.
-_FREE_TABLES = {"datasets", "options"}
+_FREE_TABLES = {"options"}
+#: Keys of earlier versions, and what took their place.
+RETIRED: Mapping[str, str] = {
+    **{
+        f"policy.{key}": f"use experience.{key}"
+        for key in ("own", "external", "max_lag", "max_age", "reuse", "filter_own", "correction")
+    },
+    **{
+        f"policy.{key}": f"use training.{key}"
+        for key in (
+            *("loss", "advantage", "learning_rate", "optimizer", "dtype", "lora_rank"),
+            "activation_checkpointing",
+        )
+    },
+    "policy.draw": "peers' groups are drawn uniformly: weights gained nothing (docs/mixture.md)",
+    "policy.half_life": "peers' groups are drawn uniformly: weights gained nothing",
+    "policy.off_policy_mask": "no experiment gained by it (docs/experiments.md)",
+    "environment.preset": "use environment.options.preset",
+    "environment.datasets": "use environment.options.datasets",
+    "environment.scoring": "use environment.options.scoring",
+    "network.heartbeat_seconds": "a node shows itself every ten network.poll_seconds",
+    "sampling.kv_gib": "it follows from the model and the answers at once",
+    "ticket_file": 'use ticket = "@FILE", or --ticket-file',
+}
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Network(_Table):
+class Network(Table):
     """How the node meets its peers."""
 
     listen: list[Text] = Field(
@@ -51,26 +75,24 @@ class Network(_Table):
     bootstrap: list[Text] = Field(
         [], max_length=64, description="Peers to dial besides those of the ticket."
     )
-    poll_seconds: Seconds = Field(2.0, description="How often a few random peers are listed.")
-    heartbeat_seconds: Seconds = Field(20.0, description="How often this node shows itself.")
+    poll_seconds: Seconds = Field(
+        2.0, description="How often a few random peers are listed; a heartbeat every tenth time."
+    )
 
 
-class EnvironmentTable(_Table):
+class EnvironmentTable(Table):
     """What is trained on."""
 
     name: Text = Field("reasoning_gym", description="Environment, or module:factory of your own.")
-    preset: Text = Field("short", description="Task families by preset: short or sapo.")
-    datasets: dict[str, dict[str, Any]] = Field(
-        {}, description="Own families: reasoning-gym data set name to its settings."
-    )
     families: list[Text] = Field(
         [], max_length=256, description="Families this node samples; empty means all of them."
     )
-    scoring: Literal["binary", "native"] = Field("binary", description="Reward scale.")
-    options: dict[str, Any] = Field({}, description="What else the environment takes.")
+    options: dict[str, Any] = Field(
+        {}, description="What the environment takes, such as preset, datasets, scoring, path."
+    )
 
 
-class Sampling(_Table):
+class Sampling(Table):
     """How completions are drawn."""
 
     group_size: int = Field(8, ge=2, le=64, description="Completions per task (G).")
@@ -83,9 +105,6 @@ class Sampling(_Table):
     over_provision: float = Field(
         1.0, ge=1, le=4, description="Groups begun for each one awaited; the rest goes on later."
     )
-    kv_gib: float = Field(
-        0.0, ge=0, le=1024, description="GiB of vLLM's key/value cache; 0: chosen from the model."
-    )
     sync: Literal["file", "ipc"] = Field(
         "file", description="How vLLM gets weights: through shared memory, or the GPU's (CUDA IPC)."
     )
@@ -94,32 +113,12 @@ class Sampling(_Table):
     )
 
 
-class Policy(_Table):
-    """How the policy is updated."""
+class Experience(Table):
+    """Which groups are trained on."""
 
     own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         4, description='Peers\' groups per update (J); "auto": as many as pay, of 2 * own in all.'
-    )
-    draw: Literal["uniform", "weighted"] = Field(
-        "uniform", description="Which of peers' groups: all alike, or those with more to teach."
-    )
-    half_life: float = Field(
-        0.0, ge=0, le=65_536, description="Updates after which the weighted draw halves; 0: never."
-    )
-    loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
-    advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
-    off_policy_mask: float | None = Field(
-        None, gt=0, le=100, description="Leave out bad answers so many nats a token off-policy."
-    )
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
-    optimizer: OptimizerName = Field("adamw", description="adamw8bit: its moments in eight bits.")
-    dtype: DtypeName = Field(
-        "auto", description="Numbers of matrix products; auto: bfloat16 on a GPU, else float32."
-    )
-    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
-    activation_checkpointing: bool = Field(
-        False, description="Keep fewer activations: less memory, more time, the same gradient."
     )
     max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
     max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")
@@ -132,7 +131,23 @@ class Policy(_Table):
     )
 
 
-class Run(_Table):
+class Training(Table):
+    """How the policy is updated."""
+
+    loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
+    advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
+    learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
+    optimizer: OptimizerName = Field("adamw", description="adamw8bit: its moments in eight bits.")
+    dtype: DtypeName = Field(
+        "auto", description="Numbers of matrix products; auto: bfloat16 on a GPU, else float32."
+    )
+    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
+    activation_checkpointing: bool = Field(
+        False, description="Keep fewer activations: less memory, more time, the same gradient."
+    )
+
+
+class Run(Table):
     """How long and how carefully."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
@@ -156,18 +171,20 @@ def default_home() -> Path:
     return user_data_path("swarm-node", appauthor=False)
 
 
-class Settings(_Table):
+class Settings(Table):
     """All settings of one node."""
 
     home: Path = Field(default_factory=default_home, description="The node's directory.")
     model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
-    ticket: SecretStr | None = Field(None, description="What `swarm-node invite` printed.")
-    ticket_file: Path | None = Field(None, description="File with the ticket; - reads stdin.")
+    ticket: SecretStr | None = Field(
+        None, description="What `swarm-node invite` printed; @FILE reads a file, @- the input."
+    )
     verbose: bool = Field(False, description="Log every rejection and failed request.")
     network: Network = Network()  # type: ignore[call-arg]
     environment: EnvironmentTable = EnvironmentTable()  # type: ignore[call-arg]
     sampling: Sampling = Sampling()  # type: ignore[call-arg]
-    policy: Policy = Policy()  # type: ignore[call-arg]
+    experience: Experience = Experience()  # type: ignore[call-arg]
+    training: Training = Training()  # type: ignore[call-arg]
     run: Run = Run()  # type: ignore[call-arg]
 
 
@@ -180,12 +197,12 @@ def load_settings(
     """Merge the sources. `flags` maps dotted keys to values, None meaning "not given".
 
     Raises:
-        ConfigError: an unknown key, an impossible value or an unreadable file, by name.
+        ConfigError: an unknown or retired key, an impossible value or an unreadable file, by name.
     """
     environ = os.environ if environ is None else environ
-    merged = _read_toml(config or _config_from(environ))
-    _merge(merged, _from_environ(environ))
-    _merge(merged, _nest({key: value for key, value in flags.items() if value is not None}))
+    merged: dict[str, Any] = {}
+    for _, values in sources(flags, environ, config):
+        _merge(merged, values)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
@@ -193,7 +210,7 @@ def load_settings(
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`["policy.own=6"]` as dotted keys; a value that reads as TOML is TOML, else plain text.
+    """`["experience.own=6"]` as dotted keys; a value that reads as TOML is TOML, else plain text.
 
     Raises:
         ConfigError: an item without `=`.
@@ -202,7 +219,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for item in assignments:
         key, separator, text = item.partition("=")
         if not separator or not key:
-            raise ConfigError(f"--set takes KEY=VALUE, such as policy.own=6, not {item!r}")
+            raise ConfigError(f"--set takes KEY=VALUE, such as experience.own=6, not {item!r}")
         parsed[key.strip()] = _parse_value(text)
     return parsed
 
@@ -211,7 +228,7 @@ def settings_keys() -> Iterator[tuple[str, str]]:
     """Every dotted key with its one-line description."""
     for name, field in Settings.model_fields.items():
         table = field.annotation
-        if isinstance(table, type) and issubclass(table, _Table):
+        if isinstance(table, type) and issubclass(table, Table):
             for inner, inner_field in table.model_fields.items():
                 yield f"{name}.{inner}", inner_field.description or ""
         else:
@@ -235,17 +252,62 @@ def _read_toml(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    known = {key: f"{ENV_PREFIX}{key.upper().replace('.', '__')}" for key, _ in settings_keys()}
-    by_variable = {variable: key for key, variable in known.items()}
-    values: dict[str, Any] = {}
+def sources(
+    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where from, nested values), the weakest first."""
+    file = config or _config_from(environ)
+    yield str(file), _checked(_read_toml(file))
+    variables = _from_environ(environ)
+    for key, text in variables.items():
+        yield variable_of(key), _checked(_nest({key: _parse_value(text)}))
+    given = {key: value for key, value in flags.items() if value is not None}
+    yield "command line", _checked(_nest(given))
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with keys that exist.
+
+    Raises:
+        ConfigError: one is retired.
+    """
+    for key in dotted_keys(values):
+        if key in RETIRED:
+            raise ConfigError(f"{key} is gone: {RETIRED[key]}")
+    return values
+
+
+def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted keys of nested values."""
+    for name, value in values.items():
+        inner = value if isinstance(value, Mapping) and name != "options" else {}
+        yield from (f"{name}.{key}" for key in inner)
+        if not inner:
+            yield name
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings among the variables, as text by dotted key."""
+    known = [key for key, _ in settings_keys()]
+    by_variable = {variable_of(key): key for key in (*known, *RETIRED)}
+    found: dict[str, str] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _ENV_OTHER:
             continue
         if variable not in by_variable:
-            raise ConfigError(f"unknown setting {variable}; `swarm-node config` lists them all")
-        values[by_variable[variable]] = _parse_value(text)
-    return _nest(values)
+            raise ConfigError(_unknown(variable, map(variable_of, known)))
+        found[by_variable[variable]] = text
+    return found
+
+
+def variable_of(key: str) -> str:
+    return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f": did you mean {close[0]}?" if close else "; `swarm-node config` lists them all"
+    return f"unknown setting {name}{hint}"
 
 
 def _parse_value(text: str) -> Any:
@@ -267,8 +329,8 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key_parts(key: str) -> list[str]:
-    """`policy.own` in two parts, `environment.options.path` in three: below a table of the user's
-    own keys, what follows is one of them."""
+    """`experience.own` in two parts, `environment.options.path` in three: what follows a table of
+    the user's own keys is one of them."""
     table, dot, inner = key.partition(".")
     inner, inner_dot, own = inner.partition(".")
     if inner_dot and inner in _FREE_TABLES:
@@ -285,9 +347,10 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 
 def _explain(error: ValidationError) -> Iterator[str]:
+    known = [key for key, _ in settings_keys()]
     for item in error.errors(include_url=False, include_input=False):
-        key = ".".join(str(part) for part in item["loc"])
+        key = ".".join(str(part) for part in item["loc"] if "[" not in str(part))
         if item["type"] == "extra_forbidden":
-            yield f"unknown setting {key}; `swarm-node config` lists them all"
+            yield _unknown(key, known)
         else:
-            yield f"{key}: {item['msg']}"
+            yield f"{key}: {item['msg'][:1].lower()}{item['msg'][1:]}"

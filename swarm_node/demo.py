@@ -56,7 +56,7 @@ class DemoNode:
         """Start the process; its log goes to `log` in its home."""
         arguments = ["join", "--model", "tiny", "--home", str(self.home.path)]
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
-        arguments += ["--set", "network.poll_seconds=0.5", "--set", "network.heartbeat_seconds=5"]
+        arguments += ["--set", "network.poll_seconds=0.5"]
         arguments += ["--set", "run.eval_seconds=5"]
         if self.sampler is not None:
             arguments += ["--sampler", self.sampler]

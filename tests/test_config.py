@@ -1,29 +1,34 @@
 """Settings: precedence, and refusals that name the key."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from swarm_node.config import load_settings, parse_assignments, settings_keys
+from swarm_node.config import RETIRED, load_settings, parse_assignments, settings_keys
 from swarm_node.errors import ConfigError
 
 
 def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[policy]\nown = 5\nexternal = 5\nreuse = 5\n")
+    file.write_text("[experience]\nown = 5\nexternal = 5\nreuse = 5\n")
     settings = load_settings(
-        {"policy.own": 7, "policy.external": None},
-        environ={"SWARM_NODE_POLICY__OWN": "6", "SWARM_NODE_POLICY__EXTERNAL": "6"},
+        {"experience.own": 7, "experience.external": None},
+        environ={"SWARM_NODE_EXPERIENCE__OWN": "6", "SWARM_NODE_EXPERIENCE__EXTERNAL": "6"},
         config=file,
     )
-    assert (settings.policy.own, settings.policy.external, settings.policy.reuse) == (7, 6, 5)
-    assert settings.policy.max_lag == 8
+    assert (settings.experience.own, settings.experience.external, settings.experience.reuse) == (
+        7,
+        6,
+        5,
+    )
+    assert settings.experience.max_lag == 8
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 50
-    assert "SWARM_NODE_POLICY__LEARNING_RATE" in variables
+    assert len(variables) <= 41
+    assert "SWARM_NODE_TRAINING__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]
 
@@ -32,33 +37,35 @@ def test_every_key_can_be_set_from_the_environment() -> None:
     ("text", "key"),
     [
         ("colour = 1", "colour"),
-        ("[policy]\nowns = 1", "policy.owns"),
-        ("[policy]\nown = 0", "policy.own"),
-        ('[policy]\nloss = "sapo"', "policy.loss"),
-        ('[policy]\nadvantage = "gae"', "policy.advantage"),
-        ("[policy]\noff_policy_mask = 0.0", "policy.off_policy_mask"),
-        ("[policy]\nlearning_rate = nan", "policy.learning_rate"),
+        ("[experience]\nowns = 1", "experience.owns: did you mean experience.own?"),
+        ("[experience]\nown = 0", "experience.own"),
+        ('[training]\nloss = "sapo"', "training.loss"),
+        ('[training]\nadvantage = "gae"', "training.advantage"),
+        ("[training]\nlearning_rate = nan", "training.learning_rate"),
         ("[sampling]\ntemperature = -1.0", "sampling.temperature"),
         ('[sampling]\nengine = "sglang"', "sampling.engine"),
-        ('[environment]\nscoring = "fuzzy"', "environment.scoring"),
         ("[network]\nlisten = []", "network.listen"),
-        ('[policy]\ndtype = "float16"', "policy.dtype"),
-        ('[policy]\noptimizer = "sgd"', "policy.optimizer"),
+        ('[training]\ndtype = "float16"', "training.dtype"),
+        ('[training]\noptimizer = "sgd"', "training.optimizer"),
         ('[run]\ndevice = "tpu"', "run.device"),
         ("[run]\ntrainer_processes = 0", "run.trainer_processes"),
-        ("policy = 3", "policy"),
+        ("experience = 3", "experience"),
+        ("[policy]\nown = 3", "policy.own is gone: use experience.own"),
+        ("[policy]\nreply = 3", "policy"),
+        ('[environment]\npreset = "sapo"', "use environment.options.preset"),
+        ('ticket_file = "ticket"', "--ticket-file"),
     ],
 )
 def test_a_bad_file_is_refused_by_the_name_of_the_key(tmp_path: Path, text: str, key: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=re.escape(key)):
         load_settings({}, environ={}, config=file)
 
 
 def test_an_unknown_variable_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="SWARM_NODE_POLICY__OWNS"):
-        load_settings({}, environ={"SWARM_NODE_POLICY__OWNS": "1"})
+    with pytest.raises(ConfigError, match="SWARM_NODE_EXPERIENCE__OWNS"):
+        load_settings({}, environ={"SWARM_NODE_EXPERIENCE__OWNS": "1"})
 
 
 def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
@@ -71,12 +78,25 @@ def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_assignments_read_as_toml_and_else_as_text() -> None:
-    parsed = parse_assignments(["policy.own=6", "model=tiny", "network.bootstrap=[]"])
-    assert parsed == {"policy.own": 6, "model": "tiny", "network.bootstrap": []}
+    parsed = parse_assignments(["experience.own=6", "model=tiny", "network.bootstrap=[]"])
+    assert parsed == {"experience.own": 6, "model": "tiny", "network.bootstrap": []}
     with pytest.raises(ConfigError, match="KEY=VALUE"):
-        parse_assignments(["policy.own"])
+        parse_assignments(["experience.own"])
 
 
 def test_a_ticket_does_not_show_in_the_settings() -> None:
     settings = load_settings({"ticket": "swarmjoin1.secret"}, environ={})
     assert "secret" not in repr(settings)
+
+
+def test_a_retired_variable_says_what_took_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.own is gone: use experience\.own"):
+        load_settings({}, environ={"SWARM_NODE_POLICY__OWN": "3"})
+
+
+def test_a_retired_key_is_no_key_and_what_took_its_place_is_one() -> None:
+    known = {key for key, _ in settings_keys()}
+    assert not known & set(RETIRED)
+    for told in RETIRED.values():
+        named = re.match(r"use (\w+\.\w+)(\.\w+)?$", told)
+        assert named is None or named[1] in known

@@ -14,10 +14,9 @@ from swarm_node.cli.refusals import refusals
 
 #: Said of the training in the card, with the name of the setting each is known by.
 _TOLD = {
-    "policy.loss": "loss",
-    "policy.learning_rate": "learning_rate",
-    "policy.lora_rank": "lora_rank",
-    "policy.off_policy_mask": "off_policy_mask",
+    "training.loss": "loss",
+    "training.learning_rate": "learning_rate",
+    "training.lora_rank": "lora_rank",
     "sampling.temperature": "temperature",
     "sampling.max_new_tokens": "longest_answer",
 }

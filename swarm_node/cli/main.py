@@ -200,8 +200,8 @@ def join(
     """Run a node: sample, share, learn, until Ctrl-C.
 
     Without a ticket it resumes the swarm of its home, or founds one and prints a ticket for the
-    next node. Every option is also an environment variable (SWARM_NODE_POLICY__OWN) and a TOML key
-    (policy.own); `swarm-node config` lists them.
+    next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
+    key (experience.own); `swarm-node config` lists them.
     """
     with _refusals():
         from swarm_node.config import load_settings, parse_assignments
@@ -210,17 +210,16 @@ def join(
         flags: dict[str, Any] = {
             "home": home,
             "model": model,
-            "ticket": ticket,
-            "ticket_file": ticket_file,
+            "ticket": ticket if ticket_file is None else f"@{ticket_file}",
             "environment.families": families.split(",") if families else None,
-            "environment.preset": preset,
+            "environment.options.preset": preset,
             "network.listen": listen,
             "network.announce": announce,
             "network.bootstrap": bootstrap,
-            "policy.own": own,
-            "policy.external": external,
+            "experience.own": own,
+            "experience.external": external,
             "sampling.engine": sampler,
-            "policy.learning_rate": learning_rate,
+            "training.learning_rate": learning_rate,
             "run.updates": updates,
             "verbose": verbose,
             **parse_assignments(assign or []),
@@ -309,13 +308,26 @@ def stop(home: HomeOption = None) -> None:
 
 
 @app.command(rich_help_panel=_BASIC)
-def config() -> None:
-    """List every setting with its environment variable."""
-    from swarm_node.config import ENV_PREFIX, settings_keys
+def config(
+    file: ConfigOption = None, assign: AssignOption = None, json: JsonOption = False
+) -> None:
+    """List every setting: its value, what it takes, and where the value comes from.
 
-    for key, description in settings_keys():
-        variable = f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
-        typer.echo(f"{key:26} {variable:40} {description}")
+    `--config FILE` and `--set KEY=VALUE` show what `join` would make of them.
+    """
+    with _refusals():
+        import msgspec
+
+        from swarm_node.cli.config import config_rows, config_view, explain_settings
+        from swarm_node.config import parse_assignments
+        from swarm_node.node.snapshot import SCHEMA
+
+        keys = explain_settings(parse_assignments(assign or []), config=file)
+        if json:
+            listed = {"schema": SCHEMA, "settings": config_rows(keys)}
+            typer.echo(msgspec.json.encode(listed).decode())
+        else:
+            _show(keys, False, config_view)
 
 
 @app.command(rich_help_panel=_BASIC)

@@ -41,7 +41,7 @@ def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) ->
     notes = [
         "Sizes in GiB; of what does not fit, the least it takes. * recomputes activations.",
         f"{SPARE:.0%} of a card stay free. Look closer: `--vram 12GB`. Change the job:",
-        "`--set sampling.max_new_tokens=512`, `--set policy.lora_rank=8`.",
+        "`--set sampling.max_new_tokens=512`, `--set training.lora_rank=8`.",
     ]
     lines = [""] * bool(advice) + advice
     return Group(_title(name, shape, job), "", table, *lines, "", *map(_dim, notes))

@@ -38,7 +38,7 @@ def simulate(
     loss: Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")] = 0.0,
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
     correction: Annotated[
-        str | None, typer.Option(help="How peers' groups are taken: policy.correction.")
+        str | None, typer.Option(help="How peers' groups are taken: experience.correction.")
     ] = None,
     eval_rounds: Annotated[
         int, typer.Option(min=1, help="Rounds between held-out measurements.")
@@ -64,9 +64,9 @@ def simulate(
             models=tuple(model or ("tiny",)),
         )
         flags: dict[str, Any] = {
-            "policy.own": local,
-            **parse_assignments([f"policy.external={external}"]),
-            "policy.correction": correction,
+            "experience.own": local,
+            **parse_assignments([f"experience.external={external}"]),
+            "experience.correction": correction,
         }
         run_simulation(plan, simulation_settings(seed, flags, assign or []), report)
 
@@ -101,7 +101,7 @@ def sapo(
     ),
     model: Annotated[str | None, typer.Option(help="Start from this model instead.")] = None,
     correction: Annotated[
-        str | None, typer.Option(help="How peers' groups are taken: policy.correction.")
+        str | None, typer.Option(help="How peers' groups are taken: experience.correction.")
     ] = None,
     assign: SetOption = None,
 ) -> None:
@@ -115,7 +115,7 @@ def sapo(
 
         flags = parse_assignments(assign or [])
         if correction is not None:
-            flags["policy.correction"] = correction
+            flags["experience.correction"] = correction
         names = tuple(arms.split(",")) if arms else ()
         run_experiment(Experiment(regime, nodes, rounds, seeds, names, model, flags), report)
 

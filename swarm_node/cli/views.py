@@ -74,7 +74,7 @@ def choices_view() -> RenderableType:
     """The losses and advantages, each with its source."""
     lines: list[RenderableType] = []
     for key, choices in _CHOICES.items():
-        lines.append(escape(f"[policy] {key} = …"))
+        lines.append(escape(f"[training] {key} = …"))
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
         for name, choice in choices.items():
             table.add_row(name, f"{escape(choice.summary)}\n[dim]{escape(choice.source)}[/dim]")

@@ -19,7 +19,6 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import (
     engine_plan,
-    environment_options,
     listen_addresses,
     published,
     trainer_settings,
@@ -85,7 +84,7 @@ def build_parts(settings: Settings, home: Home, membership: Membership, found: F
         state_dir=home.path,
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
-    environment = ProcessEnvironmentHost(settings.environment.name, environment_options(settings))
+    environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
     return Parts(
         transport=transport,
         sampler=sampler,

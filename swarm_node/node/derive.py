@@ -20,26 +20,25 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
     """`settings` with the adapters of the newest checkpoint, unless the user says otherwise: a plan
     of the GPU that has less free memory than last time must not put an end to what was begun."""
     rank = stored_rank(checkpoints)
-    if rank is None or "lora_rank" in settings.policy.model_fields_set:
+    if rank is None or "lora_rank" in settings.training.model_fields_set:
         return settings
-    policy = settings.policy.model_copy(update={"lora_rank": rank})
-    return settings.model_copy(update={"policy": policy})
+    training = settings.training.model_copy(update={"lora_rank": rank})
+    return settings.model_copy(update={"training": training})
 
 
 def trainer_settings(settings: Settings, plan: Plan | None = None) -> TrainerSettings:
     """What of a node's settings the trainer needs; a `plan` of the GPU decides what the user left
     open (it has kept to the rest)."""
     chosen = TrainerSettings(
-        loss=settings.policy.loss,
-        learning_rate=settings.policy.learning_rate,
+        loss=settings.training.loss,
+        learning_rate=settings.training.learning_rate,
         temperature=settings.sampling.temperature,
         longest_answer=settings.sampling.max_new_tokens,
-        off_policy_mask=settings.policy.off_policy_mask,
-        activation_checkpointing=settings.policy.activation_checkpointing,
-        lora_rank=settings.policy.lora_rank,
-        optimizer=settings.policy.optimizer,
+        activation_checkpointing=settings.training.activation_checkpointing,
+        lora_rank=settings.training.lora_rank,
+        optimizer=settings.training.optimizer,
         device=settings.run.device,
-        dtype=settings.policy.dtype,
+        dtype=settings.training.dtype,
         processes=settings.run.trainer_processes,
         seed=settings.run.seed,
     )
@@ -76,22 +75,10 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit, rank: int) -
         where=found.where,
         max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
-        kv_gib=sampling.kv_gib,
         lora_rank=rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
     )
-
-
-def environment_options(settings: Settings) -> dict[str, object]:
-    """The options that the environment of these settings is made with."""
-    table = settings.environment
-    if table.name != "reasoning_gym":
-        return dict(table.options)
-    chosen: dict[str, object] = {"preset": table.preset, "scoring": table.scoring, **table.options}
-    if table.datasets:
-        chosen["families"] = table.datasets
-    return chosen
 
 
 def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:

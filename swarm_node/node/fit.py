@@ -63,7 +63,7 @@ def this_machine(settings: Settings) -> Machine:
     """
     found = hardware()
     processes = settings.run.trainer_processes
-    where = place(settings.run.device, settings.policy.dtype, found, ranks=processes)
+    where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = None
     if where.device != "cpu":
         gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
@@ -72,23 +72,23 @@ def this_machine(settings: Settings) -> Machine:
 
 def card(settings: Settings, vram: int) -> Machine:
     """A machine with plenty of main memory and a card with `vram` bytes, all of them free."""
-    half = settings.policy.dtype != "float32"
+    half = settings.training.dtype != "float32"
     return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), has_vllm())
 
 
 def job_of(settings: Settings, machine: Machine) -> Job:
     """What a node with these settings asks of a GPU; what the user did not set is left open."""
-    policy, sampling = settings.policy, settings.sampling
-    chosen = policy.model_fields_set
+    training, sampling = settings.training, settings.sampling
+    chosen = training.model_fields_set
     return Job(
         rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
-        lora_rank=policy.lora_rank if "lora_rank" in chosen else None,
+        lora_rank=training.lora_rank if "lora_rank" in chosen else None,
         checkpointing=(
-            policy.activation_checkpointing if "activation_checkpointing" in chosen else None
+            training.activation_checkpointing if "activation_checkpointing" in chosen else None
         ),
         dtype="bfloat16" if machine.where.half else "float32",
-        eight_bit=policy.optimizer == "adamw8bit",
+        eight_bit=training.optimizer == "adamw8bit",
         can_sleep=_samples_by_vllm(settings, machine),
     )
 
@@ -102,7 +102,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     processes = settings.run.trainer_processes
     check_memory(
         shape,
-        settings.policy.lora_rank,
+        settings.training.lora_rank,
         placement=machine.where,
         trainer_processes=processes,
         free=machine.free,

@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 
@@ -97,11 +98,12 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
 
 
 def _ticket_text(settings: Settings) -> str | None:
-    if settings.ticket is not None:
-        return settings.ticket.get_secret_value()
-    path = settings.ticket_file
-    if path is None:
+    if settings.ticket is None:
         return None
+    text = settings.ticket.get_secret_value().strip().strip("'\"")
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:])
     if str(path) == "-":
         return sys.stdin.read(_MAX_TICKET_FILE)
     try:

@@ -41,7 +41,7 @@ class Learner:
         self._tally = tally
         self._buffer = buffer
         self._rng = rng
-        self._mixer = Mixer(settings.policy, tally, buffer)
+        self._mixer = Mixer(settings.experience, tally, buffer)
         #: Own groups in the update under way, until the sampler has its weights.
         self.training = 0
 
@@ -89,8 +89,8 @@ class Learner:
             parts.codec.encode_prompt,
             parts.codec.encode_answer,
             parts.codec.eos_id,
-            self._settings.policy.correction,
-            self._settings.policy.advantage,
+            self._settings.experience.correction,
+            self._settings.training.advantage,
             drawn.beside,
         )
         sampler = parts.sampler

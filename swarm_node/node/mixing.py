@@ -5,9 +5,7 @@ The decisions are pure and live in `policy/mixture.py`; here they are given what
 
 from __future__ import annotations
 
-import math
-
-from swarm_node.config import Policy, Settings
+from swarm_node.config import Experience, Settings
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint, MixtureRow
 from swarm_node.p2p.peers import BLAMELESS
@@ -24,41 +22,39 @@ from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings, Re
 
 def replay_settings(settings: Settings) -> ReplaySettings:
     """The node's buffer; where `external` is "auto", large enough for any mixture."""
-    policy = settings.policy
-    own, external = policy.own, policy.external
+    experience = settings.experience
+    own, external = experience.own, experience.external
     if external == "auto":
-        adaptive = adaptive_settings(policy)
+        adaptive = adaptive_settings(experience)
         external = adaptive.most_external
         own = adaptive.batch - external
     return ReplaySettings(
         own=own,
         external=external,
-        max_lag=policy.max_lag,
-        max_age=policy.max_age,
-        reuse=policy.reuse,
-        draw=policy.draw,
-        half_life=policy.half_life or math.inf,
-        filter_own=policy.filter_own,
+        max_lag=experience.max_lag,
+        max_age=experience.max_age,
+        reuse=experience.reuse,
+        filter_own=experience.filter_own,
         merge=settings.sampling.common_share > 0,
     )
 
 
-def adaptive_settings(policy: Policy) -> MixtureSettings:
+def adaptive_settings(experience: Experience) -> MixtureSettings:
     """The controller's: it begins with `own` groups of each kind, and keeps their sum."""
-    return MixtureSettings(batch=2 * policy.own)
+    return MixtureSettings(batch=2 * experience.own)
 
 
 class Mixer:
     """Aims the buffer, and shows what it is aimed at in the tally."""
 
-    def __init__(self, policy: Policy, tally: Tally, buffer: ReplayBuffer) -> None:
-        self._settings = adaptive_settings(policy)
+    def __init__(self, experience: Experience, tally: Tally, buffer: ReplayBuffer) -> None:
+        self._settings = adaptive_settings(experience)
         self._tally = tally
         self._buffer = buffer
         #: What the controller knows; None where the mixture is fixed.
         self.state: MixtureState | None = None
-        if policy.external == "auto":
-            self.state = start(self._settings, policy.own)
+        if experience.external == "auto":
+            self.state = start(self._settings, experience.own)
             buffer.aim(self.state.current)
         self._stats: ReplayStats | None = None
         self._offered = 0

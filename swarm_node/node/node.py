@@ -50,6 +50,7 @@ from swarm_node.policy.models.tokens import check_tokens
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
+_POLLS_PER_HEARTBEAT = 10
 _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
@@ -218,6 +219,7 @@ class Node:
     async def _meet(self) -> None:
         """Find peers, be found, repair: often at first, then every heartbeat."""
         network, storage, clock = self.settings.network, self.parts.storage, self.parts.clock
+        heartbeat = _POLLS_PER_HEARTBEAT * network.poll_seconds
         pause, next_beat = 1.0, 0.0
         while True:
             known = await storage.run(storage.known_peers, _KNOWN_PEERS)
@@ -226,11 +228,11 @@ class Node:
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
-                await self._sharing.beat(self.parts.trainer.version, network.heartbeat_seconds)
+                await self._sharing.beat(self.parts.trainer.version, heartbeat)
                 for peer in self.directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
-                pause = min(network.heartbeat_seconds, pause * 1.5)
+                pause = min(heartbeat, pause * 1.5)
             await asyncio.sleep(min(pause, _HEAL_SECONDS))
 
     async def _evaluate(self) -> None:
@@ -285,7 +287,7 @@ class Node:
             earlier=self.tally.evals[-1].seconds if self.tally.evals else 0.0,
         )
         self._exchange = self._open_exchange(info, maker)
-        for row in await parts.storage.run(parts.storage.live, self.settings.policy.reuse):
+        for row in await parts.storage.run(parts.storage.live, self.settings.experience.reuse):
             self.buffer.restore(restored_group(row), row.uses, parts.trainer.version)
         await parts.transport.start()
         _log.info(

@@ -50,7 +50,7 @@ class RolloutMaker:
             self._harvest = Harvest(
                 parts.sampler,
                 over_provision=settings.sampling.over_provision,
-                max_lag=settings.policy.max_lag,
+                max_lag=settings.experience.max_lag,
             )
 
     async def make(self, count: int, deliver: Deliver) -> None:

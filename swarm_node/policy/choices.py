@@ -1,4 +1,4 @@
-"""What can be chosen for `policy.loss` and `policy.advantage`, in one line each. No torch.
+"""What can be chosen for `training.loss` and `training.advantage`, in one line each. No torch.
 
 The formulas are in `losses.py` and `advantage.py`; tests hold the names together.
 """

@@ -24,7 +24,7 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import ConfigError
-from swarm_node.node.derive import environment_options, trainer_settings
+from swarm_node.node.derive import trainer_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.node import Node
@@ -124,7 +124,7 @@ def describe(plan: Plan, settings: Settings) -> dict[str, Any]:
     Raises:
         ModelError: there is no such model.
     """
-    tables = {"network", "environment", "sampling", "policy", "run"}
+    tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
     return plain({"plan": {**asdict(plan), "models": model_digests(plan.models)}, **chosen})
 
@@ -164,7 +164,7 @@ class _Swarm:
         self._on_round = on_round
         self._clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
         self._environment: EnvironmentHost = InlineEnvironmentHost(
-            create_environment(settings.environment.name, environment_options(settings))
+            create_environment(settings.environment.name, settings.environment.options)
         )
         self._network = MemoryNetwork(self._seeded.rng("network"), delay=plan.delay, loss=plan.loss)
         self._members: list[_Member] = []

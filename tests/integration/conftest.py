@@ -19,7 +19,7 @@ import pytest
 COMMAND = [sys.executable, "-m", "swarm_node"]
 FAST = [
     *("--listen", "/ip4/127.0.0.1/tcp/0"),
-    *("--set", "network.poll_seconds=0.5", "--set", "network.heartbeat_seconds=3"),
+    *("--set", "network.poll_seconds=0.3"),
     *("--set", "run.eval_seconds=5", "--set", "run.checkpoint_updates=10"),
 ]
 

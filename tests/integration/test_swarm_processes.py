@@ -130,7 +130,7 @@ def test_dead_bootstraps_never_stop_a_start(start_node: NodeStarter) -> None:
     ("arguments", "message"),
     [
         (["--set", "policy.owns=1"], "policy.owns"),
-        (["--own", "0"], "policy.own"),
+        (["--own", "0"], "experience.own"),
         (["--families", "astrology"], "astrology"),
         (["--model", "/nowhere"], "/nowhere"),
         (["--ticket", "swarmjoin1.AAAA"], "ticket"),

@@ -486,7 +486,7 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     eos = {"eos_token_id": CODEC.eos_id}
     (place / "config.json").write_text(json.dumps({**config.to_hf(), **eos}))
     save_file(base.hf_state(), place / "model.safetensors")
-    flags = {"sampling.engine": "vllm", "policy.lora_rank": 3, "policy.learning_rate": 0.02}
+    flags = {"sampling.engine": "vllm", "training.lora_rank": 3, "training.learning_rate": 0.02}
     settings = load_settings(flags, environ={})
     found = Fit(ON_CPU, vllm=True, plan=None)
     chosen = replace(trainer_settings(settings), published=published(settings, found, 3))

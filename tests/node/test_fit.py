@@ -47,14 +47,14 @@ def on_gpu(gib: float, *, half: bool = True, vllm: bool = False) -> Machine:
 def test_only_what_the_user_left_open_is_planned() -> None:
     assert job_of(settings_of(), on_gpu(12)) == Job(rows=64, max_new_tokens=24)
     chosen = settings_of(
-        policy__lora_rank=0,
-        policy__activation_checkpointing=True,
+        training__lora_rank=0,
+        training__activation_checkpointing=True,
         sampling__group_size=64,
         sampling__tasks_per_call=1024,
     )
     assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0, True)
     assert job_of(chosen, on_gpu(12, half=False)).dtype == "float32"
-    assert job_of(settings_of(policy__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+    assert job_of(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
 
 
 def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
@@ -85,7 +85,7 @@ def test_on_a_gpu_its_memory_decides() -> None:
 
 @pytest.mark.parametrize("vllm", [False, True])
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])
-@pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["policy.dtype=float32"]])
+@pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["training.dtype=float32"]])
 def test_the_verb_prints_what_join_would_do(
     monkeypatch: pytest.MonkeyPatch, vllm: bool, gib: int, assign: list[str]
 ) -> None:
@@ -118,7 +118,7 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     with pytest.raises(ModelError, match="GB of memory here"):
         fit(settings, shape, machine)
     going_on = resumed(settings, Path("checkpoints"))
-    assert going_on.policy.lora_rank == 16
+    assert going_on.training.lora_rank == 16
     assert fit(going_on, shape, machine).plan is None
 
 
@@ -138,7 +138,7 @@ def test_with_a_gpu_this_machine_is_planned_for() -> None:
 
 
 def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
-    settings = settings_of(policy__learning_rate=1e-4)
+    settings = settings_of(training__learning_rate=1e-4)
     plain = trainer_settings(settings)
     assert plain.lora_rank == 0
     plan = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10)).plan

@@ -29,10 +29,10 @@ class Life:
     """A buffer, a tally and a mixer that live through updates."""
 
     def __init__(self, external: str | int) -> None:
-        settings = load_settings({"policy.external": external}, environ={})
+        settings = load_settings({"experience.external": external}, environ={})
         self.tally = Tally()
         self.buffer = ReplayBuffer(replay_settings(settings))
-        self.mixer = Mixer(settings.policy, self.tally, self.buffer)
+        self.mixer = Mixer(settings.experience, self.tally, self.buffer)
         self.made = 0
 
     def update(self, offered: int, probe: float | None = None) -> None:
@@ -117,9 +117,9 @@ def test_what_is_shown_reads_well() -> None:
 
 @pytest.mark.parametrize("value", ["often", -1, 1025])
 def test_external_is_a_number_or_auto(value: str | int) -> None:
-    with pytest.raises(ConfigError, match=r"policy\.external"):
-        load_settings({"policy.external": value}, environ={})
-    assert load_settings({"policy.external": "3"}, environ={}).policy.external == 3
+    with pytest.raises(ConfigError, match=r"experience\.external"):
+        load_settings({"experience.external": value}, environ={})
+    assert load_settings({"experience.external": "3"}, environ={}).experience.external == 3
 
 
 def test_a_peers_quality_is_what_was_let_in() -> None:

@@ -20,8 +20,8 @@ from swarm_node.simulation.swarm import Plan, simulate
 SMALL = {"nodes": 3, "rounds": 4, "eval_rounds": 2, "eval_tasks": 1}
 
 
-def run(seed: int = 0, policy: dict[str, Any] | None = None, **plan: Any) -> SimulationReport:
-    flags = {f"policy.{key}": value for key, value in (policy or {}).items()}
+def run(seed: int = 0, experience: dict[str, Any] | None = None, **plan: Any) -> SimulationReport:
+    flags = {f"experience.{key}": value for key, value in (experience or {}).items()}
     return simulate(Plan(**{**SMALL, "seed": seed, **plan}), simulation_settings(seed, flags))
 
 
@@ -44,7 +44,7 @@ def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [*command, *options, "--report", str(tmp_path / hash_seed)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "SWARM_NODE_POLICY__OWN": "2"},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "SWARM_NODE_EXPERIENCE__OWN": "2"},
             capture_output=True,
             text=True,
             timeout=250,
@@ -96,8 +96,8 @@ def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None
 
 
 def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
-    late = run(behind=2, policy={"max_lag": 3}, nodes=2, rounds=5)
-    prompt = run(policy={"max_lag": 0}, nodes=1, rounds=2)
+    late = run(behind=2, experience={"max_lag": 3}, nodes=2, rounds=5)
+    prompt = run(experience={"max_lag": 0}, nodes=1, rounds=2)
     assert prompt.nodes[0].own_lag == prompt.nodes[0].own_lag_most == 0
     for node in late.nodes:
         assert node.own_lag > 1
@@ -106,7 +106,7 @@ def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
 
 
 def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
-    report = run(policy={"own": 4, "external": 0, "filter_own": True}, nodes=1, rounds=2)
+    report = run(experience={"own": 4, "external": 0, "filter_own": True}, nodes=1, rounds=2)
     assert report.rounds.informative == [4.0, 4.0]
     assert report.nodes[0].groups_made > 8
     assert report.nodes[0].bytes_received == 0

@@ -91,7 +91,7 @@ PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = {
 
 
 def create(
-    families: Mapping[str, Mapping[str, Any]] | None = None,
+    datasets: Mapping[str, Mapping[str, Any]] | None = None,
     preset: str = "short",
     scoring: Literal["binary", "native"] = "binary",
     instruction: str = "",
@@ -99,7 +99,7 @@ def create(
     """The factory behind the entry point `reasoning_gym`.
 
     Args:
-        families: reasoning-gym dataset name -> its settings; takes the place of the preset.
+        datasets: reasoning-gym dataset name -> its settings; takes the place of the preset.
         preset: a key of `PRESETS`.
         scoring: "binary" rewards 1 for a right answer and 0 for anything else; "native" passes on
             the dataset's own score, which often gives partial credit.
@@ -109,7 +109,7 @@ def create(
         ConfigError: an unknown preset, dataset or scoring, or settings a dataset does not take.
     """
     return _ReasoningGym(
-        _preset(preset) if families is None else families, _scoring(scoring), instruction
+        _preset(preset) if datasets is None else datasets, _scoring(scoring), instruction
     )
 
 
@@ -146,7 +146,7 @@ class _ReasoningGym:
         self, families: Mapping[str, Mapping[str, Any]], scoring: str, instruction: str
     ) -> None:
         if not families:
-            raise ConfigError("environment.datasets names no dataset: name at least one")
+            raise ConfigError("environment.options.datasets names no dataset: name at least one")
         for family, settings in families.items():
             _check(family, settings)
         self.families = tuple(families)
@@ -212,7 +212,7 @@ def _make(family: str, settings: dict[str, Any]) -> Any:
 def _check(family: str, settings: Mapping[str, Any]) -> None:
     from reasoning_gym.factory import DATASETS
 
-    key = f"environment.datasets.{family}"
+    key = f"environment.options.datasets.{family}"
     if family not in DATASETS:
         raise ConfigError(f"{key}: reasoning-gym has no dataset of that name; see its gallery")
     if family in scorers.REFUSED:
@@ -236,13 +236,15 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
 
 def _preset(name: str) -> Mapping[str, dict[str, Any]]:
     if name not in PRESETS:
-        raise ConfigError(f"environment.preset: unknown {name!r}; use one of {', '.join(PRESETS)}")
+        raise ConfigError(
+            f"environment.options.preset: unknown {name!r}; use one of {', '.join(PRESETS)}"
+        )
     return PRESETS[name]
 
 
 def _scoring(name: str) -> str:
     if name not in ("binary", "native"):
-        raise ConfigError(f"environment.scoring: {name!r} is neither binary nor native")
+        raise ConfigError(f"environment.options.scoring: {name!r} is neither binary nor native")
     return name
 
 
@@ -253,7 +255,7 @@ def _version(families: Mapping[str, Mapping[str, Any]], scoring: str, instructio
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"environment.datasets must hold numbers, texts, truth values, lists and "
+            f"environment.options.datasets must hold numbers, texts, truth values, lists and "
             f"tables only: {error}"
         ) from error
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:12]

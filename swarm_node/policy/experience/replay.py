@@ -58,16 +58,18 @@ class ReplaySettings:
     def __post_init__(self) -> None:
         for name in ("own", "external", "max_lag", "max_age"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"policy.{name} must be 0 or more")
+                raise ConfigError(f"experience.{name} must be 0 or more")
         for name in ("reuse", "own_batches", "external_batches", "peer_minimum"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"policy.{name} must be 1 or more")
+                raise ConfigError(f"experience.{name} must be 1 or more")
         if self.own + self.external < 1:
-            raise ConfigError("policy.own and policy.external are both 0: nothing to train on")
+            raise ConfigError(
+                "experience.own and experience.external are both 0: nothing to train on"
+            )
         if not 0.0 <= self.peer_share <= 1.0:
-            raise ConfigError("policy.peer_share must be within 0 and 1")
+            raise ConfigError("experience.peer_share must be within 0 and 1")
         if not self.half_life > 0:
-            raise ConfigError("policy.half_life must be more than 0")
+            raise ConfigError("experience.half_life must be more than 0")
 
     @property
     def capacity_own(self) -> int:

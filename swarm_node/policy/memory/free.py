@@ -39,7 +39,7 @@ def check_memory(
         needed = 4 * config.weight_count * (trainer_processes + 2)
     free = available_memory() if free is None else free
     if needed > free:
-        lighter = "set policy.lora_rank, which takes about half, or " * (on_cpu and not lora_rank)
+        lighter = "set training.lora_rank, which takes about half, or " * (on_cpu and not lora_rank)
         raise ModelError(
             f"a model of {config.weight_count / 1e6:,.0f} million weights needs at least "
             f"{needed / 1e9:.1f} GB of memory here and {free / 1e9:.1f} GB are free: {lighter}"

@@ -148,9 +148,9 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
     """What would fit where `model` does not, each tried; empty when nothing known does."""
     found: list[str] = []
     if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
-        found.append(f"LoRA (policy.lora_rank = {DEFAULT_RANK})")
+        found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")
     if job.checkpointing is False and make_plan(model, replace(job, checkpointing=None), vram):
-        found.append("policy.activation_checkpointing")
+        found.append("training.activation_checkpointing")
     shorter = job.max_new_tokens // 2
     while shorter >= 16:
         if make_plan(model, replace(job, max_new_tokens=shorter), vram):

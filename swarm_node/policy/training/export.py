@@ -81,7 +81,7 @@ def write_export(
     rank = int(state.settings.get("lora_rank", 0))
     if form == "peft" and not rank:
         raise ModelError(
-            "this home trained all weights (policy.lora_rank = 0), so there is no adapter to "
+            "this home trained all weights (training.lora_rank = 0), so there is no adapter to "
             "export; use --format hf"
         )
     model = Qwen2.from_directory(model_dir)

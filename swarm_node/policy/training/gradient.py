@@ -163,7 +163,7 @@ class GradientPass:
         if all(len(group) <= 1 for group in groups):
             raise ModelError(
                 f"not enough memory to train on one row at a time, of {max(map(len, rows))} tokens "
-                "at most: set policy.activation_checkpointing, or policy.lora_rank, or a smaller "
+                "at most: set training.activation_checkpointing, training.lora_rank or a smaller "
                 "sampling.max_new_tokens"
             )
         # Of the largest micro-batch there was: half of a budget far above it would change nothing.

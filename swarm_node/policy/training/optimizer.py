@@ -31,7 +31,7 @@ def make_optimizer(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> Optimizer:
-    """The optimizer that `policy.optimizer` names.
+    """The optimizer that `training.optimizer` names.
 
     Raises:
         ConfigError: it is not installed.
@@ -52,8 +52,8 @@ class AdamW8bit:
             library: Any = import_module("bitsandbytes")
         except ImportError as error:
             raise ConfigError(
-                'policy.optimizer = "adamw8bit" needs bitsandbytes: pip install '
-                "'swarm-node[gpu]', or set policy.optimizer to \"adamw\""
+                'training.optimizer = "adamw8bit" needs bitsandbytes: pip install '
+                "'swarm-node[gpu]', or set training.optimizer to \"adamw\""
             ) from error
         self._wrapped = library.optim.AdamW8bit(
             parameters, lr=0.0, betas=betas, weight_decay=weight_decay

@@ -105,7 +105,7 @@ class TrainerSettings:
             raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
         if self.optimizer == "adamw8bit" and self.processes > 1:
             raise ConfigError(
-                'policy.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
+                'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
                 'set "adamw", whose moments are spread over the GPUs anyway'
             )
 
@@ -286,7 +286,7 @@ class TrainerCore:
         rank = state.settings.get("lora_rank")
         if rank != self.settings.lora_rank:
             raise CheckpointError(
-                f"the checkpoint was made with policy.lora_rank = {rank}, not "
+                f"the checkpoint was made with training.lora_rank = {rank}, not "
                 f"{self.settings.lora_rank}: set that again, or move the checkpoints away to start "
                 "anew (`swarm-node export` keeps what was learnt)"
             )

@@ -35,12 +35,12 @@ class Arm:
 
 ARMS = (
     Arm("8/0", 8, 0, paper=561.79),
-    Arm("8/0+filter", 8, 0, {"policy.filter_own": True}),
+    Arm("8/0+filter", 8, 0, {"experience.filter_own": True}),
     Arm("6/2", 6, 2, paper=854.43),
     Arm("4/4", 4, 4, paper=1093.31),
     Arm("2/6", 2, 6, paper=945.87),
     Arm("1/7", 1, 7),
-    Arm("adaptive", 4, 4, {"policy.external": "auto"}),
+    Arm("adaptive", 4, 4, {"experience.external": "auto"}),
 )
 
 
@@ -124,7 +124,7 @@ def informative_counts(report: SimulationReport, arm: Arm) -> tuple[float, float
     from the share of informative ones among the groups made. I is what nodes made, within a batch:
     they make up for what peers did not send in time. A filter leaves nothing else."""
     rounds, size = report.rounds, arm.own + arm.external
-    if arm.settings.get("policy.filter_own"):
+    if arm.settings.get("experience.filter_own"):
         return report.informative_per_update, float(size)
     predicted = []
     for mixed, made in zip(rounds.mixed, rounds.made, strict=True):

@@ -136,7 +136,7 @@ def _case(experiment: Experiment, arm: Arm, model: str) -> Case:
 def arm_flags(arm: Arm, flags: Mapping[str, Any]) -> dict[str, Any]:
     """What the nodes of an arm are set to, by dotted key; `flags` are for all arms, and give way to
     the arm's own."""
-    return {"policy.own": arm.own, "policy.external": arm.external, **flags, **arm.settings}
+    return {"experience.own": arm.own, "experience.external": arm.external, **flags, **arm.settings}
 
 
 def regime_model(name: str, directory: Path) -> str:

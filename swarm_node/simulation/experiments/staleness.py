@@ -1,6 +1,6 @@
 """`swarm-node experiment staleness`: does training improve on old groups over a bad network?
 
-A lag of L means that no own group is trained on that is more than L updates old (`policy.max_lag`),
+A lag of L means that no own group older than L updates is trained on (`experience.max_lag`),
 while samplers get their weights L − 1 updates late, so that most are as old as they may be; an
 update goes by while a group is made, as in any asynchronous node. Messages are delayed, overtake
 each other and are lost. The lags that came of it are counted and shown beside.
@@ -27,9 +27,9 @@ from swarm_node.simulation.swarm import Plan
 #: How old samples are taken: the node's default, its default with weights for peers' log-probs, and
 #: nothing at all.
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
-    "positive": {"policy.loss": "decoupled", "policy.correction": "positive"},
-    "sampler": {"policy.loss": "decoupled", "policy.correction": "sampler"},
-    "none": {"policy.loss": "reinforce", "policy.correction": "own"},
+    "positive": {"training.loss": "decoupled", "experience.correction": "positive"},
+    "sampler": {"training.loss": "decoupled", "experience.correction": "sampler"},
+    "none": {"training.loss": "reinforce", "experience.correction": "own"},
 }
 LAGS = (0, 1, 2, 4, 8, 16)
 
@@ -73,7 +73,7 @@ class Staleness:
             behind=max(0, lag - 1),
             eval_rounds=max(1, self.rounds // 3),
         )
-        flags = {"policy.max_lag": lag, **self.flags, **CORRECTIONS[correction]}
+        flags = {"experience.max_lag": lag, **self.flags, **CORRECTIONS[correction]}
         return Case(f"{correction}-lag-{lag}", plan, flags)
 
 

@@ -81,7 +81,7 @@ def test_prompts_are_the_same_in_another_process(short: Environment) -> None:
 
 def test_hashed_seeds_do_not_give_shifted_copies_of_one_stream() -> None:
     """reasoning-gym seeds item i with seed + i; consecutive node seeds would share their tasks."""
-    environment = create(families={"base_conversion": {}})
+    environment = create(datasets={"base_conversion": {}})
     streams = [
         {
             environment.render(
@@ -126,16 +126,16 @@ def test_an_instruction_follows_the_question(short: Environment) -> None:
 
 
 def test_the_version_says_what_a_reference_means() -> None:
-    base = create(families={"gcd": {"max_value": 20, "min_value": 1}})
-    assert create(families={"gcd": {"min_value": 1, "max_value": 20}}).version == base.version
+    base = create(datasets={"gcd": {"max_value": 20, "min_value": 1}})
+    assert create(datasets={"gcd": {"min_value": 1, "max_value": 20}}).version == base.version
     others = [
-        create(families={"gcd": {"max_value": 21, "min_value": 1}}),
-        create(families={"gcd": {"max_value": 20, "min_value": 1}, "lcm": {}}),
-        create(families={"gcd": {"max_value": 20, "min_value": 1}}, scoring="native"),
-        create(families={"gcd": {"max_value": 20, "min_value": 1}}, instruction="x"),
+        create(datasets={"gcd": {"max_value": 21, "min_value": 1}}),
+        create(datasets={"gcd": {"max_value": 20, "min_value": 1}, "lcm": {}}),
+        create(datasets={"gcd": {"max_value": 20, "min_value": 1}}, scoring="native"),
+        create(datasets={"gcd": {"max_value": 20, "min_value": 1}}, instruction="x"),
     ]
     assert len({environment.version for environment in (base, *others)}) == 5
-    assert create(families=PRESETS["short"]).version == create(preset="short").version
+    assert create(datasets=PRESETS["short"]).version == create(preset="short").version
 
 
 def test_references_to_something_else_are_refused(short: Environment) -> None:
@@ -156,17 +156,17 @@ def test_references_to_something_else_are_refused(short: Environment) -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"preset": "long"}, "environment.preset"),
-        ({"scoring": "lenient"}, "environment.scoring"),
-        ({"families": {}}, "environment.datasets"),
-        ({"families": {"gdc": {}}}, "environment.datasets.gdc"),
-        ({"families": {"gcd": {"max_valu": 3}}}, "environment.datasets.gcd.max_valu"),
-        ({"families": {"gcd": {"seed": 3}}}, "environment.datasets.gcd.seed"),
-        ({"families": {"gcd": {"max_value": 0}}}, "environment.datasets.gcd"),
-        ({"families": {"gcd": {"max_value": "x"}}}, "environment.datasets.gcd"),
-        ({"families": {"gcd": 3}}, "environment.datasets.gcd"),
-        ({"families": {"ransom_note": {}}}, "environment.datasets.ransom_note"),
-        ({"families": {"gcd": {"max_value": 3j}}}, "environment.datasets"),
+        ({"preset": "long"}, "environment.options.preset"),
+        ({"scoring": "lenient"}, "environment.options.scoring"),
+        ({"datasets": {}}, "environment.options.datasets"),
+        ({"datasets": {"gdc": {}}}, "environment.options.datasets.gdc"),
+        ({"datasets": {"gcd": {"max_valu": 3}}}, "environment.options.datasets.gcd.max_valu"),
+        ({"datasets": {"gcd": {"seed": 3}}}, "environment.options.datasets.gcd.seed"),
+        ({"datasets": {"gcd": {"max_value": 0}}}, "environment.options.datasets.gcd"),
+        ({"datasets": {"gcd": {"max_value": "x"}}}, "environment.options.datasets.gcd"),
+        ({"datasets": {"gcd": 3}}, "environment.options.datasets.gcd"),
+        ({"datasets": {"ransom_note": {}}}, "environment.options.datasets.ransom_note"),
+        ({"datasets": {"gcd": {"max_value": 3j}}}, "environment.options.datasets"),
     ],
 )
 def test_settings_that_cannot_work_are_named(options: dict[str, Any], key: str) -> None:
@@ -176,7 +176,7 @@ def test_settings_that_cannot_work_are_named(options: dict[str, Any], key: str) 
 
 @pytest.mark.parametrize("dataset", ["acre", "gsm_symbolic"])
 def test_data_sets_that_make_all_items_at_once_work_too(dataset: str) -> None:
-    environment = create(families={dataset: {}})
+    environment = create(datasets={dataset: {}})
     prompts = [
         environment.render(environment.derive(ref_to(environment, dataset, task_seed(index))))
         for index in (1, 2, 1)
@@ -242,7 +242,7 @@ def test_the_registry_finds_installed_and_own_environments(
         ("json:no_such_function", {}, "no_such_function"),
         (":create", {}, "cannot be imported"),
         ("string:digits", {}, "not a function"),
-        ("reasoning_gym", {"level": 1}, "it takes: families, preset, scoring, instruction"),
+        ("reasoning_gym", {"level": 1}, "it takes: datasets, preset, scoring, instruction"),
     ],
 )
 def test_what_is_wrong_with_a_name_is_said(name: str, options: dict[str, Any], says: str) -> None:

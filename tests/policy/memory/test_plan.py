@@ -167,7 +167,7 @@ def test_what_the_user_chose_is_kept() -> None:
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
     assert remedies(shape("qwen2.5-1.5b"), Job(lora_rank=0), 12 * GIB) == [
-        "LoRA (policy.lora_rank = 32)"
+        "LoRA (training.lora_rank = 32)"
     ]
     assert remedies(shape("qwen2.5-7b"), Job(), 12 * GIB) == ["a smaller model (qwen2.5-1.5b)"]
     long = remedies(shape("qwen2.5-1.5b"), Job(max_new_tokens=30_000), 12 * GIB)

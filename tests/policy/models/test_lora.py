@@ -177,18 +177,18 @@ def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
     checkpoints = tmp_path / "checkpoints"
     silent, loud = (
         load_settings({"model": str(random_qwen2), **flags}, environ={})
-        for flags in ({}, {"policy.lora_rank": 2})
+        for flags in ({}, {"training.lora_rank": 2})
     )
-    assert resumed(silent, checkpoints).policy.lora_rank == 0, "nothing is stored yet"
+    assert resumed(silent, checkpoints).training.lora_rank == 0, "nothing is stored yet"
     host = TrainerHost(random_qwen2, checkpoints, tmp_path / "weights", SETTINGS)
     host.update(rows())
     newest = host.checkpoint({})
     kept = resumed(silent, checkpoints)
-    assert kept.policy.lora_rank == 4
+    assert kept.training.lora_rank == 4
     assert "lora_rank" in kept.policy.model_fields_set, "so that no plan chooses another"
-    assert resumed(loud, checkpoints).policy.lora_rank == 2, "what the user says counts"
+    assert resumed(loud, checkpoints).training.lora_rank == 2, "what the user says counts"
     (newest / "state.msgpack").write_bytes(b"\xc1")
-    assert resumed(silent, checkpoints).policy.lora_rank == 0
+    assert resumed(silent, checkpoints).training.lora_rank == 0
 
 
 def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -> None:

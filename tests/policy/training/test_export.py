@@ -106,7 +106,7 @@ def test_transformers_loads_what_was_trained(
     card = (target / "README.md").read_text()
     for told in ("2 updates on 9 own and 7 peers'", "0.125 at first, 0.500", "torch 2.", "tiny"):
         assert told in card
-    assert f"| policy.lora_rank | {host.core.settings.lora_rank} |" in card
+    assert f"| training.lora_rank | {host.core.settings.lora_rank} |" in card
     assert "base_model:" not in card
     assert [path.name for path in target.parent.iterdir()] == ["export"]
     # What was exported is a model of this program too.

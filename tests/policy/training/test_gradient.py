@@ -146,4 +146,4 @@ def test_micro_batches_that_do_not_fit_are_halved_and_the_result_is_the_same(
 def test_a_row_that_does_not_fit_alone_is_an_error_that_says_what_to_do(long_model: Path) -> None:
     said = trained(long_model, megabytes=0, length=900)
     assert said.startswith("ModelError not enough memory")
-    assert "policy.activation_checkpointing" in said
+    assert "training.activation_checkpointing" in said

@@ -89,13 +89,15 @@ def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Pat
     run_experiment(alone, tmp_path)
     (before,) = reports(tmp_path).values()
     run_experiment(
-        Experiment(nodes=1, rounds=1, seeds=1, arms=("8/0",), flags={"policy.learning_rate": 1e-3}),
+        Experiment(
+            nodes=1, rounds=1, seeds=1, arms=("8/0",), flags={"training.learning_rate": 1e-3}
+        ),
         tmp_path,
     )
     (after,) = reports(tmp_path).values()
     assert before is not None
     assert after is not None
-    assert after.settings["policy"]["learning_rate"] == 1e-3
+    assert after.settings["training"]["learning_rate"] == 1e-3
     assert after.hash != before.hash
 
 

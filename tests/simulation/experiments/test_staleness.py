@@ -16,8 +16,8 @@ SMALL = Staleness(nodes=1, rounds=3, seeds=1, lags=(0, 2), corrections=("none",)
 def test_a_lag_is_the_oldest_age_and_the_weights_come_one_update_sooner() -> None:
     for lag, behind in ((0, 0), (1, 0), (8, 7)):
         case = SMALL.case("sampler", lag)
-        assert (case.plan.behind, case.flags["policy.max_lag"]) == (behind, lag)
-        assert case.flags["policy.correction"] == "sampler"
+        assert (case.plan.behind, case.flags["experience.max_lag"]) == (behind, lag)
+        assert case.flags["experience.correction"] == "sampler"
     names = {SMALL.case(name, lag).name for name in CORRECTIONS for lag in (0, 1, 2)}
     assert len(names) == 9
 
@@ -36,7 +36,7 @@ def test_it_runs_shows_lags_and_resumes(
         report = load_report(path)
         assert report is not None
         oldest = max(node.own_lag_most for node in report.nodes)
-        allowed = report.settings["policy"]["max_lag"]
+        allowed = report.settings["experience"]["max_lag"]
         assert min(1, allowed) <= oldest <= allowed
         assert f"{report.nodes[0].own_lag:.1f} ({oldest})" in shown
         assert report.settings["plan"]["loss"] == 0.1

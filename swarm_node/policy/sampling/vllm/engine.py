@@ -80,38 +80,32 @@ def plan_engine(
     where: Placement,
     max_rows: int,
     max_new_tokens: int,
-    kv_gib: float = 0.0,
     lora_rank: int = 0,
     threads: int = 1,
     share: EngineShare | None = None,
 ) -> EnginePlan:
-    """A plan for `model` beside a trainer that computes at `where`. `kv_gib` (GiB) bounds the cache
-    of keys and values; 0 chooses: on a CPU what `max_rows` answers with short prompts need, within
-    32 MiB and 1 GiB, on CUDA what `share` says, which is of a plan of the GPU for trainer and
-    engine, or a fixed share of the device.
+    """A plan for `model` on the machine where a trainer computes at `where`.
+
+    On a CPU, the cache of keys and values holds what `max_rows` answers with short prompts need,
+    within 32 MiB and 1 GiB, and one sequence at least. On CUDA it is what `share` says, which comes
+    from a plan of the GPU for trainer and engine, or a fixed share of the device.
 
     Raises:
-        ModelError: no kernel fits the model's heads, the cache does not hold one sequence, or the
-            rank is more than vLLM takes.
+        ModelError: no kernel fits the model's heads, or the rank is more than vLLM takes.
     """
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if where.half else "float32"
     head = _head_size(model, where.device)
     rank = next((known for known in _LORA_RANKS if known >= lora_rank), None) if lora_rank else 0
     if rank is None:
-        raise ModelError(f"policy.lora_rank: vLLM takes {_LORA_RANKS[-1]} at most")
+        raise ModelError(f"training.lora_rank: vLLM takes {_LORA_RANKS[-1]} at most")
     length = min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens)
     token = 2 * model.num_hidden_layers * model.num_key_value_heads * head
     token *= 4 if dtype == "float32" else 2
     longest = token * (length + 128)  # whole blocks
-    kv_bytes: int | None = int(kv_gib * 1024 * _MIB) or None
-    if kv_bytes is None and where.device == "cpu":
+    kv_bytes = None
+    if where.device == "cpu":
         typical = max_rows * token * min(length, 256 + max_new_tokens)
         kv_bytes = max(longest, min(max(typical, 32 * _MIB), 1024 * _MIB))
-    if kv_bytes is not None and kv_bytes < longest:
-        raise ModelError(
-            f"sampling.kv_gib is too small: one sequence of {length} tokens needs "
-            f"{longest / 2**30:.2f} GiB of keys and values"
-        )
     plan = EnginePlan(
         where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads
     )
@@ -121,7 +115,7 @@ def plan_engine(
         plan,
         max_model_len=share.max_model_len,
         max_rows=share.max_rows,
-        kv_bytes=kv_bytes or share.kv_bytes,
+        kv_bytes=share.kv_bytes,
         gpu_share=share.gpu_share,
         sleep_level=share.sleep_level,
         prefill_tokens=share.prefill_tokens,

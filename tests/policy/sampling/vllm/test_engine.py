@@ -60,10 +60,6 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
         HALF_BILLION, where=Placement("cuda:0", half=False), max_rows=256, max_new_tokens=1024
     )
     assert (exact.dtype, exact.tolerance) == ("float32", 0.01)
-    explicit = plan_engine(
-        HALF_BILLION, where=ON_GPU, max_rows=256, max_new_tokens=1024, kv_gib=2.0
-    )
-    assert engine_arguments(explicit, Path("view"))["kv_cache_memory_bytes"] == 2048 * MIB
 
 
 def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
@@ -74,8 +70,6 @@ def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
 
 
 def test_what_cannot_work_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ModelError, match=r"kv_gib.*GiB"):
-        plan_engine(HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=8, kv_gib=0.001)
     odd = Qwen2Config(64, 34 * 4, 64, 1, 4, 4)
     normalising = replace(TINY, model_type="qwen3")
     for model in (odd, normalising):

@@ -1,0 +1,135 @@
+"""`swarm-node config`: every setting with its value, default, choices, and the value's source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated as _Annotated
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from rich.console import Group, RenderableType
+from rich.markup import escape
+
+from swarm_node.config import Settings, Table, dotted_keys, load_settings, settings_keys, sources
+
+
+class Key(NamedTuple):
+    """One setting, for those who choose: `source` says where its value comes from."""
+
+    name: str
+    value: Any
+    default: Any
+    choices: str
+    source: str
+    description: str
+
+
+def explain_settings(
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> list[Key]:
+    """Every setting with its value, default, choices and where the value comes from.
+
+    Raises:
+        ConfigError: as from `load_settings`.
+    """
+    environ = os.environ if environ is None else environ
+    settings, origins = load_settings(flags, environ=environ, config=config), dict[str, str]()
+    for source, values in sources(flags, environ, config):
+        origins.update(dict.fromkeys(dotted_keys(values), source))
+    defaults = Settings()  # type: ignore[call-arg]
+    keys = []
+    for name, description in settings_keys():
+        field = _field(name)
+        keys.append(
+            Key(
+                name,
+                _value(settings, name),
+                _value(defaults, name),
+                _choices(field),
+                origins.get(name, "default"),
+                description,
+            )
+        )
+    return keys
+
+
+def _field(name: str) -> FieldInfo:
+    table, _, inner = name.partition(".")
+    field = Settings.model_fields[table]
+    model = field.annotation
+    if inner and isinstance(model, type) and issubclass(model, Table):
+        return model.model_fields[inner]
+    return field
+
+
+def _value(settings: Settings, name: str) -> Any:
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _choices(field: FieldInfo) -> str:
+    """What a field takes: "int 1..1024", "torch | vllm | auto"."""
+    limits = {type(item).__name__: item for item in field.metadata}
+    low = next((str(getattr(limits[n], n.lower())) for n in ("Ge", "Gt") if n in limits), "")
+    high = next((str(getattr(limits[n], n.lower())) for n in ("Le", "Lt") if n in limits), "")
+    return " ".join(
+        filter(None, (_kind(field.annotation), f"{low}..{high}" if low or high else ""))
+    )
+
+
+def _kind(annotation: Any) -> str:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, parts))
+    if get_origin(annotation) in (list, dict):
+        return {list: "list", dict: "table"}[get_origin(annotation)]
+    if get_origin(annotation) is _Annotated:
+        return _kind(parts[0])
+    if parts:
+        return " | ".join(_kind(part) for part in parts if part is not type(None))
+    name = str(annotation.__name__)
+    return {"SecretStr": "text", "str": "text", "Path": "path"}.get(name, name)
+
+
+def config_view(keys: Sequence[Key]) -> RenderableType:
+    """Two lines a setting, a blank line between tables; what differs from its default is bold."""
+    lines: list[RenderableType] = []
+    table = ""
+    for key in keys:
+        if key.name.partition(".")[0] != table and "." in key.name:
+            lines.append("")
+        table = key.name.partition(".")[0]
+        parts = [f"{key.name:31}", escape(_shown(key.value))]
+        if key.value != key.default:
+            parts[1] = f"[bold]{parts[1]}[/]"
+            parts.append(f"(default {escape(_shown(key.default))}; {escape(key.source)})")
+        parts.append(f"  [cyan]{escape(key.choices)}[/]")
+        lines += [" ".join(parts), f"    [dim]{escape(key.description)}[/]"]
+    return Group(*lines)
+
+
+def config_rows(keys: Sequence[Key]) -> list[dict[str, Any]]:
+    """The same for programs."""
+    return [
+        {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
+        for key in keys
+    ]
+
+
+def _shown(value: Any) -> str:
+    plain = _plain(value)
+    return "-" if plain is None or plain in ("", [], {}) else str(plain)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON holds; a secret stays one."""
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    return str(value)
