@@ -4,8 +4,8 @@ Both are real nodes, a swarm of one, on the nine short families at a temperature
 long-tailed: most end after a few tokens, some run to the limit, and a batch takes as long as its
 longest answer. The synchronous arm differs in one setting, `experience.max_lag=0`: an own group
 must be trained on at the version that sampled it, so sampling waits for the update under way and
-the update for the batch. The arms alternate; medians are printed. Overlap needs two cores: where other work
-shares them, wall time says little, so the CPU seconds of both arms are printed too.
+the update for the batch. The arms alternate; medians are printed. Overlap needs two cores: where
+other work shares them, wall time says little, so the CPU seconds of both arms are printed too.
 
     python benchmarks/asynchrony.py [--seconds 40] [--repetitions 3] [--set KEY=VALUE ...]
 """

@@ -27,13 +27,8 @@ app = typer.Typer(
     "Start with `swarm-node demo`, or `swarm-node join --model tiny`.",
 )
 model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the program.")
-app.add_typer(model_app, name="model", rich_help_panel="Model")
 
 _BASIC, _NETWORK = "Basic", "Network"
-app.command(rich_help_panel="Model")(export)
-app.command(rich_help_panel="Model")(plan)
-app.command(rich_help_panel="Experiments")(simulation.simulate)
-app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
 
 HomeOption = Annotated[
     Path | None,
@@ -365,6 +360,14 @@ def build_tiny(
         noise = Noise(bare, wrong, evasive)
         taken = STEPS if steps is None else steps
         build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
+
+
+# In this order the panels of --help: Basic, Network, Model, Experiments.
+app.command(rich_help_panel="Model")(export)
+app.command(rich_help_panel="Model")(plan)
+app.add_typer(model_app, name="model", rich_help_panel="Model")
+app.command(rich_help_panel="Experiments")(simulation.simulate)
+app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
 
 
 def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
