@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -29,27 +28,26 @@ from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts
 from swarm_node.node.status import take_snapshot
 from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.policy.models.config import Qwen2Config, weight_files
-from swarm_node.policy.models.model import Codec, policy_digests, resolve
+from swarm_node.policy.models.config import weight_files
+from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
-from swarm_node.rollout import PolicyRef
 from swarm_node.storage import Storage
 
 _log = structlog.get_logger(__name__)
 
 
-def build_parts(settings: Settings, home: Home, membership: Membership, found: Fit) -> Parts:
-    """The parts of a real node, which works as `found` says.
+def build_parts(
+    settings: Settings, home: Home, membership: Membership, model: Model, found: Fit
+) -> Parts:
+    """The parts of a real node that trains `model` as `found` says.
 
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
         ConfigError: settings do not fit together, or the machine.
     """
-    model_dir = resolve(settings.model)
-    model, tokenizer = policy_digests(model_dir)
     if found.plan is not None:
         _log.info(
             "planned for the GPU",
@@ -58,19 +56,19 @@ def build_parts(settings: Settings, home: Home, membership: Membership, found: F
         )
     training = trainer_settings(settings, found.plan)
     rank = training.lora_rank
-    sampler = make_sampler(settings, model_dir, found, rank)
-    codec = Codec.from_directory(model_dir, sampler.positions)
+    sampler = make_sampler(settings, model, found, rank)
+    codec = model.codec.within(sampler.positions)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
         raise ModelError(
             f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
     trainer = ProcessTrainer(
-        model_dir,
+        model.directory,
         home.checkpoints,
         shared_memory_dir(
             membership.identity.peer_id,
-            need=3 * sum(file.stat().st_size for file in weight_files(model_dir)),
+            need=3 * sum(file.stat().st_size for file in weight_files(model.directory)),
         ),
         replace(training, published=published(settings, found, rank)),
         threads=settings.run.threads,
@@ -92,14 +90,14 @@ def build_parts(settings: Settings, home: Home, membership: Membership, found: F
         environment=environment,
         storage=Storage(home.database),
         codec=codec,
-        policy=PolicyRef(model, tokenizer, 0),
+        policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=lambda: _processes(trainer, transport, environment, sampler),
     )
 
 
 def make_sampler(
-    settings: Settings, model_dir: Path, found: Fit, rank: int
+    settings: Settings, model: Model, found: Fit, rank: int
 ) -> TorchSampler | VllmSampler:
     """The sampler for a trainer of adapters of `rank`, if it is not 0; `found` says which one, and
     how much of the GPU it may take.
@@ -117,8 +115,9 @@ def make_sampler(
         if sampling.sync != "file":
             raise ConfigError("sampling.sync: only vLLM shares the GPU's memory; set it to file")
         return TorchSampler.from_directory(
-            model_dir,
+            model.directory,
             found.where,
+            codec=model.codec,
             max_rows=MAX_ROWS if found.plan is None else found.plan.rows,
             threads=settings.run.threads,
         )
@@ -128,14 +127,15 @@ def make_sampler(
         raise ConfigError(
             'sampling.sync = "ipc" is for all weights on a GPU (adapters are files): set it to file'
         )
-    engine = engine_plan(settings, Qwen2Config.from_directory(model_dir), found, rank)
-    return VllmSampler.from_directory(model_dir, engine)
+    engine = engine_plan(settings, model.config, found, rank)
+    return VllmSampler.from_directory(model.directory, engine, codec=model.codec)
 
 
 async def run_node(
     settings: Settings,
     home: Home,
     membership: Membership,
+    model: Model,
     found: Fit,
     on_running: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
@@ -145,7 +145,7 @@ async def run_node(
     Raises:
         SwarmNodeError: it cannot start.
     """
-    node = Node(settings, membership, build_parts(settings, home, membership, found))
+    node = Node(settings, membership, build_parts(settings, home, membership, model, found))
     control = ControlServer(
         home.control_file,
         snapshot=lambda: take_snapshot(node),

@@ -17,8 +17,7 @@ from swarm_node.node.fit import fit, this_machine
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.model import Model, resolve
 
 _MAX_TICKET_FILE = 16 * 1024
 TICKET_SECONDS = 7 * 86_400
@@ -38,9 +37,9 @@ def join_swarm(settings: Settings) -> None:
     home = Home(settings.home)
     settings = resumed(settings, home.checkpoints)
     machine = this_machine(settings)
-    model = resolve(settings.model, lambda shape: fit(settings, shape, machine))
-    found = fit(settings, Qwen2Config.from_directory(model), machine)
-    settings = settings.model_copy(update={"model": str(model)})
+    directory = resolve(settings.model, lambda shape: fit(settings, shape, machine))
+    model = Model.read(settings.model, directory)
+    found = fit(settings, model.config, machine)
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
@@ -53,7 +52,7 @@ def join_swarm(settings: Settings) -> None:
                 _offer_ticket(home, addresses)
             notify("READY=1")
 
-        asyncio.run(run_node(settings, home, membership, found, on_running))
+        asyncio.run(run_node(settings, home, membership, model, found, on_running))
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -30,7 +30,7 @@ from swarm_node.node.fit import Fit
 from swarm_node.node.harvest import Harvest, Job
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.model import Codec, Model, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.rows import Row
@@ -492,7 +492,7 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     chosen = replace(trainer_settings(settings), published=published(settings, found, 3))
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
-    sampler = make_sampler(settings, place, found, chosen.lora_rank)
+    sampler = make_sampler(settings, Model.read("made", place), found, chosen.lora_rank)
     assert isinstance(sampler, VllmSampler)
     asked = request(n=4)
 

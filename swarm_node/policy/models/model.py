@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Self
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
 from swarm_node.policy.models.hub import ALIASES, fetch, hub_model
+from swarm_node.rollout import PolicyRef
 
 TINY = "tiny"
 #: How a question is put to a model whose tokenizer has no chat template, such as a base model.
@@ -100,8 +103,8 @@ class Codec:
         self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
 
     @classmethod
-    def from_directory(cls, path: Path, longest: int = 1 << 40) -> Self:
-        """The codec of a model directory; `longest` is what the sampler takes of its positions.
+    def from_directory(cls, path: Path) -> Self:
+        """The codec of a model directory.
 
         Raises:
             ModelError: a file is missing, malformed, or tokenizer and model do not fit.
@@ -112,7 +115,13 @@ class Codec:
         tokenizer = load_tokenizer(path)
         eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
         model = Qwen2Config.from_directory(path)
-        return cls(tokenizer, model.vocab_size, eos, min(model.max_position_embeddings, longest))
+        return cls(tokenizer, model.vocab_size, eos, model.max_position_embeddings)
+
+    def within(self, longest: int) -> Self:
+        """The same for a sampler that takes `longest` positions at most."""
+        bounded = copy.copy(self)
+        bounded.positions = min(self.positions, longest)
+        return bounded
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
         """Whether a prompt leaves room for an answer."""
@@ -199,6 +208,28 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
     kept = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
     tokenizer = hashlib.sha256(_canonical({"tokenizer": kept, "chat_template": template}))
     return model.digest(), tokenizer.digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model's directory, read once: its digests cover every byte of its weights. `name` is what
+    its user calls it, `policy` names its weights and tokenizer to peers."""
+
+    name: str
+    directory: Path
+    config: Qwen2Config
+    codec: Codec
+    policy: PolicyRef
+
+    @classmethod
+    def read(cls, name: str, directory: Path) -> Self:
+        """
+        Raises:
+            ModelError: a file is missing or malformed, or tokenizer and model do not fit.
+        """
+        config = Qwen2Config.from_directory(directory)
+        codec, digests = Codec.from_directory(directory), policy_digests(directory)
+        return cls(name, directory, config, codec, PolicyRef(*digests, 0))
 
 
 def _first_named(*candidates: object) -> list[int]:

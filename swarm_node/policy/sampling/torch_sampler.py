@@ -93,18 +93,21 @@ class TorchSampler:
         path: Path,
         placement: Placement = ON_CPU,
         *,
+        codec: Codec | None = None,
         max_rows: int = MAX_ROWS,
         threads: int | None = None,
     ) -> Self:
         """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
-        bfloat16, and log-probs are made from its logits in float32.
+        bfloat16, and log-probs are made from its logits in float32. `codec` is the directory's, if
+        it was read already.
 
         Raises:
             ModelError: model or tokenizer cannot be used.
         """
         dtype = torch.bfloat16 if placement.half else torch.float32
         model = Qwen2.from_directory(path, dtype).to(placement.device)
-        return cls(model, Codec.from_directory(path), max_rows=max_rows, threads=threads)
+        codec = codec or Codec.from_directory(path)
+        return cls(model, codec, max_rows=max_rows, threads=threads)
 
     @property
     def version(self) -> int:

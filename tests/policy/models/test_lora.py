@@ -161,7 +161,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_only(
 def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> None:
     state = trained(random_qwen2).state(b"", {})
     for rank in (0, 8):
-        with pytest.raises(CheckpointError, match=r"policy\.lora_rank = 4, not"):
+        with pytest.raises(CheckpointError, match=r"training\.lora_rank = 4, not"):
             TrainerCore(random_qwen2, replace(SETTINGS, lora_rank=rank)).restore(state)
     adapter = Adapter(Qwen2.from_directory(random_qwen2), 8, base="b")
     before = adapter.state()
@@ -185,7 +185,7 @@ def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
     newest = host.checkpoint({})
     kept = resumed(silent, checkpoints)
     assert kept.training.lora_rank == 4
-    assert "lora_rank" in kept.policy.model_fields_set, "so that no plan chooses another"
+    assert "lora_rank" in kept.training.model_fields_set, "so that no plan chooses another"
     assert resumed(loud, checkpoints).training.lora_rank == 2, "what the user says counts"
     (newest / "state.msgpack").write_bytes(b"\xc1")
     assert resumed(silent, checkpoints).training.lora_rank == 0

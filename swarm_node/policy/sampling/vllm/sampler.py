@@ -120,15 +120,22 @@ class VllmSampler:
 
     @classmethod
     def from_directory(
-        cls, path: Path, plan: EnginePlan, *, deadlines: Deadlines | None = None
+        cls,
+        path: Path,
+        plan: EnginePlan,
+        *,
+        codec: Codec | None = None,
+        deadlines: Deadlines | None = None,
     ) -> Self:
-        """A sampler for the model in a directory; its weights come by `load`.
+        """A sampler for the model in a directory; its weights come by `load`. `codec` is the
+        directory's, if it was read already.
 
         Raises:
             ModelError: model or tokenizer cannot be used, or vLLM is not installed.
         """
         model = Qwen2Config.from_directory(path)
-        return cls(model, Codec.from_directory(path), plan, base=path, deadlines=deadlines)
+        codec = codec or Codec.from_directory(path)
+        return cls(model, codec, plan, base=path, deadlines=deadlines)
 
     @property
     def version(self) -> int:

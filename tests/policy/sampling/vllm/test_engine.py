@@ -14,7 +14,7 @@ from swarm_node.node.derive import published
 from swarm_node.node.fit import Fit
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.model import Codec, Model, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm import engine as engine_plan
 from swarm_node.policy.sampling.vllm.engine import (
@@ -25,6 +25,7 @@ from swarm_node.policy.sampling.vllm.engine import (
 )
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
+TINY_MODEL = Model.read("tiny", resolve("tiny"))
 ON_GPU = Placement("cuda:1", half=True)
 HALF_BILLION = Qwen2Config(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)
 MIB = 1 << 20
@@ -86,14 +87,14 @@ def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
     over = load_settings({"sampling.over_provision": 2.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
-        make_sampler(over, resolve("tiny"), Fit(ON_CPU, False, None), 0)
+        make_sampler(over, TINY_MODEL, Fit(ON_CPU, False, None), 0)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, resolve("tiny"), Fit(ON_CPU, True, None), 0)
+        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, None), 0)
     for vllm, engine in enumerate(("torch", "vllm")):
         shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
         with pytest.raises(ConfigError, match=r"sampling\.sync"):
-            make_sampler(shared, resolve("tiny"), Fit(ON_CPU, bool(vllm), None), 0)
+            make_sampler(shared, TINY_MODEL, Fit(ON_CPU, bool(vllm), None), 0)
 
 
 def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
@@ -123,6 +124,6 @@ def test_prompts_too_long_for_the_engine_do_not_fit_the_codec() -> None:
     long = replace(TINY, max_position_embeddings=1 << 17)
     plan = plan_engine(long, where=ON_CPU, max_rows=8, max_new_tokens=24)
     assert plan.max_model_len < long.max_position_embeddings
-    codec = Codec.from_directory(resolve("tiny"), 100)
+    codec = Codec.from_directory(resolve("tiny")).within(100)
     assert codec.fits(range(76), 24)
     assert not codec.fits(range(77), 24)
