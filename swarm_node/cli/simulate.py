@@ -125,7 +125,8 @@ def heterogeneous(
     report: ReportOption = Path("heterogeneous-report"),
     assign: SetOption = None,
 ) -> None:
-    """Compare nodes of two sizes and two tokenizers alone, among their kind, and in one swarm."""
+    """Compare nodes of two sizes and two tokenizers alone, among their own kind, and in one
+    swarm."""
     with refusals():
         from swarm_node.simulation.experiments.heterogeneous import Heterogeneous
 

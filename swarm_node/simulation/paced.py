@@ -44,8 +44,8 @@ class PacedSampler:
     """A `Sampler` around another one that computes inline.
 
     It serves one call at a time, as in a real node, so new weights wait for the call under way. It
-    loads weights `behind` updates late and keeps copies of the later ones in `place`. Until version
-    `behind` has come, it samples with the weights of the start.
+    loads weights `behind` updates late and keeps copies of the later ones in `place`. Up to version
+    `behind` it samples with the weights of the start.
     """
 
     def __init__(self, sampler: Sampler, token_seconds: float, behind: int, place: Path) -> None:

@@ -35,10 +35,12 @@ class ModelCurve(msgspec.Struct, frozen=True):
 
 
 class Rounds(msgspec.Struct, frozen=True):
-    """One entry per round. `own` and `batch` are sums over nodes of mean rewards: of the groups the
-    node made, and of those it trained on. The others are numbers of groups, means over nodes:
-    `informative` and peers' (`external`) groups trained on, own groups made, and those of the
-    latter that were informative (`mixed`)."""
+    """One entry per round.
+
+    own, batch: mean reward of the groups made, and of those trained on; summed over nodes.
+    informative, external: informative and peers' groups among those trained on; mean over nodes.
+    made, mixed: own groups made, and the informative ones among them; mean over nodes.
+    """
 
     own: list[float]
     batch: list[float]
@@ -49,16 +51,16 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 class SimulatedNode(msgspec.Struct, frozen=True):
-    """One node. Counts of groups and bytes and the CPU seconds end with its last round.
+    """One node. Groups, bytes and CPU seconds are counted up to the end of its last round.
 
     model: index of its model in the report's `models`.
     trained_foreign: those of `trained_external` that another model made.
     weights: sha256 of its last weights, in hex.
-    rejected: peers' messages that were refused, by reason.
+    rejected: how often something from a peer was rejected, by reason.
     bytes_sent, bytes_received: payloads only.
     cpu_seconds: without the measurements of held-out reward.
-    own_lag, peers_lag: how many updates older than the trained policy the one was that sampled a
-        group trained on; mean over own and over peers' groups, 0 if there were none.
+    own_lag, peers_lag: mean lag of own and of peers' groups trained on, 0 if there were none. The
+        lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
     merged: groups trained on that were judged together with others of their task.
     """

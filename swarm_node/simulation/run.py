@@ -39,7 +39,7 @@ def simulation_settings(
     seed: int, flags: Mapping[str, Any], assignments: Sequence[str] = ()
 ) -> Settings:
     """The nodes' settings, from the command line alone. A file or a variable that is set on one
-    machine only must not change a result. `assignments` go before `flags`.
+    machine only must not change a result. `assignments` override `flags`.
 
     Raises:
         ConfigError: an unknown key or an impossible value, by name.

@@ -23,12 +23,12 @@ class Arm:
 
     @property
     def directory(self) -> str:
-        """The name as that of a directory."""
+        """The name of its directory."""
         return self.name.replace("/", "-").replace("+", "-")
 
     def flags(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of this arm's nodes. `shared` are those of all arms; the arm's own
-        `settings` go before them."""
+        `settings` override them."""
         return {"policy.own": self.own, "policy.external": self.external, **shared, **self.settings}
 
 

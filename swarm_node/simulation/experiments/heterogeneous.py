@@ -31,10 +31,10 @@ from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.swarm import Scenario
 
 ALONE = "8/0"
-_LABELS = ("nodes", "with", "arm")
 KINDS = ("strong", "weak")
 #: 77 thousand weights, other tokens, and a corpus with one right, bare answer in 33.
 WEAK = Recipe("small", "words", Noise(bare=0.03, wrong=0.15, evasive=0.20), steps=1000)
+_LABELS = ("nodes", "with", "arm")
 
 
 class Composition(NamedTuple):
