@@ -10,7 +10,7 @@ from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Plan, simulate
+from swarm_node.simulation.swarm import Scenario, simulate
 
 #: A batch of 64 completions of about seven tokens takes some 450 × `token_seconds` to sample.
 FAST_SAMPLER = Pace(token_seconds=0.0001, update_seconds=4.5)
@@ -50,8 +50,8 @@ def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
 
     monkeypatch.setattr(ReplayBuffer, "admit", watched)
     rounds = 3
-    plan = Plan(nodes=2, rounds=rounds, pace=pace, eval_rounds=rounds, eval_tasks=1)
-    report = simulate(plan, simulation_settings(0, {}))
+    scenario = Scenario(nodes=2, rounds=rounds, pace=pace, eval_rounds=rounds, eval_tasks=1)
+    report = simulate(scenario, simulation_settings(0, {}))
     assert len(peak.seen) == 2
     settings = peak.seen[0].settings
     waiting = 2 * (settings.own + settings.external)

@@ -1,7 +1,8 @@
-"""`swarm-node model build-tiny`: wires the corpus of the environments to the model's builder."""
+"""Builds tiny models from the questions of the environments."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +21,7 @@ def build_with_progress(out: Path, recipe: Recipe) -> None:
     """
     if out.exists() and any(out.iterdir()):
         raise ModelError(f"{out} is not empty; choose another directory with --out")
-    with Progress() as bar:
-        task = bar.add_task("warm start", total=recipe.steps)
-
-        def progress(step: int, _: int, loss: float) -> None:
-            bar.update(task, completed=step, description=f"warm start, loss {loss:.3f}")
-
-        build_tiny(out, tiny_corpus(recipe.seed), recipe, progress=progress)
+    _build(out, recipe)
     print(f"wrote {out}; use it with `swarm-node join --model {out}`")
 
 
@@ -36,10 +31,25 @@ def build_once(recipe: Recipe, directory: Path) -> Path:
     parts = (recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
     path = directory / "-".join(map(str, ("base", *parts, recipe.steps, recipe.seed)))
     if not path.exists():
-        build_with_progress(path, recipe)
+        # An interrupted build must not leave half a model under the final name.
+        unfinished = path.with_name(f"{path.name}.tmp")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _build(unfinished, recipe)
+        unfinished.replace(path)
+        print(f"wrote {path}; use it with `swarm-node join --model {path}`")
     return path
 
 
 def tiny_corpus(seed: int) -> Iterator[CorpusItem]:
     """Questions and answers of the nine families the tiny model knows."""
     return (CorpusItem(*item) for item in environment_corpus("short", seed))
+
+
+def _build(out: Path, recipe: Recipe) -> None:
+    with Progress() as bar:
+        task = bar.add_task("warm start", total=recipe.steps)
+
+        def progress(step: int, _: int, loss: float) -> None:
+            bar.update(task, completed=step, description=f"warm start, loss {loss:.3f}")
+
+        build_tiny(out, tiny_corpus(recipe.seed), recipe, progress=progress)

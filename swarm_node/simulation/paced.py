@@ -1,5 +1,8 @@
-"""Sampler and trainer that compute at once and take virtual time for it, so that asynchrony, lag
-and unequal machines are those of a real swarm and not of the machine that simulates it."""
+"""A sampler and a trainer that compute at once and then let virtual time pass.
+
+Asynchrony, lag and unequal machines are therefore those of the simulated swarm, and not those of
+the machine that simulates it.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from swarm_node.rollout import Completion
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Virtual seconds of a node of speed 1: per generated token, and per update. As in the training
-    of language models, generating a batch takes longer than learning from it.
+    """Virtual seconds that a node of speed 1 needs for a generated token and for an update. As with
+    large language models, generating a batch takes longer than learning from it.
 
     Raises:
-        ConfigError: a duration is not positive; time would stand still.
+        ConfigError: a duration is not positive, so that time would stand still.
     """
 
     token_seconds: float = 0.01
@@ -38,9 +41,12 @@ class Pace:
 
 
 class PacedSampler:
-    """A `Sampler` around one that computes inline. One call at a time, as in a real node: new
-    weights wait for the call under way. It is given weights `behind` updates late, of which it
-    keeps copies in `place`; the first so many updates are sampled for by the start."""
+    """A `Sampler` around another one that computes inline.
+
+    It serves one call at a time, as in a real node, so new weights wait for the call under way. It
+    loads weights `behind` updates late and keeps copies of the later ones in `place`. Up to version
+    `behind` it samples with the weights of the start.
+    """
 
     def __init__(self, sampler: Sampler, token_seconds: float, behind: int, place: Path) -> None:
         self._sampler = sampler
@@ -75,7 +81,7 @@ class PacedSampler:
         await self._sampler.close()
 
     def _late_by_now(self, weights: Path, version: int) -> tuple[Path, int]:
-        copy = self._place / f"late-{version}.safetensors"  # the trainer keeps but two of its own
+        copy = self._place / f"late-{version}.safetensors"  # the trainer keeps only two
         shutil.copyfile(weights, copy)
         self._late.append((copy, version))
         if len(self._late) > self._behind + 1:
@@ -84,8 +90,11 @@ class PacedSampler:
 
 
 class PacedTrainer:
-    """A `Trainer` around one that computes inline. It tells `on_round` the file with the weights
-    after each batch, and after `rounds` of them takes no more: its node goes on serving peers."""
+    """A `Trainer` around another one that computes inline.
+
+    After each batch it calls `on_round` with the file of the new weights. After `rounds` batches it
+    trains no more, while its node goes on serving peers.
+    """
 
     def __init__(
         self,
@@ -99,7 +108,7 @@ class PacedTrainer:
         self._left = rounds
         self._on_round = on_round
         self._weights: Path | None = None
-        #: sha256 of the last weights, once closed; "" if there never were any.
+        #: sha256 of the last weights. It is "" until `close`, and if there never were any.
         self.digest = ""
 
     @property
@@ -120,7 +129,7 @@ class PacedTrainer:
 
     async def update(self, batch: Batch) -> UpdateResult:
         if self._left == 0:
-            await asyncio.Event().wait()  # until the whole swarm stops
+            await asyncio.Event().wait()  # the whole swarm's stop cancels it
         # The version changes when the time is over, not when the work begins.
         await asyncio.sleep(self._update_seconds)
         result = await self._trainer.update(batch)

@@ -1,9 +1,9 @@
-"""The result of a simulation: its hash, its figures, report.json and learning.png."""
+"""The result of a simulation: its figures and its hash, report.json and learning.png."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ REPORT_FILE = "report.json"
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """Held-out reward (pass@1, the node's own samples), mean over nodes; `curve` is pairs of round
-    and reward."""
+    """Held-out reward, mean over nodes: pass@1 of each node's own samples. `curve` is pairs of
+    round and reward."""
 
     start: float
     end: float
@@ -25,8 +25,8 @@ class HeldOut(msgspec.Struct, frozen=True):
 
 
 class ModelCurve(msgspec.Struct, frozen=True):
-    """The nodes of one model: sha256 of model and tokenizer (hex), how many there are, and pairs of
-    round and held-out reward, mean over them."""
+    """The nodes of one model. `model` and `tokenizer` are sha256 in hex, `nodes` is their number,
+    and `curve` is pairs of round and their mean held-out reward."""
 
     model: str
     tokenizer: str
@@ -35,9 +35,12 @@ class ModelCurve(msgspec.Struct, frozen=True):
 
 
 class Rounds(msgspec.Struct, frozen=True):
-    """One entry per round. `own` and `batch` are sums over nodes of mean rewards, the others means
-    over nodes: groups trained on that were informative, groups of peers among them, own groups
-    made, and the informative ones of those."""
+    """One entry per round.
+
+    own, batch: mean reward of the groups made, and of those trained on; summed over nodes.
+    informative, external: informative and peers' groups among those trained on; mean over nodes.
+    made, mixed: own groups made, and the informative ones among them; mean over nodes.
+    """
 
     own: list[float]
     batch: list[float]
@@ -48,13 +51,19 @@ class Rounds(msgspec.Struct, frozen=True):
 
 
 class SimulatedNode(msgspec.Struct, frozen=True):
-    """One node; `model` counts in the report's models, `weights` is the sha256 of its last ones,
-    `rejected` counts by reason; of the external groups trained on, `trained_foreign` were made by
-    another model. Bytes are payloads, CPU seconds exclude measuring held-out reward; these and the
-    groups are counted up to the end of its last round. A lag is how many updates older the policy
-    that sampled a group was than the one that was trained on it: means of own and of peers' groups
-    (0 if there were none), and the largest of own ones. `merged` of the groups trained on were
-    judged together with others of their task."""
+    """One node. Groups, bytes and CPU seconds are counted up to the end of its last round.
+
+    model: index of its model in the report's `models`.
+    trained_foreign: those of `trained_external` that another model made.
+    weights: sha256 of its last weights, in hex.
+    rejected: how often something from a peer was rejected, by reason.
+    bytes_sent, bytes_received: payloads only.
+    cpu_seconds: without the measurements of held-out reward.
+    own_lag, peers_lag: mean lag of own and of peers' groups trained on, 0 if there were none. The
+        lag of a group is the number of updates by which its policy was older than the trained one.
+    own_lag_most: the largest lag of an own group.
+    merged: groups trained on that were judged together with others of their task.
+    """
 
     peer_id: str
     model: int
@@ -80,7 +89,7 @@ class SimulatedNode(msgspec.Struct, frozen=True):
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
-    """Everything a simulation found. `hash` covers all of it but CPU seconds."""
+    """Everything a simulation found. `hash` covers all of it except CPU seconds."""
 
     schema: int
     hash: str
@@ -105,9 +114,12 @@ def make_report(
     nodes: list[SimulatedNode],
     virtual_seconds: float,
 ) -> SimulationReport:
-    """Sum up and hash. `cumulative_own` adds up, over nodes and rounds, the mean reward of what the
-    node made itself; `cumulative_batch` that of what it trained on, which is what SAPO plots and
-    what rises with every borrowed group, whether or not the node learns from it."""
+    """Sum up and hash.
+
+    `cumulative_own` adds up, over nodes and rounds, the mean reward of the groups a node made.
+    `cumulative_batch` adds up that of the groups it trained on. SAPO plots the latter; it rises
+    with every borrowed group, whether or not the node learns from it.
+    """
     report = SimulationReport(
         schema=SCHEMA,
         hash="",
@@ -127,7 +139,7 @@ def make_report(
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As it will be read back from a report: tuples become lists."""
+    """The values as they are read back from a report: tuples become lists."""
     read: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
     return read
 
@@ -138,16 +150,37 @@ def save_report(report: SimulationReport, directory: Path) -> list[Path]:
     Raises:
         SwarmNodeError: the directory cannot be written.
     """
+    path = directory / REPORT_FILE
+    temporary = path.with_suffix(".tmp")  # an interrupted write must not leave half a report
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / REPORT_FILE
-        temporary = path.with_suffix(".tmp")  # so that an interrupted write leaves no report
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
         temporary.replace(path)
-        picture = directory / "learning.png"
-        return [path, picture] if draw_learning(report, picture) else [path]
     except OSError as error:
         raise SwarmNodeError(f"cannot write the report to {directory}: {error}") from error
+    picture = directory / "learning.png"
+    return [path, *save_picture(picture, (12, 3.6), lambda figure: draw_learning(report, figure))]
+
+
+def save_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> list[Path]:
+    """Let `draw` fill a figure of `size` inches, and write it to `path`.
+
+    Returns the file that was written; none without matplotlib (extra `plot`).
+
+    Raises:
+        SwarmNodeError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise SwarmNodeError(f"cannot write {path}: {error}") from error
+    return [path]
 
 
 def load_report(path: Path) -> SimulationReport | None:
@@ -159,15 +192,9 @@ def load_report(path: Path) -> SimulationReport | None:
     return report if report.hash == _digest(report) else None
 
 
-def draw_learning(report: SimulationReport, path: Path) -> bool:
-    """Held-out reward, rewards per round and informative groups, each over rounds. False without
-    matplotlib (extra `plot`)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
+def draw_learning(report: SimulationReport, figure: Any) -> None:
+    """Held-out reward, rewards per round and informative groups, each over rounds."""
     count = len(report.nodes)
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
     learning, reward, groups = figure.subplots(1, 3)
     for number, model in enumerate(report.models, 1):
         label = f"model {number} ({model.nodes} nodes)"
@@ -186,13 +213,11 @@ def draw_learning(report: SimulationReport, path: Path) -> bool:
         learning.legend()
     reward.legend()
     groups.legend()
-    figure.savefig(path, dpi=120)
-    return True
 
 
 def _digest(report: SimulationReport) -> str:
-    """sha256 over the report as JSON without its hash and its CPU seconds; floats are written so
-    that they read back exactly."""
+    """sha256 over the report as JSON, without its hash and its CPU seconds. JSON keeps floats
+    exactly."""
     replace = msgspec.structs.replace
     nodes = [replace(node, cpu_seconds=0.0) for node in report.nodes]
     counted = replace(report, hash="", cpu_seconds=0.0, nodes=nodes)

@@ -1,4 +1,4 @@
-"""What stands between the commands and the simulation: settings, progress bar, printed result."""
+"""Makes the settings of a simulation, shows its progress, and prints and writes its result."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rich.progress import (
 
 from swarm_node.config import Settings, load_settings, parse_assignments
 from swarm_node.simulation.report import SimulationReport, save_report
-from swarm_node.simulation.swarm import Plan, simulate
+from swarm_node.simulation.swarm import Scenario, simulate
 
-#: What a simulated node does otherwise than a real one. It polls about once per update, as a swarm
-#: of larger models would; held-out reward is measured by the simulation, at no cost to the node, so
-#: the node's own evaluations are few; and nothing ever resumes.
+#: Settings in which a simulated node differs from a real one. It polls about once per update, as
+#: nodes with larger models do. It hardly evaluates and never checkpoints: the simulation measures
+#: held-out reward at no cost to the node, and no simulated node ever resumes.
 _DEFAULTS: Mapping[str, Any] = {
     "network.poll_seconds": 1.0,
     "run.eval_seconds": 86_400,
@@ -38,8 +38,8 @@ _DEFAULTS: Mapping[str, Any] = {
 def simulation_settings(
     seed: int, flags: Mapping[str, Any], assignments: Sequence[str] = ()
 ) -> Settings:
-    """The nodes' settings, from the command line alone: a file or a variable that is set on one
-    machine only must not change a result.
+    """The nodes' settings, from the command line alone. A file or a variable that is set on one
+    machine only must not change a result. `assignments` override `flags`.
 
     Raises:
         ConfigError: an unknown key or an impossible value, by name.
@@ -49,15 +49,15 @@ def simulation_settings(
     return load_settings({**_DEFAULTS, "run.seed": seed, **given, **assigned}, environ={})
 
 
-def run_simulation(plan: Plan, settings: Settings, directory: Path | None) -> None:
+def run_simulation(scenario: Scenario, settings: Settings, directory: Path | None) -> None:
     """Simulate with a progress bar, print the result and write the report.
 
     Raises:
         SwarmNodeError: it cannot run, or the report cannot be written.
     """
-    with progress_bar("simulating", plan.nodes * plan.rounds) as advance:
-        report = simulate(plan, settings, advance)
-    Console().print(summary(report, plan.models), highlight=False, soft_wrap=True)
+    with progress_bar("simulating", scenario.nodes * scenario.rounds) as advance:
+        report = simulate(scenario, settings, advance)
+    Console().print(summary(report, scenario.models), highlight=False, soft_wrap=True)
     if directory is not None:
         for path in save_report(report, directory):
             print(f"wrote {path}")
@@ -65,8 +65,8 @@ def run_simulation(plan: Plan, settings: Settings, directory: Path | None) -> No
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr over `total` steps; yields what advances it by one."""
-    # Of a hundred nodes nobody wants to read the diary.
+    """A bar on stderr over `total` steps; yields a function that advances it by one."""
+    # The log lines of a hundred nodes would hide the bar, so only warnings are printed.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -84,7 +84,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def summary(report: SimulationReport, models: Sequence[str]) -> str:
-    """The result in a few lines; `models` are those of its plan."""
+    """The result in a few lines; `models` are those of the scenario."""
     nodes, held_out = report.nodes, report.held_out
     count, updates = len(nodes), sum(node.updates for node in nodes)
     received = sum(node.bytes_received for node in nodes) / count

@@ -1,4 +1,4 @@
-"""Everything that is left to chance in a simulation, keys included, follows from its seed."""
+"""Derives every key and every random number of a simulation from its seed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Seeded:
         self._seed = seed
 
     def rng(self, name: str) -> random.Random:
-        """A stream of its own for each name."""
+        """The stream of random numbers with this name."""
         return random.Random(self._secret(name))  # noqa: S311 - reproducible, not secret
 
     def memberships(self, count: int) -> list[Membership]:

@@ -1,11 +1,12 @@
 """Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
 
 Each node is `swarm_node.node.node.Node` with an in-memory transport, a trainer and a sampler that
-compute inline, and a database of its own in shared memory. All share one environment, which is only
-read, and those of one model share its codec and a probe that measures held-out reward outside of
-virtual time (`Kind`). A node's sampler and trainer keep separate models, as in a real node: while
-one samples with version v the other makes v + 1. That is 3.3 MB per node for the tiny model (two
-models, two moments, a gradient).
+compute inline, and a database of its own in shared memory. All nodes share one environment, which
+they only read. The nodes of one model share its codec and its probe (`SimulatedModel`).
+
+A node's sampler and trainer keep separate models, as in a real node: the sampler uses version v
+while the trainer makes v + 1. For the tiny model that is 3.3 MB per node (two models, two moments
+and a gradient).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from swarm_node.node.parts import Parts
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
-from swarm_node.simulation.kinds import Kind, deal, model_digests
+from swarm_node.simulation.history import History, WatchedStorage
+from swarm_node.simulation.models import SimulatedModel, deal, model_digests
 from swarm_node.simulation.paced import Pace, PacedSampler, PacedTrainer
-from swarm_node.simulation.record import Record, WatchedStorage
 from swarm_node.simulation.report import (
     ModelCurve,
     Rounds,
@@ -46,20 +47,25 @@ from swarm_node.simulation.report import (
 from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 
-#: Weights in two versions, checkpoint with two moments, database: in copies of the model.
+#: Disk space of a node, in sizes of its model: two versions of the weights, a checkpoint with two
+#: moments, and the database.
 _COPIES_ON_DISK = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to simulate, besides the settings that all nodes share.
+class Scenario:
+    """What is simulated, besides the settings that all nodes share.
 
-    `models` are "tiny" or directories, dealt to the nodes in turn; `rounds` are batches per node;
-    `seed` decides everything that is left to chance; node i samples `specialised` of the task
-    families, starting at family i × specialised, or all of them if 0; messages take a uniform draw
-    from `delay` virtual seconds and are lost with probability `loss`; node speeds are uniform draws
-    from `speeds`; samplers get weights `behind` updates late. Held-out reward is measured every
-    `eval_rounds` rounds on `eval_tasks` tasks per family.
+    rounds: batches per node.
+    seed: decides everything that is left to chance.
+    specialised: task families that each node samples, 0 for all. Node i starts at family
+        i × specialised.
+    delay: a message takes a uniform draw from this range of virtual seconds.
+    loss: the probability that a message is lost.
+    speeds: the speed of a node is a uniform draw from this range.
+    behind: by how many updates samplers get their weights late.
+    eval_rounds, eval_tasks: rounds between measurements of held-out reward, and tasks per family.
+    models: "tiny" or directories, dealt to the nodes in turn.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -95,50 +101,53 @@ class Plan:
 
 
 def simulate(
-    plan: Plan, settings: Settings, on_round: Callable[[], None] = lambda: None
+    scenario: Scenario, settings: Settings, on_round: Callable[[], None] = lambda: None
 ) -> SimulationReport:
-    """Run a whole swarm; blocks until it has finished. The same plan and settings give the same
-    report, but for CPU seconds, on the same machine and torch version. `on_round` is called at the
-    end of each round of each node.
+    """Run a whole swarm and block until it has finished.
+
+    The same scenario and settings give the same report on the same machine and torch version,
+    except for CPU seconds. `on_round` is called at the end of each round of each node.
 
     Raises:
         SwarmNodeError: a model or the settings cannot be used.
     """
-    kinds = deal(plan.models, plan.nodes)
-    copies = _COPIES_ON_DISK + plan.behind
-    need = copies * sum(kind.weight_bytes for kind in kinds)
+    models = deal(scenario.models, scenario.nodes)
+    copies = _COPIES_ON_DISK + scenario.behind
+    need = copies * sum(model.weight_bytes for model in models)
     work = shared_memory_dir("simulation", need=need)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over several depend on how the work was split
+    torch.set_num_threads(1)  # sums over several threads depend on how the work was split
     try:
-        return run_virtual(lambda loop: _Swarm(plan, settings, kinds, work, loop, on_round).run())
+        return run_virtual(
+            lambda loop: _Swarm(scenario, settings, models, work, loop, on_round).run()
+        )
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(work, ignore_errors=True)
 
 
-def describe(plan: Plan, settings: Settings) -> dict[str, Any]:
-    """All that decides a result, in plain values; models by their digests, because their paths do
-    not. A report with the same description need not be made again.
+def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
+    """Everything that decides a result, in plain values. Models stand there by their digests,
+    because their paths decide nothing. A report with the same description is not made again.
 
     Raises:
         ModelError: there is no such model.
     """
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
-    return plain({"plan": {**asdict(plan), "models": model_digests(plan.models)}, **chosen})
+    return plain({"plan": {**asdict(scenario), "models": model_digests(scenario.models)}, **chosen})
 
 
 @dataclass(slots=True)
 class _Member:
     node: Node
-    kind: Kind
+    model: SimulatedModel
     trainer: PacedTrainer
     evaluator: Evaluator
-    record: Record
+    history: History
     speed: float
     probe_seconds: float = 0.0
-    #: From here on as they were at the end of its last round.
+    #: These four are taken at the end of its last round.
     received_groups: int = 0
     sent: int = 0
     received: int = 0
@@ -148,17 +157,17 @@ class _Member:
 class _Swarm:
     def __init__(
         self,
-        plan: Plan,
+        scenario: Scenario,
         settings: Settings,
-        kinds: Sequence[Kind],
+        models: Sequence[SimulatedModel],
         work: Path,
         loop: VirtualTimeLoop,
         on_round: Callable[[], None],
     ) -> None:
-        self._plan = plan
+        self._scenario = scenario
         self._settings = settings
-        self._kinds = kinds
-        self._seeded = Seeded(plan.seed)
+        self._models = models
+        self._seeded = Seeded(scenario.seed)
         self._work = work
         self._loop = loop
         self._on_round = on_round
@@ -166,22 +175,24 @@ class _Swarm:
         self._environment: EnvironmentHost = InlineEnvironmentHost(
             create_environment(settings.environment.name, settings.environment.options)
         )
-        self._network = MemoryNetwork(self._seeded.rng("network"), delay=plan.delay, loss=plan.loss)
+        self._network = MemoryNetwork(
+            self._seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
+        )
         self._members: list[_Member] = []
-        self._unfinished = plan.nodes
+        self._unfinished = scenario.nodes
 
     async def run(self) -> SimulationReport:
         info = await self._environment.start()
         speeds = self._seeded.rng("speeds")
-        for index, membership in enumerate(self._seeded.memberships(self._plan.nodes)):
-            speed = speeds.uniform(*self._plan.speeds)
+        for index, membership in enumerate(self._seeded.memberships(self._scenario.nodes)):
+            speed = speeds.uniform(*self._scenario.speeds)
             self._members.append(self._member(index, membership, info, speed))
         starts: dict[str, float] = {}
         for member in self._members:
-            # One measurement for all that start from the same weights.
-            if member.kind.name not in starts:
-                starts[member.kind.name] = await self._measure(member)
-            member.record.curve.append((0, starts[member.kind.name]))
+            # Nodes that start from the same weights share one measurement.
+            if member.model.name not in starts:
+                starts[member.model.name] = await self._measure(member)
+            member.history.curve.append((0, starts[member.model.name]))
         await asyncio.gather(*(self._live(member) for member in self._members))
         return self._report()
 
@@ -190,46 +201,46 @@ class _Swarm:
         await member.node.run()
 
     async def _round(self, member: _Member, weights: Path) -> None:
-        plan, record = self._plan, member.record
-        record.end_round(member.trainer.version)
-        if record.rounds % plan.eval_rounds == 0 or record.rounds == plan.rounds:
+        scenario, history = self._scenario, member.history
+        history.end_round(member.trainer.version)
+        if history.rounds % scenario.eval_rounds == 0 or history.rounds == scenario.rounds:
             began = self._loop.spent()
-            await member.kind.probe.load(weights, record.rounds)
-            record.curve.append((record.rounds, await self._measure(member)))
+            await member.model.probe.load(weights, history.rounds)
+            history.curve.append((history.rounds, await self._measure(member)))
             member.probe_seconds += self._loop.spent() - began
-        if record.rounds == plan.rounds:
+        if history.rounds == scenario.rounds:
             self._finish(member)
         self._on_round()
         if self._unfinished == 0:
-            # Nobody leaves before: the last to finish should not train without peers.
+            # No node leaves earlier, so that the last one to finish still has its peers.
             for other in self._members:
                 other.node.stop()
 
     def _finish(self, member: _Member) -> None:
         peer_id = member.node.membership.identity.peer_id
         member.sent, member.received = self._network.sent[peer_id], self._network.received[peer_id]
-        member.received_groups = member.record.received
+        member.received_groups = member.history.received
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
         self._unfinished -= 1
 
     async def _measure(self, member: _Member) -> float:
-        """Held-out reward of its kind's probe. It never waits, so no virtual time passes and
-        nobody else's weights get into the shared probe."""
+        """Held-out reward with the weights in the probe of its model. The measurement never waits,
+        so no virtual time passes and no other node loads its weights meanwhile."""
         return (await member.evaluator.measure()).all
 
     def _member(
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
     ) -> _Member:
-        plan, kind, record = self._plan, self._kinds[index], Record()
-        families = _families(info.families, index, plan.specialised)
-        settings = self._settings.model_copy(update={"model": kind.name})
+        scenario, model, history = self._scenario, self._models[index], History()
+        families = _families(info.families, index, scenario.specialised)
+        settings = self._settings.model_copy(update={"model": model.name})
         settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
         place.mkdir()
         weights = place / "weights"
         weights.mkdir()
         inline = InlineTrainer(
-            kind.directory,
+            model.directory,
             place / "checkpoints",
             weights,
             replace(trainer_settings(settings), device="cpu", dtype="float32"),
@@ -240,68 +251,70 @@ class _Swarm:
         async def on_round(weights: Path) -> None:
             await self._round(members[index], weights)
 
-        trainer = PacedTrainer(inline, plan.pace.update_seconds / speed, plan.rounds, on_round)
+        trainer = PacedTrainer(
+            inline, scenario.pace.update_seconds / speed, scenario.rounds, on_round
+        )
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
             sampler=PacedSampler(
-                kind.sampler(), plan.pace.token_seconds / speed, plan.behind, place
+                model.sampler(), scenario.pace.token_seconds / speed, scenario.behind, place
             ),
             trainer=trainer,
             environment=self._environment,
-            storage=WatchedStorage(place / "node.db", record, wall=self._clock.wall),
-            codec=kind.codec,
-            policy=kind.policy,
+            storage=WatchedStorage(place / "node.db", history, wall=self._clock.wall),
+            codec=model.codec,
+            policy=model.policy,
             clock=self._clock,
             processes=dict,
         )
         evaluator = Evaluator(
-            settings=_with(settings, "run", eval_tasks=plan.eval_tasks),
-            parts=replace(parts, sampler=kind.probe),
+            settings=_with(settings, "run", eval_tasks=scenario.eval_tasks),
+            parts=replace(parts, sampler=model.probe),
             info=info,
             own_families=families,
             earlier=0.0,
         )
         node = Node(settings, membership, parts)
-        return _Member(node, kind, trainer, evaluator, record, speed)
+        return _Member(node, model, trainer, evaluator, history, speed)
 
     def _report(self) -> SimulationReport:
         members = self._members
-        records = [member.record for member in members]
-        kinds = list(dict.fromkeys(self._kinds))
+        histories = [member.history for member in members]
+        models = list(dict.fromkeys(self._models))
         rounds = Rounds(
-            own=_per_round(sum, [record.own for record in records]),
-            batch=_per_round(sum, [record.batch for record in records]),
-            informative=_per_round(_mean, [record.informative for record in records]),
-            external=_per_round(_mean, [record.external for record in records]),
-            made=_per_round(_mean, [record.made for record in records]),
-            mixed=_per_round(_mean, [record.mixed for record in records]),
+            own=_per_round(sum, [history.own for history in histories]),
+            batch=_per_round(sum, [history.batch for history in histories]),
+            informative=_per_round(_mean, [history.informative for history in histories]),
+            external=_per_round(_mean, [history.external for history in histories]),
+            made=_per_round(_mean, [history.made for history in histories]),
+            mixed=_per_round(_mean, [history.mixed for history in histories]),
         )
         return make_report(
-            describe(self._plan, self._settings),
-            _curve(records),
-            [_model_curve(kind, members) for kind in kinds],
+            describe(self._scenario, self._settings),
+            _curve(histories),
+            [_model_curve(model, members) for model in models],
             rounds,
-            [_row(member, kinds.index(member.kind)) for member in members],
+            [_row(member, models.index(member.model)) for member in members],
             self._loop.time(),
         )
 
 
-def _curve(records: Sequence[Record]) -> list[tuple[int, float]]:
+def _curve(histories: Sequence[History]) -> list[tuple[int, float]]:
     """Held-out reward by round, mean over nodes."""
     return [
         (points[0][0], _mean([reward for _, reward in points]))
-        for points in zip(*(record.curve for record in records), strict=True)
+        for points in zip(*(history.curve for history in histories), strict=True)
     ]
 
 
-def _model_curve(kind: Kind, members: Sequence[_Member]) -> ModelCurve:
-    records = [member.record for member in members if member.kind is kind]
-    policy = kind.policy
-    return ModelCurve(policy.model.hex(), policy.tokenizer.hex(), len(records), _curve(records))
+def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurve:
+    histories = [member.history for member in members if member.model is model]
+    policy = model.policy
+    return ModelCurve(policy.model.hex(), policy.tokenizer.hex(), len(histories), _curve(histories))
 
 
 def _row(member: _Member, model: int) -> SimulatedNode:
-    node, tally, record = member.node, member.node.tally, member.record
+    node, tally, history = member.node, member.node.tally, member.history
     return SimulatedNode(
         peer_id=node.membership.identity.peer_id,
         model=model,
@@ -309,20 +322,20 @@ def _row(member: _Member, model: int) -> SimulatedNode:
         families=list(node.own_families),
         updates=tally.updates,
         skipped_updates=tally.skipped_updates,
-        groups_made=sum(record.made),
+        groups_made=sum(history.made),
         groups_received=member.received_groups,
-        trained_own=sum(record.drawn) - sum(record.external),
-        trained_external=sum(record.external),
-        trained_foreign=sum(record.foreign),
-        held_out_end=record.curve[-1][1],
+        trained_own=sum(history.drawn) - sum(history.external),
+        trained_external=sum(history.external),
+        trained_foreign=sum(history.foreign),
+        held_out_end=history.curve[-1][1],
         weights=member.trainer.digest,
         rejected=dict(tally.rejected),
         bytes_sent=member.sent,
         bytes_received=member.received,
         cpu_seconds=member.cpu_seconds,
-        own_lag=_mean(record.own_lags or [0]),
-        own_lag_most=max(record.own_lags, default=0),
-        peers_lag=_mean(record.peers_lags or [0]),
+        own_lag=_mean(history.own_lags or [0]),
+        own_lag_most=max(history.own_lags, default=0),
+        peers_lag=_mean(history.peers_lags or [0]),
         merged=node.buffer.stats().merged,
     )
 

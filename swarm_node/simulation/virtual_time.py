@@ -1,7 +1,7 @@
 """An event loop that never sleeps: when nothing is ready, its clock jumps to the next timer.
 
-So a simulated hour takes as long as what happens in it takes to compute, and the order of events
-depends on nothing but their times. Without threads and outside input, every run is the same.
+A simulated hour takes only the time to compute its events. The order of events depends on their
+times alone. Without threads and input from outside, every run is the same.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from swarm_node.errors import SwarmNodeError
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
-#: Who the CPU time of the current task is charged to; tasks pass it on to those they start.
+#: The account that pays for the CPU time of the current task. A task that is started inherits it.
 ACCOUNT: ContextVar[str] = ContextVar("swarm_node.simulation.account", default="")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`time()` starts at 0 and is virtual; `spent()` is what the current account's callbacks took.
+    """`time()` starts at 0 and is virtual; `spent()` is the CPU time of one account's callbacks.
 
-    A request over the in-memory network is answered in the caller's task, so serving it is charged
-    to the caller; over a swarm of equals that comes to the same."""
+    A request over the in-memory network is answered in the caller's task, so the caller pays for
+    serving it. In a swarm of equal nodes each node pays the same in the end."""
 
     def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
         self._now = 0.0
@@ -50,7 +50,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         *args: *_Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """As in any loop, with the callback's CPU time charged to its context's ACCOUNT."""
+        """As in any loop; the ACCOUNT of the callback's context pays for its CPU time."""
 
         def charged() -> None:
             self._began = self._cpu()
@@ -79,10 +79,10 @@ class _NeverSleeps(selectors.DefaultSelector):
 
 
 def run_virtual(main: Callable[[VirtualTimeLoop], Coroutine[Any, Any, _Result]]) -> _Result:
-    """Run `main` to its end on a new virtual clock, as `asyncio.run` would on the real one.
+    """Run `main` to its end on a new virtual clock, as `asyncio.run` does on the real one.
 
     Raises:
-        SwarmNodeError: it waits for something that no timer and no task can bring about.
+        SwarmNodeError: `main` waits for something that no timer and no task can bring about.
     """
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         loop = runner.get_loop()

@@ -15,14 +15,18 @@ from swarm_node.errors import ConfigError
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import SimulationReport, load_report, save_report
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Plan, simulate
+from swarm_node.simulation.swarm import Scenario, simulate
 
 SMALL = {"nodes": 3, "rounds": 4, "eval_rounds": 2, "eval_tasks": 1}
 
 
-def run(seed: int = 0, experience: dict[str, Any] | None = None, **plan: Any) -> SimulationReport:
+def run(
+    seed: int = 0, experience: dict[str, Any] | None = None, **scenario: Any
+) -> SimulationReport:
     flags = {f"experience.{key}": value for key, value in (experience or {}).items()}
-    return simulate(Plan(**{**SMALL, "seed": seed, **plan}), simulation_settings(seed, flags))
+    return simulate(
+        Scenario(**{**SMALL, "seed": seed, **scenario}), simulation_settings(seed, flags)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
     for hash_seed in ("1", "2"):
         done = subprocess.run(
             [*command, *options, "--report", str(tmp_path / hash_seed)],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "SWARM_NODE_EXPERIENCE__OWN": "2"},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "SWARM_NODE_POLICY__OWN": "2"},
             capture_output=True,
             text=True,
             timeout=250,
@@ -138,6 +142,6 @@ def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
 )
 def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        Plan(**impossible)
+        Scenario(**impossible)
     with pytest.raises(ConfigError):
         Pace(token_seconds=0.0)

@@ -1,5 +1,5 @@
-"""The arms of an experiment at equal cost: one arm's update may have cost five groups of own
-sampling less than another's. Pure."""
+"""The arms of an experiment at equal cost. An update of one arm may cost five groups of own
+sampling less than an update of another. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
-from rich.box import SIMPLE
 from rich.table import Table
 
-from swarm_node.simulation.experiments.arms import Arm, estimate
+from swarm_node.simulation.experiments.arms import Arm
+from swarm_node.simulation.experiments.estimates import estimate
+from swarm_node.simulation.experiments.skeleton import Results, results_table
 from swarm_node.simulation.report import SimulationReport
 
 #: What a run had cost a node at the end of each round, from 0 rounds on; never falls.
 Cost = Callable[[SimulationReport], Sequence[float]]
 
 
-def budget_table(results: Mapping[Arm, Sequence[SimulationReport]]) -> Table:
+def budget_table(results: Results[Arm]) -> Table:
     """Held-out reward when each arm had spent what the cheapest one spent in the whole run:
     updates, groups made, CPU seconds (each of one node)."""
-    costs: dict[str, Cost] = {
+    costs: Mapping[str, Cost] = {
         "updates": _updates,
         "groups made": groups_made,
         "CPU s": cpu_seconds,
@@ -30,10 +31,8 @@ def budget_table(results: Mapping[Arm, Sequence[SimulationReport]]) -> Table:
         for name, cost in costs.items()
     }
     title = "held-out reward at equal cost of a node, mean ± 95% interval"
-    table = Table(title=title, title_justify="left", box=SIMPLE)
-    table.add_column("arm")
-    for name, budget in budgets.items():
-        table.add_column(f"{budget:.3g} {name}", justify="right")
+    headings = [f"{budget:.3g} {name}" for name, budget in budgets.items()]
+    table = results_table(title, ("arm",), headings)
     for arm, reports in results.items():
         cells = (
             estimate([reward_at(report, cost(report), budgets[name]) for report in reports])
@@ -44,7 +43,7 @@ def budget_table(results: Mapping[Arm, Sequence[SimulationReport]]) -> Table:
 
 
 def reward_at(report: SimulationReport, spent: Sequence[float], budget: float) -> float:
-    """Held-out reward when `budget` was spent, between two measurements on a straight line.
+    """Held-out reward when `budget` was spent, interpolated between two measurements.
 
     `spent` is the cost up to each round. Beyond the last measurement the last one stands.
     """
@@ -61,12 +60,17 @@ def _updates(report: SimulationReport) -> Sequence[float]:
 
 
 def groups_made(report: SimulationReport) -> Sequence[float]:
-    """Of a node, up to the end of each round."""
+    """Groups that a node had made at the end of each round."""
     return list(accumulate(report.rounds.made, initial=0.0))
 
 
 def cpu_seconds(report: SimulationReport) -> Sequence[float]:
-    """Of a node, up to the end of each round. The run's are known as a whole; its rounds are taken
-    to cost the same."""
+    """CPU seconds that a node had used at the end of each round. A report has the sum of the run
+    only, so every round is taken to cost the same."""
     rounds, nodes = len(report.rounds.made), len(report.nodes)
     return [report.cpu_seconds / nodes * entry / rounds for entry in range(rounds + 1)]
+
+
+def mean_cost(cost: Cost, reports: Sequence[SimulationReport]) -> list[float]:
+    """What a node had spent at the end of each round, from 0 rounds on; mean over seeds."""
+    return [sum(at) / len(reports) for at in zip(*map(cost, reports), strict=True)]

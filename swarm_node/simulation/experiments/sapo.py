@@ -1,96 +1,97 @@
-"""`swarm-node experiment sapo`: the paper's arms over several seeds, resumable, with tables."""
+"""`swarm-node experiment sapo`: the arms of the paper (arXiv 2509.08721)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
-from swarm_node.errors import ConfigError
-from swarm_node.policy.models.model import TINY
-from swarm_node.simulation.building import build_once
-from swarm_node.simulation.experiments.arms import (
-    ARMS,
-    REGIMES,
-    Arm,
-    chosen_arms,
-    declared_seeds,
-    estimate,
-    informative_counts,
+from swarm_node.simulation.experiments.arms import ARMS, Arm, chosen_arms, informative_counts
+from swarm_node.simulation.experiments.budgets import (
+    budget_table,
+    cpu_seconds,
+    groups_made,
+    mean_cost,
 )
-from swarm_node.simulation.experiments.budgets import budget_table
-from swarm_node.simulation.experiments.plots import draw_experiment
-from swarm_node.simulation.experiments.resume import Case, run_cases
-from swarm_node.simulation.report import SimulationReport
-from swarm_node.simulation.swarm import Plan
+from swarm_node.simulation.experiments.estimates import all_nodes, estimate, held_out, per_update
+from swarm_node.simulation.experiments.plots import draw_band
+from swarm_node.simulation.experiments.regimes import REGIMES, RegimeExperiment
+from swarm_node.simulation.experiments.skeleton import HELD_OUT, Case, Results, results_table
+from swarm_node.simulation.swarm import Scenario
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
 
-Results = Mapping[Arm, Sequence[SimulationReport]]
 
+@dataclass(frozen=True)
+class Sapo(RegimeExperiment[Arm]):
+    """`arms` names some of ARMS (none: all). `model` takes the place of the regime's own."""
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """What to run: `regime` is a key of REGIMES, `arms` names some of ARMS (none: all), `flags`
-    are settings that all arms share. `model` takes the place of the regime's own."""
+    name = "sapo"
+    picture = "arms.png"
+    size = (11, 7.6)
 
-    regime: str = "dense"
-    nodes: int = 8
-    rounds: int = 60
-    seeds: int = 4
     arms: tuple[str, ...] = ()
     model: str | None = None
-    flags: Mapping[str, Any] | None = None
 
-
-def run_experiment(experiment: Experiment, directory: Path) -> None:
-    """Run what is missing below `directory`, then print the tables and draw the plots.
-
-    Raises:
-        SwarmNodeError: a name is unknown, a model cannot be made, or the directory not be written.
-    """
-    if experiment.regime not in REGIMES:
-        raise ConfigError(f"there is no regime {experiment.regime}: use {', '.join(REGIMES)}")
-    arms = chosen_arms(experiment.arms)
-    model = experiment.model or regime_model(experiment.regime, directory)
-    place = directory / f"{experiment.regime}-n{experiment.nodes}-r{experiment.rounds}"
-    cases = [_case(experiment, arm, model) for arm in arms]
-    reports = run_cases(experiment.regime, cases, declared_seeds(experiment.seeds), place)
-    results = dict(zip(arms, reports, strict=True))
-    console = Console(highlight=False)
-    for table in (held_out_table, budget_table, reward_table, mechanism_table):
-        console.print(table(results))
-    for path in draw_experiment(results, place):
-        print(f"wrote {path}")
-
-
-def held_out_table(results: Results) -> Table:
-    """The figure that counts: held-out reward of the nodes' own samples."""
-    table = experiment_table("held-out reward, mean ± 95% confidence interval over seeds")
-    for heading in ("arm", "start", "middle", "end", "seeds"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
-    for arm, reports in results.items():
-        middles = [curve[len(curve) // 2][1] for curve in (r.held_out.curve for r in reports)]
-        table.add_row(
-            arm.name,
-            f"{reports[0].held_out.start:.3f}",
-            f"{estimate(middles):.3f}",
-            f"{estimate([report.held_out.end for report in reports]):.3f}",
-            str(len(reports)),
+    def cases(self, directory: Path) -> Mapping[Arm, Case]:
+        arms, regime = chosen_arms(self.arms), REGIMES[self.regime]
+        scenario = Scenario(
+            self.nodes,
+            self.rounds,
+            specialised=regime.specialised,
+            models=(self.model or regime.model(directory),),
         )
+        return {arm: Case(arm.directory, scenario, arm.flags(self.flags)) for arm in arms}
+
+    def tables(self, results: Results[Arm]) -> Iterable[Table]:
+        tables = (held_out_table, budget_table, reward_table, mechanism_table)
+        return [table(results) for table in tables]
+
+    def draw(self, figure: Any, results: Results[Arm]) -> None:
+        """Held-out reward over updates, groups made and CPU seconds, and informative groups as
+        counted against as expected."""
+        (by_round, by_group), (by_seconds, counts) = figure.subplots(2, 2)
+        for arm, reports in results.items():
+            rounds, points = held_out(reports)
+            colour = draw_band(by_round, rounds, points, arm.name)
+            for panel, cost in ((by_group, groups_made), (by_seconds, cpu_seconds)):
+                spent = mean_cost(cost, reports)
+                # The start cost nothing, which a logarithm cannot show.
+                draw_band(panel, [spent[entry] for entry in rounds][1:], points[1:], arm.name)
+            pairs = [informative_counts(report, arm) for report in reports]
+            counts.scatter(*zip(*((b, a) for a, b in pairs), strict=True), color=colour)
+        by_round.set(xlabel="updates", title="equal training")
+        by_group.set(xlabel="groups made per node", title="equal generation", xscale="log")
+        by_seconds.set(xlabel="CPU seconds per node", title="equal compute", xscale="log")
+        for panel in (by_round, by_group, by_seconds):
+            panel.set(ylabel="held-out reward (pass@1)")
+        formula, title = "p·I + min(B-I, (N-1)·p·I)", "informative groups per update"
+        counts.set(ylabel="counted", xlabel=formula, title=title)
+        counts.axline((0, 0), slope=1, color="gray", linewidth=0.8)
+        for panel in (by_round, by_group, by_seconds, counts):
+            panel.grid(alpha=0.3)
+        figure.legend(*by_round.get_legend_handles_labels(), loc="outside right upper")
+
+
+def held_out_table(results: Results[Arm]) -> Table:
+    """The figure that counts: held-out reward of the nodes' own samples."""
+    table = results_table(HELD_OUT, ("arm",), ("start", "middle", "end", "seeds"))
+    for arm, reports in results.items():
+        _, points = held_out(reports)
+        start = f"{reports[0].held_out.start:.3f}"
+        middle, end = f"{points[len(points) // 2]:.3f}", f"{points[-1]:.3f}"
+        table.add_row(arm.name, start, middle, end, str(len(reports)))
     return table
 
 
-def reward_table(results: Results) -> Table:
-    """Cumulative rewards: of own groups, and SAPO's own metric beside the paper's figures."""
-    table = experiment_table("cumulative reward; the paper's figures are of its own setting")
-    for heading in ("arm", "own groups", "", "batch", "", "paper", ""):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
+def reward_table(results: Results[Arm]) -> Table:
+    """Cumulative rewards of own groups and of batches. The latter is SAPO's own metric; the paper's
+    figures stand next to it."""
+    title = "cumulative reward; the paper's figures are of its own setting"
+    table = results_table(title, ("arm",), ("own groups", "", "batch", "", "paper", ""))
     base = next((reports for arm, reports in results.items() if arm.name == "8/0"), ())
     own_base = [report.cumulative_own for report in base]
     batch_base = [report.cumulative_batch for report in base]
@@ -106,52 +107,22 @@ def reward_table(results: Results) -> Table:
     return table
 
 
-def mechanism_table(results: Results) -> Table:
+def mechanism_table(results: Results[Arm]) -> Table:
     """What each arm had to learn from and what it cost."""
-    table = experiment_table("per update and node; expected = p·I + min(B-I, (N-1)·p·I)")
-    for heading in ("arm", "informative", "expected", "made", "CPU ms", "KiB in"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    title = "per update and node; expected = p·I + min(B-I, (N-1)·p·I)"
+    headings = ("informative", "expected", "made", "CPU ms", "KiB in")
+    table = results_table(title, ("arm",), headings)
     for arm, reports in results.items():
         counts = [informative_counts(report, arm) for report in reports]
-        expected = estimate([expected for _, expected in counts]).mean
-        updates = sum(len(report.nodes) * len(report.rounds.own) for report in reports)
-        received = sum(node.bytes_received for report in reports for node in report.nodes)
+        nodes = all_nodes(reports)
         table.add_row(
             arm.name,
-            f"{estimate([counted for counted, _ in counts]).mean:.2f}",
-            f"{expected:.2f}",
-            f"{sum(report.groups_made for report in reports) / updates:.2f}",
-            f"{1000 * sum(report.cpu_seconds for report in reports) / updates:.0f}",
-            f"{received / updates / 1024:.1f}",
+            *(f"{sum(column) / len(counts):.2f}" for column in zip(*counts, strict=True)),
+            f"{per_update(nodes, lambda node: node.groups_made):.2f}",
+            f"{per_update(nodes, lambda node: 1000 * node.cpu_seconds):.0f}",
+            f"{per_update(nodes, lambda node: node.bytes_received) / 1024:.1f}",
         )
     return table
-
-
-def _case(experiment: Experiment, arm: Arm, model: str) -> Case:
-    specialised = REGIMES[experiment.regime].specialised
-    plan = Plan(experiment.nodes, experiment.rounds, specialised=specialised, models=(model,))
-    return Case(arm.directory, plan, arm_flags(arm, experiment.flags or {}))
-
-
-def arm_flags(arm: Arm, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What the nodes of an arm are set to, by dotted key; `flags` are for all arms, and give way to
-    the arm's own."""
-    return {"experience.own": arm.own, "experience.external": arm.external, **flags, **arm.settings}
-
-
-def regime_model(name: str, directory: Path) -> str:
-    """The model that a regime starts from, built once below `directory`.
-
-    Raises:
-        SwarmNodeError: it cannot be built.
-    """
-    recipe = REGIMES[name].recipe
-    return TINY if recipe is None else str(build_once(recipe, directory))
-
-
-def experiment_table(title: str) -> Table:
-    """An empty table in the style of all experiments."""
-    return Table(title=title, title_justify="left", box=SIMPLE)
 
 
 def _against(value: float, base: Sequence[float]) -> str:

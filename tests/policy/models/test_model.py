@@ -58,7 +58,9 @@ def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -
     large = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
     # Weights, gradients, two moments, the published copy and the sampler's weights, in float32.
     needed = f"{large.weight_count * 4 * 6 / 1e9:.1f} GB"
-    with pytest.raises(ModelError, match=rf"{re.escape(needed)}.*training\.lora_rank.*a smaller one"):
+    with pytest.raises(
+        ModelError, match=rf"{re.escape(needed)}.*training\.lora_rank.*a smaller one"
+    ):
         check_memory(large)
     # Of a rank that matters little, without gradients and moments of the rest.
     needed = f"{large.weight_count * 4 * 3 / 1e9:.0f}"[:3]

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.experiments.broad import Broad, run_broad
+from swarm_node.simulation.experiments.broad import Broad
 from swarm_node.simulation.report import load_report
 
-SMALL = Broad(nodes=2, rounds=4, seeds=1, shares=(0.0, 1.0))
+SMALL = Broad(nodes=2, rounds=4, seeds=1, flags={}, regime="dense", shares=(0.0, 1.0))
 
 
 def test_groups_of_common_tasks_merge_and_others_do_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_broad(SMALL, tmp_path)
+    SMALL.run(tmp_path)
     shown = capsys.readouterr().out
     merged = {}
     for path in sorted(tmp_path.rglob("report.json")):
@@ -28,10 +28,10 @@ def test_groups_of_common_tasks_merge_and_others_do_not(
     assert merged["share-1"] > 4
     assert f"{merged['share-1'] / 8:.2f}" in shown
     assert (tmp_path / "dense-n2-r4" / "broad.png").stat().st_size > 10_000
-    run_broad(SMALL, tmp_path)
+    SMALL.run(tmp_path)
     assert capsys.readouterr().out == shown
 
 
 def test_an_unknown_regime_is_refused() -> None:
     with pytest.raises(ConfigError, match="no regime easy"):
-        Broad(regime="easy")
+        Broad(nodes=1, rounds=1, seeds=1, flags={}, regime="easy")

@@ -14,19 +14,18 @@ from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.peers import BLAMELESS
 from swarm_node.policy.models.model import Codec, resolve
-from swarm_node.simulation.experiments.arms import chosen_arms, declared_seeds
+from swarm_node.simulation.experiments.arms import chosen_arms
+from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.heterogeneous import (
-    Comparison,
-    Run,
-    curve_of,
+    Composition,
+    Heterogeneous,
+    compositions,
     gains_table,
-    planned,
-    run_comparison,
 )
-from swarm_node.simulation.kinds import deal
+from swarm_node.simulation.models import deal
 from swarm_node.simulation.report import SimulationReport, load_report
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Plan, simulate
+from swarm_node.simulation.swarm import Scenario, simulate
 
 TEXT = "Spell this word backward: café\n10/3"
 
@@ -51,8 +50,8 @@ def respelt(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def mixed(*models: str) -> SimulationReport:
-    plan = Plan(nodes=4, rounds=3, eval_rounds=3, eval_tasks=2, models=models)
-    return simulate(plan, simulation_settings(0, {}))
+    scenario = Scenario(nodes=4, rounds=3, eval_rounds=3, eval_tasks=2, models=models)
+    return simulate(scenario, simulation_settings(0, {}))
 
 
 @pytest.fixture(scope="module")
@@ -87,29 +86,29 @@ def test_a_mixed_swarm_gives_the_same_hash_again(respelt: str, together: Simulat
 
 
 def test_among_one_model_nothing_is_foreign() -> None:
-    plan = Plan(nodes=2, rounds=2, eval_rounds=2, eval_tasks=1, models=("tiny", "tiny"))
-    report = simulate(plan, simulation_settings(0, {}))
+    scenario = Scenario(nodes=2, rounds=2, eval_rounds=2, eval_tasks=1, models=("tiny", "tiny"))
+    report = simulate(scenario, simulation_settings(0, {}))
     assert len(report.models) == 1
     assert [node.trained_foreign for node in report.nodes] == [0, 0]
     assert all(node.trained_external for node in report.nodes)
 
 
 def test_models_are_dealt_in_turn_as_often_as_they_are_named(respelt: str) -> None:
-    kinds = deal(("tiny", "tiny", respelt), 5)
-    assert [kind.name for kind in kinds] == ["tiny", "tiny", respelt, "tiny", "tiny"]
-    assert len({id(kind) for kind in kinds}) == 2
-    assert kinds[0].policy.tokenizer != kinds[2].policy.tokenizer
+    models = deal(("tiny", "tiny", respelt), 5)
+    assert [model.name for model in models] == ["tiny", "tiny", respelt, "tiny", "tiny"]
+    assert len({id(model) for model in models}) == 2
+    assert models[0].policy.tokenizer != models[2].policy.tokenizer
 
 
 def test_every_model_needs_a_node() -> None:
     for models in ((), ("tiny",) * 3):
         with pytest.raises(ConfigError, match="needs a node"):
-            Plan(nodes=2, models=models)
+            Scenario(nodes=2, models=models)
 
 
 def test_sharing_arms_are_run_in_all_swarms_and_alone_in_none_of_both() -> None:
-    runs = planned(chosen_arms(("8/0", "4/4")))
-    assert [(run.kinds, run.arm.name, run.name) for run in runs] == [
+    swarms = compositions(chosen_arms(("8/0", "4/4")))
+    assert [(swarm.kinds, swarm.arm.name, swarm.name) for swarm in swarms] == [
         (("strong",), "8/0", "alone"),
         (("strong",), "4/4", "own kind"),
         (("weak",), "8/0", "alone"),
@@ -120,34 +119,36 @@ def test_sharing_arms_are_run_in_all_swarms_and_alone_in_none_of_both() -> None:
 
 def test_the_declared_seeds_are_its_own() -> None:
     assert declared_seeds(2, "heterogeneous") == [2431616001, 759067935]
-    assert not {*declared_seeds(4)} & {*declared_seeds(4, "heterogeneous")}
+    assert not {*declared_seeds(4, "sapo")} & {*declared_seeds(4, "heterogeneous")}
 
 
 def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
     respelt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = Comparison(nodes=2, rounds=1, seeds=1, weak=respelt)
-    run_comparison(small, tmp_path)
+    small = Heterogeneous(2, 1, 1, {}, arms=("4/4",), strong="tiny", weak=respelt)
+    small.run(tmp_path)
     shown = capsys.readouterr().out
     assert "own kind" in shown
     assert "both kinds" in shown
     files = sorted(tmp_path.rglob("report.json"))
-    assert len(files) == 5
+    places = [str(path.parent.relative_to(tmp_path)) for path in files]
+    swarms = ("strong/4-4", "strong/8-0", "strong-weak/4-4", "weak/4-4", "weak/8-0")
+    assert places == [f"n2-r1/{swarm}/seed-0" for swarm in swarms]
     written = [path.stat().st_mtime_ns for path in files]
-    run_comparison(small, tmp_path)
+    small.run(tmp_path)
     assert [path.stat().st_mtime_ns for path in files] == written
     assert capsys.readouterr().out == shown
     (both,) = (load_report(path) for path in files if "strong-weak" in str(path))
     assert both is not None
-    run = planned(chosen_arms(("8/0", "4/4")))[-1]
-    assert curve_of(both, run, "weak") == both.models[1].curve
+    swarm = compositions(chosen_arms(("8/0", "4/4")))[-1]
+    assert swarm.curve(both, "weak") == both.models[1].curve
 
 
 def test_the_gain_is_against_the_same_kind_alone(together: SimulationReport) -> None:
     report = together
     alone, shared = chosen_arms(("8/0", "4/4"))
-    results = {Run((kind,), alone): [report] for kind in ("strong", "weak")}
-    results[Run(("strong", "weak"), shared)] = [report]
+    results = {Composition((kind,), alone): [report] for kind in ("strong", "weak")}
+    results[Composition(("strong", "weak"), shared)] = [report]
     columns = {str(column.header): [*column.cells] for column in gains_table(results).columns}
     assert columns["nodes"] == ["strong", "weak"]
     # Both kinds' runs alone are this report, whose first model is the strong one.

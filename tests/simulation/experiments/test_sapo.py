@@ -11,21 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.experiments.arms import (
-    ARMS,
-    declared_seeds,
-    estimate,
-    expected_informative,
-)
-from swarm_node.simulation.experiments.sapo import Experiment, run_experiment
+from swarm_node.simulation.experiments.arms import ARMS, expected_informative
+from swarm_node.simulation.experiments.estimates import declared_seeds, estimate
+from swarm_node.simulation.experiments.sapo import Sapo
 from swarm_node.simulation.report import SimulationReport, load_report
 
-SMALL = Experiment(nodes=2, rounds=1, seeds=1, arms=("4/4", "8/0"))
+SMALL = Sapo(2, 1, 1, {}, "dense", ("4/4", "8/0"))
 
 
 def test_the_declared_seeds_never_change() -> None:
-    assert declared_seeds(4) == [1989404046, 4109115025, 1579712524, 1174217370]
-    assert declared_seeds(2) == declared_seeds(4)[:2]
+    assert declared_seeds(4, "sapo") == [1989404046, 4109115025, 1579712524, 1174217370]
+    assert declared_seeds(2, "sapo") == declared_seeds(4, "sapo")[:2]
 
 
 def test_an_interval_is_student_s() -> None:
@@ -67,7 +63,7 @@ def reports(place: Path) -> dict[Path, SimulationReport | None]:
 def test_an_experiment_resumes_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_experiment(SMALL, tmp_path)
+    SMALL.run(tmp_path)
     first = reports(tmp_path)
     assert [path.parent.parent.name for path in first] == ["4-4", "8-0"]
     assert {path.parent.parent.parent.name for path in first} == {"dense-n2-r1"}
@@ -77,7 +73,7 @@ def test_an_experiment_resumes_where_it_stopped(
     kept, broken = first
     written = kept.stat().st_mtime_ns
     broken.write_text(broken.read_text()[:100])
-    run_experiment(SMALL, tmp_path)
+    SMALL.run(tmp_path)
     assert kept.stat().st_mtime_ns == written
     again = reports(tmp_path)[broken]
     assert again is not None
@@ -85,15 +81,9 @@ def test_an_experiment_resumes_where_it_stopped(
 
 
 def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Path) -> None:
-    alone = Experiment(nodes=1, rounds=1, seeds=1, arms=("8/0",))
-    run_experiment(alone, tmp_path)
+    Sapo(1, 1, 1, {}, "dense", ("8/0",)).run(tmp_path)
     (before,) = reports(tmp_path).values()
-    run_experiment(
-        Experiment(
-            nodes=1, rounds=1, seeds=1, arms=("8/0",), flags={"training.learning_rate": 1e-3}
-        ),
-        tmp_path,
-    )
+    Sapo(1, 1, 1, {"training.learning_rate": 1e-3}, "dense", ("8/0",)).run(tmp_path)
     (after,) = reports(tmp_path).values()
     assert before is not None
     assert after is not None
@@ -103,6 +93,6 @@ def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Pat
 
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no arm 5/3"):
-        run_experiment(Experiment(arms=("5/3",)), tmp_path)
+        Sapo(1, 1, 1, {}, "dense", ("5/3",)).run(tmp_path)
     with pytest.raises(ConfigError, match="no regime easy"):
-        run_experiment(Experiment(regime="easy"), tmp_path)
+        Sapo(1, 1, 1, {}, "easy")

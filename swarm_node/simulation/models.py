@@ -1,9 +1,8 @@
-"""What the simulated nodes of one model share: where it is, its tokens, and a probe."""
+"""What the simulated nodes of one model share: its directory, its codec and a probe."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import Codec, policy_digests, resolve
@@ -12,9 +11,11 @@ from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef
 
 
-class Kind:
-    """One model. Its codec is only read, so all its nodes use one; `probe` is the sampler that
-    measures their held-out reward outside of virtual time.
+class SimulatedModel:
+    """One model of a simulation.
+
+    Its nodes only read `codec`, so they share it. `probe` is the sampler that measures the held-out
+    reward of these nodes outside of virtual time.
 
     Raises:
         ModelError: there is no such model, or it cannot be used.
@@ -37,22 +38,20 @@ class Kind:
         return TorchSampler(Qwen2.from_directory(self.directory), self.codec, inline=True)
 
 
-def deal(models: Sequence[str], nodes: int) -> list[Kind]:
-    """The kind of each node: the models are dealt in turn, as often as they are named. Those with
-    the same name are one kind.
+def deal(names: Sequence[str], nodes: int) -> list[SimulatedModel]:
+    """The model of each node: the names are dealt in turn. Nodes with the same name share a model.
 
     Raises:
         ModelError: a model cannot be used.
     """
-    kinds = {name: Kind(name) for name in dict.fromkeys(models)}
-    return [kinds[models[index % len(models)]] for index in range(nodes)]
+    models = {name: SimulatedModel(name) for name in dict.fromkeys(names)}
+    return [models[names[index % len(names)]] for index in range(nodes)]
 
 
-def model_digests(models: Sequence[str]) -> list[str]:
-    """sha256 of each model, in hex: what a result depends on, unlike the paths.
+def model_digests(names: Sequence[str]) -> list[str]:
+    """sha256 of each model, in hex. A result depends on these, and not on the paths.
 
     Raises:
         ModelError: there is no such model.
     """
-    paths: list[Path] = [resolve(name) for name in models]
-    return [policy_digests(path)[0].hex() for path in paths]
+    return [policy_digests(resolve(name))[0].hex() for name in names]

@@ -1,4 +1,4 @@
-"""What a simulation observes of one node, without the node knowing."""
+"""Observes one simulated node, which does not know of it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ class _Outcome(NamedTuple):
 
 
 @dataclass
-class Record:
-    """One entry per round (a batch the node trained on), except where it says otherwise.
+class History:
+    """What a node did, with one entry per round (a batch the node trained on) in most lists.
 
-    `own` is the mean reward over the groups the node made since its last round, whatever became of
-    them (the value of the round before if there was none); `batch` the mean reward over the groups
-    trained on, SAPO's own metric; `drawn` counts these groups, `informative` those whose rewards
-    differ, `external` those of peers and `foreign` those of peers with another model; `made` and
-    `mixed` count own groups, all and those whose rewards differ. `curve` is (round, held-out
-    reward), `received` how many groups of peers came. `own_lags` and `peers_lags` are, for every
-    group trained on, by how many updates the policy that sampled it was older than the one it
-    trained: in a simulation all nodes count from one start.
+    own: mean reward of the groups that the node made since its last round, whether or not it
+        trained on them; the previous entry again if it made none.
+    batch: mean reward of the groups trained on, which is SAPO's own metric.
+    drawn, informative, external, foreign: groups trained on; those whose rewards differ; those of
+        peers; those of peers with another model.
+    made, mixed: own groups made, and those of them whose rewards differ.
+    curve: pairs of round and held-out reward, one per measurement.
+    received: peers' groups that were accepted, over all rounds.
+    own_lags, peers_lags: one entry per group trained on. It says by how many updates the policy
+        that sampled the group was older than the one it trained. Such versions compare, because
+        all nodes of a simulation count updates from the same start.
     """
 
     own: list[float] = field(default_factory=list)
@@ -65,16 +68,16 @@ class Record:
             self._fresh.append(outcome)
 
     def receive(self, group: StoredGroup) -> None:
-        """A peer's group was let in."""
+        """A peer's group was accepted."""
         self._known[group.id] = _outcome(group)
         self.received += 1
 
     def draw(self, identifiers: Sequence[bytes]) -> None:
-        """A batch was drawn; what was drawn before and not trained on is forgotten."""
+        """A batch was drawn; it replaces a batch that was drawn and not trained on."""
         self._batch = [self._known[identifier] for identifier in identifiers]
 
     def end_round(self, version: int) -> None:
-        """The batch drawn last was trained on; now the policy is of `version`."""
+        """The node trained on the batch drawn last; its policy now has version `version`."""
         fresh, drawn = self._fresh, self._batch
         last = self.own[-1] if self.own else 0.0
         self.own.append(_mean(fresh) if fresh else last)
@@ -95,26 +98,26 @@ class Record:
 
 
 class WatchedStorage(Storage):
-    """A node's storage that tells a `Record` what goes through it: everything a node makes, takes
-    in or trains on does."""
+    """A node's storage that tells a `History` of every group that the node makes, accepts or trains
+    on. All of them go through the storage."""
 
-    def __init__(self, path: Path, record: Record, *, wall: Callable[[], float]) -> None:
+    def __init__(self, path: Path, history: History, *, wall: Callable[[], float]) -> None:
         super().__init__(path, wall=wall, threads=False)
-        self._record = record
+        self._history = history
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
         super().publish(entries)
-        self._record.publish([row for row, _ in entries])
+        self._history.publish([row for row, _ in entries])
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         accepted = super().accept(row, window)
         if accepted:
-            self._record.receive(row)
+            self._history.receive(row)
         return accepted
 
     def record_use(self, identifiers: Sequence[bytes]) -> None:
         super().record_use(identifiers)
-        self._record.draw(identifiers)
+        self._history.draw(identifiers)
 
 
 def _outcome(group: StoredGroup) -> _Outcome:

@@ -1,0 +1,58 @@
+"""How hard the start of an experiment is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_node.errors import ConfigError
+from swarm_node.policy.models.build_tiny import Noise, Recipe
+from swarm_node.policy.models.model import TINY
+from swarm_node.simulation.building import build_once
+from swarm_node.simulation.experiments.skeleton import Experiment, Key
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """The nodes begin with the model of `recipe`, or with the one that ships. Each node samples
+    `specialised` task families; 0 means all of them."""
+
+    recipe: Recipe | None = None
+    specialised: int = 0
+
+    def model(self, directory: Path) -> str:
+        """The model that the nodes begin with; it is built once below `directory`.
+
+        Raises:
+            SwarmNodeError: it cannot be built.
+        """
+        return TINY if self.recipe is None else str(build_once(self.recipe, directory))
+
+
+_SPARSE = Recipe(noise=Noise(bare=0.01, wrong=0.06, evasive=0.20), steps=1450)
+REGIMES: Mapping[str, Regime] = {
+    "dense": Regime(),
+    "sparse": Regime(_SPARSE),
+    "very-sparse": Regime(Recipe(noise=Noise(bare=0.004, wrong=0.02, evasive=0.25), steps=1450)),
+    "specialised": Regime(_SPARSE, specialised=2),
+}
+
+
+@dataclass(frozen=True)
+class RegimeExperiment(Experiment[Key]):
+    """An experiment that starts in one of REGIMES.
+
+    Raises:
+        ConfigError: there is no such regime.
+    """
+
+    regime: str
+
+    def __post_init__(self) -> None:
+        if self.regime not in REGIMES:
+            raise ConfigError(f"there is no regime {self.regime}: use {', '.join(REGIMES)}")
+
+    @property
+    def place(self) -> str:
+        return f"{self.regime}-{super().place}"

@@ -1,0 +1,93 @@
+"""The skeleton of the experiments: where results lie, that old ones are read, and Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.config import Settings
+from swarm_node.simulation.experiments import skeleton
+from swarm_node.simulation.experiments.broad import Broad
+from swarm_node.simulation.experiments.estimates import declared_seeds
+from swarm_node.simulation.experiments.sapo import Sapo
+from swarm_node.simulation.experiments.skeleton import Experiment
+from swarm_node.simulation.experiments.staleness import Staleness
+from swarm_node.simulation.report import SimulationReport, load_report
+from swarm_node.simulation.run import simulation_settings
+from swarm_node.simulation.swarm import Scenario, describe, simulate
+
+#: Written by `experiment sapo --nodes 1 --rounds 1 --seeds 1 --arms 8/0` before the skeleton was.
+STORED = Path(__file__).with_name("stored_report.json")
+ALONE = Sapo(1, 1, 1, {}, "dense", ("8/0",))
+TWO = Sapo(1, 1, 1, {}, "dense", ("8/0", "8/0+filter"))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "place", "cases", "picture"),
+    [
+        (
+            Sapo(2, 1, 1, {}, "sparse", model="tiny"),
+            "sparse-n2-r1",
+            ["8-0", "8-0-filter", "6-2", "4-4", "2-6", "1-7", "adaptive"],
+            "arms.png",
+        ),
+        (
+            Staleness(4, 40, 3, {}, (0, 16), ("positive", "none"), (0.5, 4.0), 0.1),
+            "n4-r40",
+            ["positive-lag-0", "none-lag-0", "positive-lag-16", "none-lag-16"],
+            "staleness.png",
+        ),
+        (
+            Broad(4, 40, 4, {}, "dense"),
+            "dense-n4-r40",
+            ["share-0", "share-0.5", "share-1"],
+            "broad.png",
+        ),
+    ],
+)
+def test_results_lie_where_they_always_lay(
+    experiment: Experiment[Any], place: str, cases: list[str], picture: str, tmp_path: Path
+) -> None:
+    assert experiment.place == place
+    assert [case.name for case in experiment.cases(tmp_path).values()] == cases
+    assert experiment.picture == picture
+
+
+def test_a_report_of_an_earlier_version_is_read_and_its_key_is_the_same(tmp_path: Path) -> None:
+    report = load_report(STORED)
+    assert report is not None
+    (case,) = ALONE.cases(tmp_path).values()
+    scenario = replace(case.scenario, seed=declared_seeds(1, "sapo")[0])
+    key = describe(scenario, simulation_settings(scenario.seed, case.flags))
+    assert report.settings["plan"] == key["plan"]
+
+
+def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def once(
+        scenario: Scenario, settings: Settings, on_round: Callable[[], None]
+    ) -> SimulationReport:
+        if made:
+            raise KeyboardInterrupt
+        made.append(scenario)
+        return simulate(scenario, settings, on_round)
+
+    monkeypatch.setattr(skeleton, "simulate", once)
+    with pytest.raises(KeyboardInterrupt):
+        TWO.run(tmp_path)
+    told = capsys.readouterr().err
+    assert f"finished runs are kept in {tmp_path / 'dense-n1-r1'}" in told
+    assert "give the same command again" in told
+    (kept,) = tmp_path.rglob("report.json")
+    written = kept.stat().st_mtime_ns
+    monkeypatch.undo()
+    TWO.run(tmp_path)
+    assert kept.stat().st_mtime_ns == written
+    assert len([*tmp_path.rglob("report.json")]) == 2
