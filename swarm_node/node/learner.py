@@ -17,6 +17,7 @@ from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import RestingSampler
 from swarm_node.policy.training.trainer import UpdateStats
 
@@ -34,16 +35,16 @@ class Learner:
         parts: Parts,
         tally: Tally,
         buffer: ReplayBuffer,
+        slots: Slots,
         rng: random.Random,
     ) -> None:
         self._settings = settings
         self._parts = parts
         self._tally = tally
         self._buffer = buffer
+        self._slots = slots
         self._rng = rng
         self._mixer = Mixer(settings.policy, tally, buffer)
-        #: Own groups in the update under way, until the sampler has its weights.
-        self.training = 0
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and give the sampler its weights.
@@ -74,11 +75,11 @@ class Learner:
         drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
         if drawn is None:
             return False
-        self.training = drawn.own_count
+        self._slots.train(drawn.own_count)
         try:
             await self._learn(drawn, stopping)
         finally:
-            self.training = 0
+            self._slots.trained()
         return True
 
     async def _learn(self, drawn: Drawn, stopping: Callable[[], bool]) -> None:

@@ -7,13 +7,15 @@
      weights               ▼
         └────────────── train (child process)        evaluate: held-out reward   report: one line
 
-| loop     | waits for                                | wakes                 |
-| sample   | room for own groups in the replay buffer | train                 |
-| train    | enough own groups; never for a peer      | sample (room, weights)|
-| list     | its poll interval                        | pull                  |
-| pull     | offers and room for peers' groups        | train                 |
-| meet     | its heartbeat interval                   | –                     |
-| evaluate | its interval                             | –                     |
+| loop     | waits for                                  | wakes                   |
+| sample   | free slots for own groups                  | train                   |
+| train    | enough own groups; never for a peer        | sample (slots, weights) |
+| list     | its poll interval                          | pull                    |
+| pull     | offers and free slots for peers' groups    | train                   |
+| meet     | its heartbeat interval                     | –                       |
+| evaluate | its interval                               | –                       |
+
+`policy/experience/slots.py` has the table of slots: the backpressure between these loops.
 
 A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
 that a crash loses nothing published and trains nothing twice. The trainer and the environments are
@@ -38,14 +40,16 @@ from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.mixing import replay_settings
 from swarm_node.node.parts import Parts, Tally
-from swarm_node.node.rollouts import RolloutMaker, Scored
+from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.snapshot import EvalPoint
+from swarm_node.node.tasks import SeededTasks
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
 from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.tokens import check_tokens
 from swarm_node.rollout import VerifiedGroup
 
@@ -78,11 +82,12 @@ class Node:
         self.running_since: float | None = None
         self.directory = Directory(membership.identity.peer_id)
         self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
+        self.slots = Slots(self.buffer, settings.sampling.tasks_per_call)
         # Streams of their own, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"
         train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
         self._share_rng = random.Random(f"share:{seed}")  # noqa: S311
-        self._learner = Learner(settings, parts, self.tally, self.buffer, train_rng)
+        self._learner = Learner(settings, parts, self.tally, self.buffer, self.slots, train_rng)
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
         self._evaluator: Evaluator | None = None
@@ -155,10 +160,10 @@ class Node:
         """Draw tasks, complete them, score them, publish the groups and keep them for training."""
         assert self._maker is not None
         while True:
-            await self._until(lambda: self._room() >= self._call())
+            await self._until(lambda: self.slots.sampling_batch(self.parts.trainer.version) > 0)
             try:
                 await self._maker.make(
-                    min(self._room(), self.settings.sampling.tasks_per_call), self._share
+                    self.slots.sampling_batch(self.parts.trainer.version), self._share
                 )
             except ChildError as error:
                 await self._environment_failed(error)
@@ -186,8 +191,8 @@ class Node:
         """Read the newest announcements of a few random peers, no more than can be pulled."""
         storage = self.parts.storage
         while True:
-            room = self._external_room()
-            wanted = room(None) - self._sharing.on_offer(room)
+            free = self._free_external()
+            wanted = free(None) - self._sharing.on_offer(free)
             self.tally.offered += await self._sharing.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self.buffer.collect_departed())
@@ -203,10 +208,10 @@ class Node:
 
     async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._sharing.on_offer(self._external_room()) > 0)
+            await self._until(lambda: self._sharing.on_offer(self._free_external()) > 0)
             version = self.parts.trainer.version
             try:
-                group = await self._sharing.pull(self._external_room(), version)
+                group = await self._sharing.pull(self._free_external(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
@@ -268,14 +273,23 @@ class Node:
         await self._learner.start()
         # A crash after the newest checkpoint lost no group: the log knows how many there are.
         self.tally.groups.published = await parts.storage.run(parts.storage.head)
+        tasks = SeededTasks(
+            info,
+            self.own_families,
+            parts.storage,
+            parts.clock,
+            seed=self.settings.run.seed,
+            peer_id=self.membership.identity.peer_id,
+            swarm_id=self.membership.swarm.swarm_id,
+            common_share=self.settings.sampling.common_share,
+        )
         self._maker = maker = RolloutMaker(
             self.settings,
             parts,
             self.tally,
-            info,
-            self.own_families,
+            tasks,
+            self.slots,
             self.membership.identity.peer_id,
-            self.membership.swarm.swarm_id,
         )
         self._evaluator = Evaluator(
             settings=self.settings,
@@ -334,17 +348,9 @@ class Node:
         assert self._exchange is not None, "loops start after _open"
         return self._exchange
 
-    def _room(self) -> int:
-        return self.buffer.own_room(
-            self.parts.trainer.version, training=self._learner.training, call=self._call()
-        )
-
-    def _call(self) -> int:
-        return self.buffer.worth_a_call(self.settings.sampling.tasks_per_call)
-
-    def _external_room(self) -> Callable[[str | None], int]:
-        """Room for peers' groups, of one author or of anybody."""
-        return partial(self.buffer.external_room, self.parts.trainer.version)
+    def _free_external(self) -> Callable[[str | None], int]:
+        """Free slots for peers' groups, of one author or of anybody."""
+        return partial(self.slots.free_external, self.parts.trainer.version)
 
     def _admit(self, group: VerifiedGroup) -> None:
         refused = self.buffer.admit(group, self.parts.trainer.version)

@@ -215,39 +215,13 @@ class ReplayBuffer:
             self._depart(held)
         self._totals["expired"] += len(stale)
 
-    def own_room(self, version: int, running: int = 0, training: int = 0, call: int = 0) -> int:
-        """How many own groups to begin sampling now, with `running` begun and not yet admitted and
-        `training` in the update under way; `call` is what `worth_a_call` says.
+    def held_own(self) -> int:
+        """Own groups held."""
+        return len(self._own)
 
-        AReaL's admission (arXiv 2505.24298): a group begun behind n others is drawn about n / own
-        updates later, so at most (max_lag + 1) * own may be under way; with a `max_lag` of 0,
-        sampling and training take turns. Counting only what was not consumed yet needs no resetting
-        after a restart. A batch's worth beside a call, or two batches', keep the trainer busy; more
-        would only be older when its turn comes.
-        """
-        self.expire(version)
-        in_time = (self.settings.max_lag + 1) * max(self.mixture.own, 1) - training
-        slots = min(in_time, self.mixture.size + max(self.mixture.size, call))
-        return max(0, slots - len(self._own) - running)
-
-    def worth_a_call(self, most: int) -> int:
-        """Room to wait for before own groups are sampled, if a call samples at most `most`: what an
-        update takes. Where calls may be larger than a batch, twice that: a sampler that computes a
-        batch at a time costs the less per answer the more there are. Never more than there is room
-        for while an update still lacks a group, or both would wait."""
-        own = self.mixture.own
-        larger = most > self.mixture.size and self.settings.max_lag > 1
-        return min(most, 2 * own) if larger else own
-
-    def external_room(self, version: int, author: str | None = None) -> int:
-        """How many external groups are worth pulling now, from `author` or from anybody."""
-        if self.settings.external == 0:
-            return 0
-        self.expire(version)
-        room = self.settings.capacity_external - len(self._external)
-        if author is not None:
-            room = min(room, self.settings.peer_quota - self._holdings()[author])
-        return max(0, room)
+    def held_external(self, author: str | None = None) -> int:
+        """External groups held, of `author` or of anybody."""
+        return len(self._external) if author is None else self._holdings()[author]
 
     def collect_departed(self) -> list[bytes]:
         """Ids of the groups that left since the last call (used up, expired or displaced)."""
