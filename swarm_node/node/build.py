@@ -24,8 +24,9 @@ from swarm_node.node.parts import Parts
 from swarm_node.node.status import take_snapshot
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.policy.memory.plan import Plan
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config, weight_files
-from swarm_node.policy.models.model import Codec, policy_digests, resolve
+from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.placement import Placement, hardware, place
 from swarm_node.policy.sampling.torch_sampler import MAX_ROWS, TorchSampler
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine, uses_vllm

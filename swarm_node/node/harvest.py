@@ -18,8 +18,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from swarm_node.policy.sampling.rows import Row
-from swarm_node.policy.sampling.sampler import InterruptibleSampler, SampleRequest
+from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import TaskRef
 
 #: Weight of the newest group in its family's mean.

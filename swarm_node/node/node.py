@@ -50,7 +50,7 @@ from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.tokens import check_tokens
+from swarm_node.policy.models.codec import check_tokens
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0

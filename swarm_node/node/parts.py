@@ -10,7 +10,7 @@ from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.p2p.transport import Transport
-from swarm_node.policy.models.model import Codec
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler
 from swarm_node.policy.training.process import Trainer
 from swarm_node.rollout import PolicyRef

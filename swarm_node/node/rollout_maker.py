@@ -18,8 +18,7 @@ from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.tasks import TaskChooser
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.sampling.rows import Row
-from swarm_node.policy.sampling.sampler import InterruptibleSampler, SampleRequest
+from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 Scored = tuple[RolloutGroup, str]

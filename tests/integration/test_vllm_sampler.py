@@ -27,14 +27,15 @@ from swarm_node.errors import ModelError
 from swarm_node.node.build import make_sampler, published, trainer_settings
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
-from swarm_node.policy.sampling.rows import Row
 from swarm_node.policy.sampling.sampler import (
     InterruptibleSampler,
     RestingSampler,
+    Row,
     Sampler,
     SampleRequest,
 )

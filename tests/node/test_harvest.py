@@ -19,8 +19,7 @@ from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.sampling.rows import Row, extended, finished
-from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, extended, finished
 from swarm_node.rollout import Completion, PolicyRef, TaskRef
 
 

@@ -20,7 +20,7 @@ from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.model import Codec
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef
 from swarm_node.storage import Storage

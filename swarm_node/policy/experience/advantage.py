@@ -6,6 +6,7 @@ needed. `loss_names` says in a line what each is for.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swarm_node.policy.choices import AdvantageName
+from swarm_node.rollout import TaskRef, VerifiedGroup
 
 #: Added to the standard deviation, so that a group of nearly equal rewards is not blown up.
 STD_EPSILON = 1e-4
@@ -95,3 +97,44 @@ def _unless_equal(
 ADVANTAGES: Mapping[AdvantageName, AdvantageFn] = MappingProxyType(
     {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 )
+
+
+#: Groups that merge at most. An author counts once per task, so nobody fills it alone.
+MOST_GROUPS = 8
+
+_Key = tuple[TaskRef, bytes, bytes]
+#: By author: when a group came, in own updates, and its rewards.
+_Rewards = dict[str, tuple[int, tuple[float, ...]]]
+
+
+class Baselines:
+    """Rewards by task and class: of the last `tasks` heard of, of at most `MOST_GROUPS` groups."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._known: OrderedDict[_Key, _Rewards] = OrderedDict()
+
+    def note(self, group: VerifiedGroup) -> None:
+        """Remember its rewards; of each author the first group of a task counts."""
+        known = self._known.setdefault(_key(group), {})
+        self._known.move_to_end(_key(group))
+        if len(known) < MOST_GROUPS:
+            known.setdefault(group.author, (group.arrived, group.rewards))
+        if len(self._known) > self._tasks:
+            self._known.popitem(last=False)
+
+    def beside(self, group: VerifiedGroup, version: int, max_age: int) -> tuple[float, ...]:
+        """Rewards of the other groups of its task and class that came at most `max_age` updates
+        before policy `version`."""
+        known = self._known.get(_key(group), {})
+        return tuple(
+            reward
+            for author, (arrived, rewards) in known.items()
+            if author != group.author and version - arrived <= max_age
+            for reward in rewards
+        )
+
+
+def _key(group: VerifiedGroup) -> _Key:
+    policy = group.group.policy
+    return group.group.task, policy.model, policy.tokenizer

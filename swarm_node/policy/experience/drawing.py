@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from swarm_node.policy.experience.staleness import staleness_weight
 from swarm_node.rollout import VerifiedGroup
 
 DrawPolicy = Literal["uniform", "weighted"]
@@ -65,6 +64,24 @@ def spread(rewards: Sequence[float]) -> float:
     possible, in [0, 1]. Without it partial credit of 0.01 looks like a difference of 1, because
     advantages are normalised within their group."""
     return min(1.0, statistics.pstdev(rewards) / _LARGEST_STD)
+
+
+def staleness_weight(age: int, half_life: float, max_age: int) -> float:
+    """2^(−age / half_life) in [0, 1]; 0 when `age` exceeds `max_age`. All in own updates.
+
+    An age below 0 counts as 0: after a crash a node resumes from a checkpoint that is older than
+    some groups it holds. A half-life of `math.inf` switches the fall off.
+
+    Raises:
+        ValueError: the half-life is not positive, or the greatest age is negative.
+    """
+    if not half_life > 0:  # written so that NaN fails it
+        raise ValueError("half_life must be positive; use math.inf for no fall")
+    if max_age < 0:
+        raise ValueError("max_age must be 0 or more")
+    if age > max_age:
+        return 0.0
+    return 1.0 if math.isinf(half_life) else math.exp2(-max(age, 0) / half_life)
 
 
 def draw_weight(

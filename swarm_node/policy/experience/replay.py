@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
-from swarm_node.policy.experience.baselines import Baselines
+from swarm_node.policy.experience.advantage import Baselines
 from swarm_node.policy.experience.drawing import DrawPolicy, Quality, draw_weight, weighted_sample
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.rollout import Provenance, VerifiedGroup

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_node.policy.models.model import Codec
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement

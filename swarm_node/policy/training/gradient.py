@@ -19,8 +19,14 @@ from swarm_node.policy.training.logprobs import (
     completion_logprobs,
     token_vectors,
 )
-from swarm_node.policy.training.loss_masks import check_claims, off_policy_mask
-from swarm_node.policy.training.loss_types import BatchSize, ClipBounds, LossFn, LossSums
+from swarm_node.policy.training.losses import (
+    BatchSize,
+    ClipBounds,
+    LossFn,
+    LossSums,
+    check_claims,
+    off_policy_mask,
+)
 from swarm_node.policy.training.packing import padded_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 

@@ -20,7 +20,7 @@ from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.training.loss_types import Tokens
+from swarm_node.policy.training.losses import Tokens
 from swarm_node.policy.training.packing import arrange
 from swarm_node.policy.weights.canary import Canary, canary_ids
 from swarm_node.rollout import Provenance

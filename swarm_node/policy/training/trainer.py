@@ -27,8 +27,7 @@ from swarm_node.policy.placement import DtypeName, OptimizerName, hardware, plac
 from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.gradient import Accumulated, GradientPass
 from swarm_node.policy.training.logprobs import ReferencePolicy
-from swarm_node.policy.training.loss_types import BatchSize, ClipBounds
-from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE
+from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
 from swarm_node.policy.training.optimizer import make_optimizer
 from swarm_node.policy.training.ranks import ALONE, Ranks
 

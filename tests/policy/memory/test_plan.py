@@ -37,7 +37,7 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import ON_CPU, hardware, place
-from swarm_node.policy.training.adamw import AdamW
+from swarm_node.policy.training.optimizer import AdamW
 from swarm_node.policy.training.trainer import TrainerSettings
 
 GIB = 1 << 30

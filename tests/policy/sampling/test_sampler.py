@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarm_node.policy.sampling.rows import Row, extended, finished
+from swarm_node.policy.sampling.sampler import Row, extended, finished
 from swarm_node.rollout import Finish, VersionSpan
 
 

@@ -28,11 +28,10 @@ import numpy as np
 import structlog
 
 from swarm_node.errors import ChildError, EngineError, ModelError
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.lora import ADAPTER_FILE
-from swarm_node.policy.models.model import Codec
-from swarm_node.policy.sampling.rows import Row, extended, finished
-from swarm_node.policy.sampling.sampler import SampleRequest, check_request
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, check_request, extended, finished
 from swarm_node.policy.sampling.vllm.engine import (
     EnginePlan,
     engine_arguments,

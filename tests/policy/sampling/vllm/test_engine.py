@@ -11,8 +11,9 @@ from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.build import make_sampler, published
 from swarm_node.policy.memory.plan import Job, make_plan
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm import engine as engine_plan
 from swarm_node.policy.sampling.vllm.engine import (
