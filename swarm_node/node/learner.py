@@ -92,7 +92,7 @@ class Learner:
             parts.codec.eos_id,
             self._settings.policy.correction,
             self._settings.policy.advantage,
-            drawn.beside,
+            drawn.other_rewards,
         )
         sampler = parts.sampler
         resting = isinstance(sampler, RestingSampler) and await sampler.rest()

@@ -243,19 +243,19 @@ def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() 
     admit(held, group("mine", rewards=wrong))
     first = held.draw(0, random.Random(1))
     assert first is not None
-    assert first.beside == ((),)
+    assert first.other_rewards == ((),)
     admit(held, group("other", seed=1), group("theirs", "peer", rewards=right))
     second = held.draw(1, random.Random(1))
     assert second is not None
     assert names(second) == ["other", "theirs"]
-    assert second.beside == ((), wrong)
+    assert second.other_rewards == ((), wrong)
     assert held.stats().merged == 1
     # What one knows alone, or was refused, is nobody's baseline.
     assert held.admit(group("dull", "third", rewards=wrong), 1) is not None
     admit(held, group("late", rewards=wrong), version=1)
     third = held.draw(1, random.Random(1))
     assert third is not None
-    assert third.beside == (right,)
+    assert third.other_rewards == (right,)
 
 
 def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
@@ -263,4 +263,4 @@ def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
     admit(held, group("mine"), group("theirs", "peer"))
     drawn = held.draw(0, random.Random(1))
     assert drawn is not None
-    assert drawn.beside == ((), ())
+    assert drawn.other_rewards == ((), ())
