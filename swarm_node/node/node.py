@@ -1,4 +1,4 @@
-"""The composition root: one node, as one TaskGroup of named loops over a few bounded stores.
+"""One node: a TaskGroup of named loops over a few bounded stores.
 
       sample ──groups──► [outbox + log: storage] ──► peers list and pull it (p2p/serving)
         ▲  │                                                        │
@@ -19,7 +19,7 @@
 
 A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
 that a crash loses nothing published and trains nothing twice. The trainer and the environments are
-children that may die; a dead peer, daemon or bootstrap never stops a loop.
+child processes that may die; a dead peer, daemon or bootstrap never stops a loop.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Node:
-    """One member of a swarm. `run` is its whole life; `stop` ends it."""
+    """One member of a swarm. `run` lives until `stop` is called."""
 
     def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
         self.settings = settings
@@ -83,7 +83,7 @@ class Node:
         self.directory = Directory(membership.identity.peer_id)
         self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
         self.slots = Slots(self.buffer, settings.sampling.tasks_per_call)
-        # Streams of their own, so that a slow peer does not change what is drawn for training.
+        # Separate generators, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"
         train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
         self._share_rng = random.Random(f"share:{seed}")  # noqa: S311
@@ -95,15 +95,15 @@ class Node:
         self._exchange: Exchange | None = None
 
     def stop(self) -> None:
-        """Leave soon: finish the update under way, store a checkpoint, close everything."""
+        """End `run` soon: finish the running update, store a checkpoint, close every part."""
         self._stop.set()
 
     async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
-        """Live until `stop` or, with `run.updates`, that many updates. `on_running` is told this
-        node's addresses once it can be dialled.
+        """Live until `stop`, or until the update number that `run.updates` sets. `on_running` gets
+        this node's addresses once peers can dial it.
 
         Raises:
-            SwarmNodeError: it cannot start or go on; the message says what to do.
+            SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
             await self._open()
@@ -122,7 +122,7 @@ class Node:
             await self._close()
 
     async def evaluate(self) -> EvalPoint:
-        """Measure held-out reward now and add it to the curve.
+        """Measure the held-out reward now and append it to the curve.
 
         Raises:
             SwarmNodeError: the node has not started, or the environment failed.
@@ -157,7 +157,7 @@ class Node:
         }
 
     async def _sample(self) -> None:
-        """Draw tasks, complete them, score them, publish the groups and keep them for training."""
+        """Sample groups whenever enough slots are free, publish them and admit them."""
         assert self._maker is not None
         while True:
             await self._until(lambda: self.slots.sampling_batch(self.parts.trainer.version) > 0)
@@ -169,14 +169,14 @@ class Node:
                 await self._environment_failed(error)
 
     async def _share(self, scored: Sequence[Scored]) -> None:
-        """Publish own groups and keep them for training."""
+        """Publish own groups and admit them to the replay buffer."""
         for group in await self._sharing.publish(scored, self.parts.trainer.version):
             self._admit(group)
         self.tally.groups.published += len(scored)
         await self._notify()
 
     async def _train(self) -> None:
-        """Update whenever there is a batch; never wait for a peer."""
+        """Update whenever a batch is ready; never wait for a peer."""
         limit = self.settings.run.updates
         while not self._stop.is_set():
             await self._until(
@@ -188,7 +188,7 @@ class Node:
                 self._stop.set()
 
     async def _list(self) -> None:
-        """Read the newest announcements of a few random peers, no more than can be pulled."""
+        """List the newest announcements of a few random peers, as many as can be pulled."""
         storage = self.parts.storage
         while True:
             free = self._free_external()
@@ -200,8 +200,8 @@ class Node:
             await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _pull(self) -> None:
-        """Pull and verify offered groups while there is room to train on them; a few at once, so
-        that a slow or lost answer does not hold up the others."""
+        """Pull and verify offered groups while external slots are free. A few pulls run at once, so
+        that a slow or lost answer does not delay the others."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_PARALLEL_PULLS):
                 group.create_task(self._pull_singly())
@@ -221,7 +221,8 @@ class Node:
                 await self._notify()
 
     async def _meet(self) -> None:
-        """Find peers, be found, repair: often at first, then every heartbeat."""
+        """Find peers, announce this node, repair the network: often at first, then at every
+        heartbeat."""
         network, storage, clock = self.settings.network, self.parts.storage, self.parts.clock
         pause, next_beat = 1.0, 0.0
         while True:
@@ -247,7 +248,7 @@ class Node:
             await asyncio.sleep(self.settings.run.eval_seconds)
 
     async def _report(self) -> None:
-        """One line that says what the node is doing and whether it gets better."""
+        """Log one line on what the node does and whether it gets better."""
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
             tally = self.tally
@@ -271,7 +272,7 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group: the log knows how many there are.
+        # A crash after the newest checkpoint lost no group, so the count comes from the log.
         self.tally.groups.published = await parts.storage.run(parts.storage.head)
         tasks = SeededTasks(
             info,
@@ -358,7 +359,7 @@ class Node:
             self._sharing.reject(refused, group.author)
 
     async def _environment_failed(self, error: SwarmNodeError) -> None:
-        """Count and tell it, and give the environment's process a moment."""
+        """Count and log the fault, then pause so that the environment's process can recover."""
         self.tally.faults["environment"] += 1
         _log.warning("the environment failed", error=str(error))
         await asyncio.sleep(_FAULT_SECONDS)
@@ -372,7 +373,7 @@ class Node:
             self._changed.notify_all()
 
     async def _close(self) -> None:
-        """Close every part, each within its own bound, whatever state it is in."""
+        """Close every part, whatever state it is in; each bounds the time that it takes."""
         parts = self.parts
         for close in (
             parts.transport.stop,
