@@ -23,7 +23,7 @@ from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings, Re
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:
-    """Settings of the replay buffer. With `external = "auto"` it is large enough for any mixture."""
+    """Settings of the replay buffer; with `external = "auto"` it has space for any mixture."""
     policy = settings.policy
     own, external = policy.own, policy.external
     if external == "auto":

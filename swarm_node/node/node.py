@@ -34,7 +34,7 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, ConfigError, Rejected, SwarmNodeError
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
@@ -42,7 +42,7 @@ from swarm_node.node.mixing import replay_settings
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.snapshot import EvalPoint
-from swarm_node.node.tasks import SeededTasks
+from swarm_node.node.tasks import SeededTasks, chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.peers import Directory
@@ -266,7 +266,7 @@ class Node:
     async def _open(self) -> None:
         parts = self.parts
         self.info = info = await parts.environment.start()
-        self.own_families = _chosen(self.settings.environment.families, info)
+        self.own_families = chosen_families(self.settings.environment.families, info)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
@@ -384,15 +384,6 @@ class Node:
             with contextlib.suppress(SwarmNodeError):
                 await close()
         parts.storage.close()
-
-
-def _chosen(wanted: list[str], info: EnvironmentInfo) -> tuple[str, ...]:
-    unknown = sorted(set(wanted) - set(info.families))
-    if unknown:
-        raise ConfigError(
-            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
-        )
-    return tuple(wanted) or info.families
 
 
 def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

@@ -54,7 +54,7 @@ class Tally:
     """What a node did, for its snapshot. Checkpoints keep the first three fields.
 
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
-    groups that peers announced and this node could train on. `sampling` is the time per own group
+    groups that peers announced as informative. `sampling` is the time per own group
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
     `updating` the time per update.
     """

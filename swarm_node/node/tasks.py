@@ -9,6 +9,7 @@ from swarm_node.clock import Clock
 from swarm_node.environments.common import common_tasks, first_number, is_common
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage
 
@@ -68,3 +69,17 @@ class SeededTasks:
         )
         await storage.run(storage.advance, "common", after - used)
         return tasks
+
+
+def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:
+    """The task families that a node samples: those `wanted`, or all of the environment's.
+
+    Raises:
+        ConfigError: the environment has no family of that name.
+    """
+    unknown = sorted(set(wanted) - set(info.families))
+    if unknown:
+        raise ConfigError(
+            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
+        )
+    return tuple(wanted) or info.families

@@ -23,7 +23,7 @@ from typing import Literal, TypeVar
 from swarm_node.rollout import VerifiedGroup
 
 DrawPolicy = Literal["uniform", "weighted"]
-#: An author's quality in [0, 1]: how many of its groups passed verification.
+#: An author's quality in [0, 1]: the share of its groups that were admitted.
 Quality = Callable[[str], float]
 
 #: Largest population standard deviation of rewards within [0, 1].

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and whether a peer's ids spell its text. No torch."""
+"""Text to token ids and back, and the check that a peer's ids spell its text. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm_node.errors import ModelError, Rejected
 from swarm_node.policy.models.config import Qwen2Config, read_json
 from swarm_node.rollout import Completion, Finish, RolloutGroup
 
-#: How a question is put to a model whose tokenizer has no chat template, such as a base model.
+#: The prompt of a question for a model without a chat template, such as a base model.
 PLAIN_PROMPT = "Question: {}\nAnswer:"
 _PROMPTS_KEPT = 1024
 
@@ -28,8 +28,8 @@ def load_tokenizer(path: Path) -> Any:
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
     try:
-        # Not AutoTokenizer: for a Qwen2 model it would put Qwen2's own normalising and splitting in
-        # place of what tokenizer.json says, and tokenizer.json is what the digest covers.
+        # Not AutoTokenizer: for a Qwen2 model it replaces the normaliser and splitter of
+        # tokenizer.json by Qwen2's own, and the digest covers tokenizer.json.
         return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"the tokenizer in {path} cannot be read: {error}") from error
@@ -38,9 +38,9 @@ def load_tokenizer(path: Path) -> Any:
 class Codec:
     """Text to token ids and back, for one model.
 
-    `vocab_size` is the model's, which may exceed the tokenizer's (padded embeddings); `positions`
-    bound a prompt with its answer; `eos_id` is the end token to append, `eos_ids` are all that end
-    a completion; `special_ids` decode to nothing; `pad_id` fills batches."""
+    `vocab_size` is the model's; it may exceed the tokenizer's, because embeddings are padded.
+    `positions` is the most tokens of a prompt with its answer. `eos_id` is the end token to append;
+    each of `eos_ids` ends a completion. `special_ids` decode to nothing. `pad_id` fills batches."""
 
     def __init__(
         self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], positions: int = 1 << 40
@@ -57,23 +57,23 @@ class Codec:
         self.positions = positions
         self.eos_id = eos_ids[0]
         unnamed = set(range(vocab_size)).difference(tokenizer.get_vocab().values())
-        # Those that tokenizer.json flags too, named or not: decoding leaves them all out.
+        # Decoding also leaves out the tokens that tokenizer.json flags as special.
         flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged
-        # What ends a turn in the chat template ends a completion, even where a base model's
-        # settings name only the end of a text.
+        # The token that ends a turn in the chat template also ends a completion, even if a base
+        # model's settings name only the end of a text.
         self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_id if pad is None else pad
-        # A prompt is needed when it is sampled and again whenever its group is trained on.
+        # A prompt is encoded when it is sampled, and again for every update on its group.
         self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
 
     @classmethod
     def from_directory(cls, path: Path, longest: int = 1 << 40) -> Self:
-        """The codec of a model directory; `longest` is what the sampler takes of its positions.
+        """The codec of a model directory. `longest` is the most positions that the sampler uses.
 
         Raises:
-            ModelError: a file is missing, malformed, or tokenizer and model do not fit.
+            ModelError: a file is missing or malformed, or tokenizer and model do not match.
         """
         config = read_json(path / "config.json")
         generation = path / "generation_config.json"
@@ -84,12 +84,12 @@ class Codec:
         return cls(tokenizer, model.vocab_size, eos, min(model.max_position_embeddings, longest))
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
-        """Whether a prompt leaves room for an answer."""
+        """Whether a prompt and an answer of `max_new_tokens` fit the model's positions."""
         return len(prompt_ids) + max_new_tokens <= self.positions
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Token ids of a question, up to where the answer starts: by the tokenizer's chat template
-        (without thinking aloud, where it offers that), else by `PLAIN_PROMPT`."""
+        """Token ids of the prompt that asks `text`, up to where the answer starts. The prompt
+        follows the tokenizer's chat template, with thinking disabled, or else `PLAIN_PROMPT`."""
         return self._encoded(text)
 
     def _encode_prompt(self, text: str) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class Codec:
         return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
 
     def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        """`messages` as the chat template, which runs in Jinja's sandbox, writes them.
+        """`messages` rendered by the chat template, which runs in Jinja's sandbox.
 
         Raises:
             ModelError: the template fails.
@@ -119,7 +119,7 @@ class Codec:
         return text
 
     def _turn_end(self) -> list[int]:
-        """The special token that follows an answer in the chat template, if one does."""
+        """The special token that follows an answer in the chat template; empty without one."""
         if self._tokenizer.chat_template is None:
             return []
         mark = "-answer-"
@@ -129,14 +129,14 @@ class Codec:
         return [token for token in ids[:1] if token in self.special_ids]
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
-        """Token ids of an answer, without an end token. The text may come from a peer, so a
-        special token spelt out in it is encoded as plain text."""
+        """Token ids of an answer, without an end token. The text may come from a peer, so the name
+        of a special token in it is encoded as plain text."""
         return tuple(
             self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids; special tokens are left out, broken UTF-8 becomes U+FFFD.
+        """The text of token ids, without special tokens; broken UTF-8 becomes U+FFFD.
 
         Raises:
             ValueError: an id is outside the model's vocabulary.
@@ -151,7 +151,7 @@ class Codec:
 
 
 def _first_named(*candidates: object) -> list[int]:
-    """All end tokens named, each once, in the order of naming."""
+    """All end tokens among `candidates`, each once, in their order."""
     named: list[int] = []
     for candidate in candidates:
         for token in candidate if isinstance(candidate, list) else [candidate]:
@@ -161,11 +161,11 @@ def _first_named(*candidates: object) -> list[int]:
 
 
 def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
-    """None when every completion's ids decode to its text, or the reason "tokens".
+    """None if the ids of every completion decode to its text; else a refusal as "tokens".
 
-    Rewards are computed from texts and gradients from ids: a peer whose ids say something else
-    would have arbitrary tokens reinforced for a right answer. So the end token stands at the end
-    and nowhere else, and no other special token, which decoding leaves out, may hide inside.
+    Rewards are computed from texts and gradients from ids. A peer whose ids differ from its text
+    could have arbitrary tokens reinforced by a correct answer. So an end token may stand only at
+    the end, and no other special token may occur, because decoding hides them.
     """
     for completion in group.completions:
         fault = _fault(codec, completion)

@@ -17,10 +17,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def resolve(name: str, admit: Callable[[Qwen2Config], None] = lambda config: None) -> Path:
-    """The directory of a model: "tiny" is the one that ships; else an existing directory; else an
-    alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
+    """The directory of the model `name`: "tiny", which is part of this package, or an existing
+    directory, or an alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
 
-    `admit` sees the architecture before any weights are downloaded, and raises to refuse it.
+    `admit` gets the architecture before weights are downloaded, and raises to refuse it.
 
     Raises:
         ModelError: there is no such model, or it cannot be fetched or used.
@@ -45,9 +45,10 @@ def resolve(name: str, admit: Callable[[Qwen2Config], None] = lambda config: Non
 def policy_digests(path: Path) -> tuple[bytes, bytes]:
     """sha256 of the model and of the tokenizer in a directory (32 bytes each).
 
-    The model's covers the architecture and the bytes of the weight files; the tokenizer's covers
-    tokenizer.json, less its padding and truncation settings, and the chat template. Formatting of
-    the JSON files and other files do not matter, so both are equal wherever the model is the same.
+    The model's digest covers the architecture and the bytes of the weight files. The tokenizer's
+    covers the chat template and tokenizer.json without its padding and truncation settings. The
+    formatting of JSON files and all other files do not count, so the same model has the same
+    digests everywhere.
 
     Raises:
         ModelError: a file is missing or malformed.

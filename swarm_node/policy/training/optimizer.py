@@ -1,4 +1,8 @@
-"""What moves the weights: AdamW, with its moments in float32 or in eight bits."""
+"""The optimizer: AdamW, with its moments in float32 or in eight bits.
+
+`AdamW` does without torch's optimizer class, whose first use imports torch's compiler: 36 MiB and a
+second of every trainer. The arithmetic is torch's own.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ _EPSILON = 1e-8
 
 
 class Optimizer(Protocol):
-    """`state` holds named tensors for each parameter that was ever stepped; what is put back there
-    after a restart goes on as if nothing had happened."""
+    """`state` holds named tensors for each parameter that was ever stepped. An optimizer whose
+    `state` is restored continues identically."""
 
     state: dict[nn.Parameter, dict[str, Tensor]]
 
@@ -44,8 +48,8 @@ def make_optimizer(
 
 
 class AdamW:
-    """`state` holds for each parameter that was ever stepped "step" (a count, f32 scalar),
-    "exp_avg" and "exp_avg_sq", as `torch.optim.AdamW` names them."""
+    """AdamW (arXiv 1711.05101). For each parameter that was ever stepped, `state` holds "step" (a
+    count, f32 scalar), "exp_avg" and "exp_avg_sq", as `torch.optim.AdamW` names them."""
 
     def __init__(
         self, parameters: Iterable[nn.Parameter], betas: tuple[float, float], weight_decay: float
@@ -90,8 +94,9 @@ def _new_state(parameter: nn.Parameter) -> dict[str, Tensor]:
 
 
 class AdamW8bit:
-    """AdamW whose moments are quantised in blocks (Dettmers et al., arXiv 2110.02861), through
-    bitsandbytes: a quarter of their memory. Tensors of under 4096 weights keep theirs whole."""
+    """AdamW of bitsandbytes, whose moments are quantised in blocks (Dettmers et al., arXiv
+    2110.02861) and take a quarter of the memory. The moments of tensors with fewer than 4096
+    weights are not quantised."""
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], betas: tuple[float, float], weight_decay: float
@@ -109,7 +114,7 @@ class AdamW8bit:
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
     def step(self, learning_rate: float) -> None:
-        # Theirs counts steps in plain integers; here, as in a checkpoint, all are tensors.
+        # bitsandbytes counts steps in plain integers; `state` and checkpoints hold tensors.
         for parameter, moments in self.state.items():
             self._wrapped.state[parameter] = {**moments, "step": int(moments["step"])}
         for group in self._wrapped.param_groups:
