@@ -28,7 +28,8 @@ from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler

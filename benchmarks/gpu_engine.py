@@ -26,7 +26,8 @@ import psutil
 import torch
 
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models.model import Codec, load_tokenizer, resolve
+from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.sampling.sampler import SampleRequest

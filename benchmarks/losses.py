@@ -26,7 +26,8 @@ from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.policy.choices import LOSS_CHOICES, AdvantageName, LossName
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer

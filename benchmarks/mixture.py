@@ -36,9 +36,10 @@ from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.policy.experience import mixture as mix
 from swarm_node.policy.experience.batch import Batch, build_batch
+from swarm_node.policy.experience.drawing import staleness_weight
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
-from swarm_node.policy.experience.staleness import staleness_weight
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings

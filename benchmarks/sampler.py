@@ -24,7 +24,8 @@ import torch
 import transformers
 
 from swarm_node.environments.reasoning_gym.environment import corpus
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 

@@ -24,8 +24,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from swarm_node.node.harvest import Harvest, Job
-from swarm_node.policy.models.model import Codec, load_tokenizer, resolve
+from swarm_node.node.harvest import Harvest, PendingGroup
+from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -56,18 +57,18 @@ class Tasks:
         self._rng = random.Random(seed)
         self._count = 0
 
-    async def draw(self, count: int) -> list[Job]:
+    async def draw(self, count: int) -> list[PendingGroup]:
         jobs = []
         for _ in range(count):
             family = self._rng.randrange(len(MEDIANS))
             length = int(MEDIANS[family] * self._rng.lognormvariate(0.0, 0.4))
             self._count += 1
             request = SampleRequest(self._prompt, GROUP, self._count, max(1, min(length, LONGEST)))
-            jobs.append(Job(TaskRef("bench", "1", str(family), self._count), "", request))
+            jobs.append(PendingGroup(TaskRef("bench", "1", str(family), self._count), "", request))
         return jobs
 
 
-def tokens_of(jobs: Sequence[Job]) -> int:
+def tokens_of(jobs: Sequence[PendingGroup]) -> int:
     return sum(len(row.token_ids) for job in jobs for row in job.rows)
 
 
@@ -77,9 +78,9 @@ async def run_arm(
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
     over, ranked = ARMS[arm]
     harvest = Harvest(sampler, over_provision=over, max_lag=1 << 30, ranked=ranked)
-    tasks, made = Tasks(prompt, seed), list[Job]()
+    tasks, made = Tasks(prompt, seed), list[PendingGroup]()
 
-    async def deliver(job: Job) -> None:
+    async def deliver(job: PendingGroup) -> None:
         made.append(job)
 
     await harvest.gather(TARGET, tasks.draw, deliver)  # the ranker's first sight; not counted

@@ -90,7 +90,7 @@ def test_a_ticket_does_not_show_in_the_settings() -> None:
 
 
 def test_a_retired_variable_says_what_took_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"experience\.own is gone: use experience\.own"):
+    with pytest.raises(ConfigError, match=r"policy\.own is gone: use experience\.own"):
         load_settings({}, environ={"SWARM_NODE_POLICY__OWN": "3"})
 
 

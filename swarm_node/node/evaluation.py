@@ -1,4 +1,4 @@
-"""Held-out reward: the figure that says whether a node got better. The node's own samples only."""
+"""Held-out reward, which says whether a node got better, measured on the node's own samples."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from swarm_node.rollout import TaskRef
 
 
 class Evaluator:
-    """Samples one completion (temperature as in training: pass@1) for each of a fixed set of
-    held-out tasks; their seeds are the same in every node and run, and refused in training."""
+    """Samples one completion for each of a fixed set of held-out tasks, at the temperature of
+    training (pass@1). Their seeds are the same in every node and run, and training refuses them."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Evaluator:
         own_families: Sequence[str],
         earlier: float,
     ) -> None:
-        """`earlier` is where the curve of a resumed node stood, in seconds."""
+        """`earlier` is the time of the last point before a restart, in seconds."""
         self._parts = parts
         self._info = info
         self._own = frozenset(own_families)
@@ -37,8 +37,8 @@ class Evaluator:
         self._one_at_a_time = asyncio.Lock()
 
     async def measure(self) -> EvalPoint:
-        """One point of the curve; takes a sampling call over all families. A task whose prompt
-        leaves the model no room for an answer counts as answered wrongly."""
+        """One point of the curve, from one sampling batch over all families. A task counts as
+        answered wrongly if its prompt and the longest answer exceed the model's positions."""
         async with self._one_at_a_time:
             refs = [
                 TaskRef(self._info.name, self._info.version, family, held_out_seed(family, index))

@@ -1,25 +1,33 @@
-"""Groups from an engine that works on many at once: each handed on as soon as it is whole.
+"""Partial rollouts: groups from an engine that interleaves many, each delivered when complete.
 
-A call starts more groups than it needs (`sampling.over_provision`), ends when it has its target,
-and keeps what the others have so far: tokens, log-probs and versions. Those go on first in the next
-call. No place in the engine waits for the longest answer of a call.
+A sampling batch begins more groups than its target (`sampling.over_provision`) and ends when the
+target is complete. It keeps the tokens, log-probs and versions of the interrupted groups, and the
+next sampling batch resumes them first (APRIL, arXiv 2509.18521). So no place in the engine idles
+until the longest answer of a batch has ended.
+
+Where the engine has fewer places than rows, the rows that start last also end last. Starting the
+longest first leaves the shortest tail (longest-processing-time-first scheduling). StreamRL (arXiv
+2504.15930) ranks prompts by a trained predictor; here the recent mean of the task's family ranks
+them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from swarm_node.node.dispatch import LengthRanker, provision, still_fresh
-from swarm_node.policy.sampling.rows import Row
-from swarm_node.policy.sampling.sampler import InterruptibleSampler, SampleRequest
+from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import TaskRef
+
+#: Weight of the newest group in its family's mean.
+_NEWEST = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """One group under way: `rows` are what it has so far, none before it was started."""
+class PendingGroup:
+    """A group whose sampling has begun; `rows` are its completions so far, empty at first."""
 
     ref: TaskRef
     prompt: str
@@ -27,7 +35,7 @@ class Job:
     rows: list[Row] = field(default_factory=list)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         return bool(self.rows) and all(row.finish is not None for row in self.rows)
 
     @property
@@ -37,7 +45,7 @@ class Job:
 
 
 class Harvest:
-    """Keeps the interrupted groups of one node, and what its families' answers take."""
+    """Runs sampling batches and keeps the groups that they interrupt."""
 
     def __init__(
         self,
@@ -47,58 +55,94 @@ class Harvest:
         max_lag: int,
         ranked: bool = True,
     ) -> None:
-        """`max_lag` in policy versions: tokens that are older are sampled again. Without `ranked`,
-        new groups are started in the order they come."""
+        """A row whose tokens are more than `max_lag` policy versions old is sampled again. Without
+        `ranked`, new groups start in the order given."""
         self._sampler = sampler
         self._over_provision = over_provision
         self._max_lag = max_lag
         self._ranker = LengthRanker() if ranked else None
-        self._waiting: list[Job] = []
+        self._waiting: list[PendingGroup] = []
 
     @property
-    def interrupted(self) -> tuple[Job, ...]:
-        """Groups that go on with the next call."""
+    def interrupted(self) -> tuple[PendingGroup, ...]:
+        """Groups that the next sampling batch resumes."""
         return tuple(self._waiting)
 
     async def gather(
         self,
         target: int,
-        fresh: Callable[[int], Awaitable[list[Job]]],
-        deliver: Callable[[Job], Awaitable[None]],
+        fresh: Callable[[int], Awaitable[list[PendingGroup]]],
+        deliver: Callable[[PendingGroup], Awaitable[None]],
     ) -> None:
-        """Have `target` groups or a few more made; `fresh` gives new jobs, `deliver` takes each
-        that is whole, one at a time.
+        """Complete `target` groups, or a few more. `fresh` gives up to so many new groups;
+        `deliver` takes the complete ones, one at a time.
 
         Raises:
             SwarmNodeError: from the sampler, `fresh` or `deliver`.
         """
-        jobs, self._waiting = self._waiting, []
-        for job in jobs:
-            job.rows = still_fresh(job.rows, self._sampler.version, self._max_lag)
-        new = await fresh(provision(target, self._over_provision, len(jobs)))
+        new = await fresh(provision(target, self._over_provision, len(self._waiting)))
         if self._ranker is not None:
-            new = [new[place] for place in self._ranker.order([job.ref.family for job in new])]
+            new = [new[place] for place in self._ranker.order([group.ref.family for group in new])]
+        resumed, self._waiting = self._waiting, []
+        for group in resumed:
+            group.rows = still_fresh(group.rows, self._sampler.version, self._max_lag)
         cut, one_at_a_time = asyncio.Event(), asyncio.Lock()
         left = target
 
-        async def finish(job: Job) -> None:
+        async def finish(group: PendingGroup) -> None:
             nonlocal left
-            job.rows = await self._sampler.complete(job.request, job.rows, cut)
-            if not job.whole:
-                self._waiting.append(job)
+            group.rows = await self._sampler.complete(group.request, group.rows, cut)
+            if not group.complete:
+                self._waiting.append(group)
                 return
             left -= 1
             if left <= 0:
                 cut.set()
             if self._ranker is not None:
-                self._ranker.observe(job.ref.family, max(len(row.token_ids) for row in job.rows))
+                longest = max(len(row.token_ids) for row in group.rows)
+                self._ranker.observe(group.ref.family, longest)
             async with one_at_a_time:
-                await deliver(job)
+                await deliver(group)
 
-        # One that fails must not leave the others running behind our back.
+        # When one group fails, the others still run to their end before the error is raised.
         ended = await asyncio.gather(
-            *(finish(job) for job in (*jobs, *new)), return_exceptions=True
+            *(finish(group) for group in (*resumed, *new)), return_exceptions=True
         )
         for error in ended:
             if error is not None:
                 raise error
+
+
+class LengthRanker:
+    """Estimates, by task family, how many tokens the longest row of a group takes."""
+
+    def __init__(self) -> None:
+        self._longest: dict[str, float] = {}
+
+    def observe(self, family: str, tokens: int) -> None:
+        """A group of `family` is complete; its longest row has `tokens` tokens."""
+        before = self._longest.get(family, float(tokens))
+        self._longest[family] = before + _NEWEST * (tokens - before)
+
+    def expected(self, family: str) -> float:
+        """Tokens of the longest row. An unknown family has infinitely many, so it starts early."""
+        return self._longest.get(family, math.inf)
+
+    def order(self, families: Sequence[str]) -> list[int]:
+        """The indices of `families`, longest first; ties keep the order given."""
+        return sorted(range(len(families)), key=lambda place: -self.expected(families[place]))
+
+
+def provision(target: int, over: float, waiting: int) -> int:
+    """How many new groups to begin, so that with the `waiting` interrupted ones `over` times
+    `target` groups are sampled; `over` counts as 1 at least."""
+    return max(0, math.ceil(target * max(over, 1.0)) - waiting)
+
+
+def still_fresh(rows: Sequence[Row], version: int, max_lag: int) -> list[Row]:
+    """The rows to resume at policy `version`. A row whose oldest token is more than `max_lag`
+    versions old starts again from nothing: its group would be too stale to train on."""
+    return [
+        Row.empty() if row.spans and version - row.spans[0].version > max_lag else row
+        for row in rows
+    ]

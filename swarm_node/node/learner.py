@@ -1,4 +1,5 @@
-"""Learning from experience: draw a batch, update in the trainer's process, hand the weights on."""
+"""The learner: it draws a batch, has the trainer update on it, and loads the new weights into the
+sampler."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import RestingSampler
 from swarm_node.policy.training.trainer import UpdateStats
 
@@ -26,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Learner:
-    """Owns the way from the replay buffer to the sampler's weights."""
+    """Turns batches of the replay buffer into weights for the sampler."""
 
     def __init__(
         self,
@@ -34,22 +36,22 @@ class Learner:
         parts: Parts,
         tally: Tally,
         buffer: ReplayBuffer,
+        slots: Slots,
         rng: random.Random,
     ) -> None:
         self._settings = settings
         self._parts = parts
         self._tally = tally
         self._buffer = buffer
+        self._slots = slots
         self._rng = rng
         self._mixer = Mixer(settings.experience, tally, buffer)
-        #: Own groups in the update under way, until the sampler has its weights.
-        self.training = 0
 
     async def start(self) -> None:
-        """Resume from the newest checkpoint and give the sampler its weights.
+        """Resume from the newest checkpoint and load its weights into the sampler.
 
         Raises:
-            SwarmNodeError: there is nothing to start from.
+            SwarmNodeError: neither a checkpoint nor the base model can be used.
         """
         trainer = self._parts.trainer
         weights, version = await trainer.start()
@@ -59,26 +61,26 @@ class Learner:
                 saved = msgspec.convert(dict(trainer.extra), Saved)
             except msgspec.ValidationError as error:
                 raise CheckpointError(
-                    f"the newest checkpoint is not of this program: {error}"
+                    f"another program wrote the newest checkpoint: {error}"
                 ) from None
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
             self._mixer.resume(saved.mixture)
 
     async def step(self, stopping: Callable[[], bool]) -> bool:
-        """One update, if there is a batch; False when there was none.
+        """One update; False when no batch is ready.
 
-        The use of every group is stored before the update: a crash in between loses that use, and
+        The use of every group is stored before the update. A crash in between loses that use, and
         no group is trained on twice.
         """
         drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
         if drawn is None:
             return False
-        self.training = drawn.own_count
+        self._slots.train(drawn.own_count)
         try:
             await self._learn(drawn, stopping)
         finally:
-            self.training = 0
+            self._slots.trained()
         return True
 
     async def _learn(self, drawn: Drawn, stopping: Callable[[], bool]) -> None:
@@ -91,7 +93,7 @@ class Learner:
             parts.codec.eos_id,
             self._settings.experience.correction,
             self._settings.training.advantage,
-            drawn.beside,
+            drawn.other_rewards,
         )
         sampler = parts.sampler
         resting = isinstance(sampler, RestingSampler) and await sampler.rest()
@@ -112,7 +114,7 @@ class Learner:
             await self.checkpoint()
 
     async def checkpoint(self) -> None:
-        """Store training state and tally; a failure is counted and told, the node goes on."""
+        """Store the training state and the tally. A failure is counted and logged, not raised."""
         tally = self._tally
         saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self._mixer.state)
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
@@ -123,7 +125,7 @@ class Learner:
             _log.warning("no checkpoint", error=str(error))
 
     async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
-        """Bring the trainer back from its last checkpoint, for as long as it takes."""
+        """Restart the trainer from its last checkpoint; try until it works or the node stops."""
         shortest, longest = _BACKOFF_SECONDS
         attempt = 0
         while not stopping():

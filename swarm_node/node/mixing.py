@@ -1,6 +1,6 @@
-"""Own and peers' groups per update: what the settings say, or what the controller finds.
+"""The mixture of own and peers' groups: fixed by the settings, or chosen by the controller.
 
-The decisions are pure and live in `policy/mixture.py`; here they are given what this node counts.
+The controller is pure (`policy/experience/mixture.py`). This module feeds it what the node counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings, Re
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:
-    """The node's buffer; where `external` is "auto", large enough for any mixture."""
+    """Settings of the replay buffer; with `external = "auto"` it has space for any mixture."""
     experience = settings.experience
     own, external = experience.own, experience.external
     if external == "auto":
@@ -40,18 +40,18 @@ def replay_settings(settings: Settings) -> ReplaySettings:
 
 
 def adaptive_settings(experience: Experience) -> MixtureSettings:
-    """The controller's: it begins with `own` groups of each kind, and keeps their sum."""
+    """Settings of the controller. It begins with `own` groups of each kind, and their sum stays."""
     return MixtureSettings(batch=2 * experience.own)
 
 
 class Mixer:
-    """Aims the buffer, and shows what it is aimed at in the tally."""
+    """Sets the mixture of the replay buffer, and shows it in the tally."""
 
     def __init__(self, experience: Experience, tally: Tally, buffer: ReplayBuffer) -> None:
         self._settings = adaptive_settings(experience)
         self._tally = tally
         self._buffer = buffer
-        #: What the controller knows; None where the mixture is fixed.
+        #: The controller's state; None where the mixture is fixed.
         self.state: MixtureState | None = None
         if experience.external == "auto":
             self.state = start(self._settings, experience.own)
@@ -62,8 +62,8 @@ class Mixer:
         self._show()
 
     def resume(self, state: MixtureState | None) -> None:
-        """Go on from a checkpoint's state, unless the settings have changed since: a state of other
-        limits is of no use."""
+        """Continue with a checkpoint's state, unless its mixture is outside the limits of the
+        current settings."""
         if self.state is None or state is None:
             return
         mixture, settings = state.current, self._settings
@@ -73,13 +73,13 @@ class Mixer:
             self._show()
 
     def update(self) -> None:
-        """After an update: take in what happened since the last one."""
+        """Take in what happened since the last update; called after each one."""
         stats, tally = self._buffer.stats(), self._tally
         before, self._stats = self._stats, stats
         offered, self._offered = tally.offered - self._offered, tally.offered
         probe, self._probe = self._probe, tally.evals[-1] if tally.evals else None
-        # Before the first update there is nothing to compare with: a resumed node has its buffer
-        # and its curve from an earlier life.
+        # The first update has no earlier counts to compare with: a resumed node has its buffer and
+        # its curve from before the restart.
         if self.state is not None and before is not None:
             seen = Observation(
                 made=stats.own_admitted - before.own_admitted,
@@ -97,7 +97,7 @@ class Mixer:
         self._show()
 
     def _trust(self, stats: ReplayStats) -> float:
-        """Share of what peers announced as informative that turned out so."""
+        """The share of groups announced as informative that turned out informative."""
         bad = sum(n for reason, n in self._tally.rejected.items() if reason not in BLAMELESS)
         return (stats.external_admitted + 1) / (stats.external_admitted + bad + 1)
 

@@ -1,4 +1,4 @@
-"""The composition root: one node, as one TaskGroup of named loops over a few bounded stores.
+"""One node: a TaskGroup of named loops over a few bounded stores.
 
       sample ──groups──► [outbox + log: storage] ──► peers list and pull it (p2p/serving)
         ▲  │                                                        │
@@ -7,17 +7,19 @@
      weights               ▼
         └────────────── train (child process)        evaluate: held-out reward   report: one line
 
-| loop     | waits for                                | wakes                 |
-| sample   | room for own groups in the replay buffer | train                 |
-| train    | enough own groups; never for a peer      | sample (room, weights)|
-| list     | its poll interval                        | pull                  |
-| pull     | offers and room for peers' groups        | train                 |
-| meet     | its heartbeat interval                   | –                     |
-| evaluate | its interval                             | –                     |
+| loop     | waits for                                  | wakes                   |
+| sample   | free slots for own groups                  | train                   |
+| train    | enough own groups; never for a peer        | sample (slots, weights) |
+| list     | its poll interval                          | pull                    |
+| pull     | offers and free slots for peers' groups    | train                   |
+| meet     | its heartbeat interval                     | –                       |
+| evaluate | its interval                               | –                       |
+
+`policy/experience/slots.py` has the table of slots: the backpressure between these loops.
 
 A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
 that a crash loses nothing published and trains nothing twice. The trainer and the environments are
-children that may die; a dead peer, daemon or bootstrap never stops a loop.
+child processes that may die; a dead peer, daemon or bootstrap never stops a loop.
 """
 
 from __future__ import annotations
@@ -32,21 +34,23 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, ConfigError, Rejected, SwarmNodeError
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.mixing import replay_settings
 from swarm_node.node.parts import Parts, Tally
-from swarm_node.node.rollouts import RolloutMaker, Scored
+from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.snapshot import EvalPoint
+from swarm_node.node.tasks import SeededTasks, chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
 from swarm_node.policy.experience.replay import ReplayBuffer
-from swarm_node.policy.models.tokens import check_tokens
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.models.codec import check_tokens
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
@@ -65,7 +69,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Node:
-    """One member of a swarm. `run` is its whole life; `stop` ends it."""
+    """One member of a swarm. `run` lives until `stop` is called."""
 
     def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
         self.settings = settings
@@ -79,11 +83,12 @@ class Node:
         self.running_since: float | None = None
         self.directory = Directory(membership.identity.peer_id)
         self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
-        # Streams of their own, so that a slow peer does not change what is drawn for training.
+        self.slots = Slots(self.buffer, settings.sampling.tasks_per_call)
+        # Separate generators, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"
         train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
         self._share_rng = random.Random(f"share:{seed}")  # noqa: S311
-        self._learner = Learner(settings, parts, self.tally, self.buffer, train_rng)
+        self._learner = Learner(settings, parts, self.tally, self.buffer, self.slots, train_rng)
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
         self._evaluator: Evaluator | None = None
@@ -91,15 +96,15 @@ class Node:
         self._exchange: Exchange | None = None
 
     def stop(self) -> None:
-        """Leave soon: finish the update under way, store a checkpoint, close everything."""
+        """End `run` soon: finish the running update, store a checkpoint, close every part."""
         self._stop.set()
 
     async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
-        """Live until `stop` or, with `run.updates`, that many updates. `on_running` is told this
-        node's addresses once it can be dialled.
+        """Live until `stop`, or until the update number that `run.updates` sets. `on_running` gets
+        this node's addresses once peers can dial it.
 
         Raises:
-            SwarmNodeError: it cannot start or go on; the message says what to do.
+            SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
             await self._open()
@@ -118,7 +123,7 @@ class Node:
             await self._close()
 
     async def evaluate(self) -> EvalPoint:
-        """Measure held-out reward now and add it to the curve.
+        """Measure the held-out reward now and append it to the curve.
 
         Raises:
             SwarmNodeError: the node has not started, or the environment failed.
@@ -153,26 +158,26 @@ class Node:
         }
 
     async def _sample(self) -> None:
-        """Draw tasks, complete them, score them, publish the groups and keep them for training."""
+        """Sample groups whenever enough slots are free, publish them and admit them."""
         assert self._maker is not None
         while True:
-            await self._until(lambda: self._room() >= self._call())
+            await self._until(lambda: self.slots.sampling_batch(self.parts.trainer.version) > 0)
             try:
                 await self._maker.make(
-                    min(self._room(), self.settings.sampling.tasks_per_call), self._share
+                    self.slots.sampling_batch(self.parts.trainer.version), self._share
                 )
             except ChildError as error:
                 await self._environment_failed(error)
 
     async def _share(self, scored: Sequence[Scored]) -> None:
-        """Publish own groups and keep them for training."""
+        """Publish own groups and admit them to the replay buffer."""
         for group in await self._sharing.publish(scored, self.parts.trainer.version):
             self._admit(group)
         self.tally.groups.published += len(scored)
         await self._notify()
 
     async def _train(self) -> None:
-        """Update whenever there is a batch; never wait for a peer."""
+        """Update whenever a batch is ready; never wait for a peer."""
         limit = self.settings.run.updates
         while not self._stop.is_set():
             await self._until(
@@ -184,11 +189,11 @@ class Node:
                 self._stop.set()
 
     async def _list(self) -> None:
-        """Read the newest announcements of a few random peers, no more than can be pulled."""
+        """List the newest announcements of a few random peers, as many as can be pulled."""
         storage = self.parts.storage
         while True:
-            room = self._external_room()
-            wanted = room(None) - self._sharing.on_offer(room)
+            free = self._free_external()
+            wanted = free(None) - self._sharing.on_offer(free)
             self.tally.offered += await self._sharing.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self.buffer.collect_departed())
@@ -196,18 +201,18 @@ class Node:
             await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _pull(self) -> None:
-        """Pull and verify offered groups while there is room to train on them; a few at once, so
-        that a slow or lost answer does not hold up the others."""
+        """Pull and verify offered groups while external slots are free. A few pulls run at once, so
+        that a slow or lost answer does not delay the others."""
         async with asyncio.TaskGroup() as group:
             for _ in range(_PARALLEL_PULLS):
                 group.create_task(self._pull_singly())
 
     async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._sharing.on_offer(self._external_room()) > 0)
+            await self._until(lambda: self._sharing.on_offer(self._free_external()) > 0)
             version = self.parts.trainer.version
             try:
-                group = await self._sharing.pull(self._external_room(), version)
+                group = await self._sharing.pull(self._free_external(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
@@ -217,7 +222,8 @@ class Node:
                 await self._notify()
 
     async def _meet(self) -> None:
-        """Find peers, be found, repair: often at first, then every heartbeat."""
+        """Find peers, announce this node, repair the network: often at first, then at every
+        heartbeat."""
         network, storage, clock = self.settings.network, self.parts.storage, self.parts.clock
         heartbeat = _POLLS_PER_HEARTBEAT * network.poll_seconds
         pause, next_beat = 1.0, 0.0
@@ -244,7 +250,7 @@ class Node:
             await asyncio.sleep(self.settings.run.eval_seconds)
 
     async def _report(self) -> None:
-        """One line that says what the node is doing and whether it gets better."""
+        """Log one line on what the node does and whether it gets better."""
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
             tally = self.tally
@@ -262,22 +268,31 @@ class Node:
     async def _open(self) -> None:
         parts = self.parts
         self.info = info = await parts.environment.start()
-        self.own_families = _chosen(self.settings.environment.families, info)
+        self.own_families = chosen_families(self.settings.environment.families, info)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group: the log knows how many there are.
+        # A crash after the newest checkpoint lost no group, so the count comes from the log.
         self.tally.groups.published = await parts.storage.run(parts.storage.head)
+        tasks = SeededTasks(
+            info,
+            self.own_families,
+            parts.storage,
+            parts.clock,
+            seed=self.settings.run.seed,
+            peer_id=self.membership.identity.peer_id,
+            swarm_id=self.membership.swarm.swarm_id,
+            common_share=self.settings.sampling.common_share,
+        )
         self._maker = maker = RolloutMaker(
             self.settings,
             parts,
             self.tally,
-            info,
-            self.own_families,
+            tasks,
+            self.slots,
             self.membership.identity.peer_id,
-            self.membership.swarm.swarm_id,
         )
         self._evaluator = Evaluator(
             settings=self.settings,
@@ -336,17 +351,9 @@ class Node:
         assert self._exchange is not None, "loops start after _open"
         return self._exchange
 
-    def _room(self) -> int:
-        return self.buffer.own_room(
-            self.parts.trainer.version, training=self._learner.training, call=self._call()
-        )
-
-    def _call(self) -> int:
-        return self.buffer.worth_a_call(self.settings.sampling.tasks_per_call)
-
-    def _external_room(self) -> Callable[[str | None], int]:
-        """Room for peers' groups, of one author or of anybody."""
-        return partial(self.buffer.external_room, self.parts.trainer.version)
+    def _free_external(self) -> Callable[[str | None], int]:
+        """Free slots for peers' groups, of one author or of anybody."""
+        return partial(self.slots.free_external, self.parts.trainer.version)
 
     def _admit(self, group: VerifiedGroup) -> None:
         refused = self.buffer.admit(group, self.parts.trainer.version)
@@ -354,7 +361,7 @@ class Node:
             self._sharing.reject(refused, group.author)
 
     async def _environment_failed(self, error: SwarmNodeError) -> None:
-        """Count and tell it, and give the environment's process a moment."""
+        """Count and log the fault, then pause so that the environment's process can recover."""
         self.tally.faults["environment"] += 1
         _log.warning("the environment failed", error=str(error))
         await asyncio.sleep(_FAULT_SECONDS)
@@ -368,7 +375,7 @@ class Node:
             self._changed.notify_all()
 
     async def _close(self) -> None:
-        """Close every part, each within its own bound, whatever state it is in."""
+        """Close every part, whatever state it is in; each bounds the time that it takes."""
         parts = self.parts
         for close in (
             parts.transport.stop,
@@ -379,15 +386,6 @@ class Node:
             with contextlib.suppress(SwarmNodeError):
                 await close()
         parts.storage.close()
-
-
-def _chosen(wanted: list[str], info: EnvironmentInfo) -> tuple[str, ...]:
-    unknown = sorted(set(wanted) - set(info.families))
-    if unknown:
-        raise ConfigError(
-            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
-        )
-    return tuple(wanted) or info.families
 
 
 def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

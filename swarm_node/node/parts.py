@@ -1,4 +1,4 @@
-"""What a node is made of, and what it counts."""
+"""The parts of a node, and its counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.p2p.transport import Transport
-from swarm_node.policy.models.model import Codec
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler
 from swarm_node.policy.training.process import Trainer
 from swarm_node.rollout import PolicyRef
@@ -19,7 +19,7 @@ from swarm_node.storage import Storage
 
 @dataclass(frozen=True)
 class Parts:
-    """Real ones come from compose.py; a simulation brings in-memory ones."""
+    """The parts of one node. `build.py` makes real ones, a simulation in-memory ones."""
 
     transport: Transport
     sampler: Sampler
@@ -33,8 +33,8 @@ class Parts:
 
 
 @dataclass
-class Pace:
-    """How long something takes: seconds of the node's clock over a count, since the start."""
+class Timing:
+    """Seconds of the node's clock that something took, and how often it happened."""
 
     seconds: float = 0.0
     count: int = 0
@@ -45,17 +45,19 @@ class Pace:
 
     @property
     def mean(self) -> float:
-        """Seconds each; 0 before there was one."""
+        """Seconds each; 0 while the count is 0."""
         return self.seconds / self.count if self.count else 0.0
 
 
 @dataclass
 class Tally:
-    """What a node did, for its snapshot. The first three are kept in checkpoints; `rejected` counts
-    peers' faults by reason, `faults` own ones by part, `offered` groups that peers announced as
-    worth a pull.
-    `sampling` and `judging` are per own group made and per peer's group judged; `drawing` is the
-    sampler's part of the first, per group, and `updating` the trainer's time per update."""
+    """What a node did, for its snapshot. Checkpoints keep the first three fields.
+
+    `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
+    groups that peers announced as informative. `sampling` is the time per own group
+    made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
+    `updating` the time per update.
+    """
 
     updates: int = 0
     groups: GroupCounts = field(default_factory=GroupCounts)
@@ -66,8 +68,8 @@ class Tally:
     rejected: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     offered: int = 0
-    sampling: Pace = field(default_factory=Pace)
-    judging: Pace = field(default_factory=Pace)
-    drawing: Pace = field(default_factory=Pace)
-    updating: Pace = field(default_factory=Pace)
+    sampling: Timing = field(default_factory=Timing)
+    judging: Timing = field(default_factory=Timing)
+    drawing: Timing = field(default_factory=Timing)
+    updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None

@@ -1,6 +1,6 @@
-"""What can be chosen for `training.loss` and `training.advantage`, in one line each. No torch.
+"""The choices for `training.loss` and `training.advantage`, in one line each. No torch.
 
-The formulas are in `losses.py` and `advantage.py`; tests hold the names together.
+The formulas are in `losses.py` and `advantage.py`; tests check that the names agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AdvantageName = Literal["grpo", "dr_grpo", "rloo"]
 
 
 class Choice(NamedTuple):
-    """One line on what it does, and where it comes from."""
+    """A summary in one line, and the source."""
 
     summary: str
     source: str

@@ -1,4 +1,4 @@
-"""Where the policy is computed and in which numbers. Pure, but for `hardware`, which looks."""
+"""The device and number types of the policy's computation. Pure, except for `hardware`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 from swarm_node.errors import ConfigError
 
-#: What `run.device` takes.
+#: The values of `run.device`.
 DEVICE = r"auto|cpu|cuda(:\d{1,2})?"
-#: Numbers of the matrix products; "auto" is chosen by the device.
+#: The number type of matrix products; "auto" depends on the device.
 DtypeName = Literal["auto", "float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
 
@@ -25,8 +25,8 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`device` is "cpu" or "cuda:N". In `half`, matrix products take and give bfloat16, while what
-    the optimizer moves stays float32."""
+    """`device` is "cpu" or "cuda:N". With `half`, matrix products are bfloat16, and trained weights
+    stay float32."""
 
     device: str
     half: bool
@@ -38,9 +38,9 @@ ON_CPU = Placement("cpu", half=False)
 def place(
     device: str, dtype: DtypeName, found: Hardware, *, rank: int = 0, ranks: int = 1
 ) -> Placement:
-    """Where process number `rank` of `ranks` computes: CUDA where there is any, unless `device`
-    says otherwise; bfloat16 on a GPU that can, else float32, unless `dtype` says otherwise. Several
-    processes take a GPU each, from the one named on.
+    """Where process number `rank` of `ranks` computes. `device` "auto" is CUDA if torch sees a GPU.
+    `dtype` "auto" is bfloat16 on a GPU that supports it, and else float32. Several processes take
+    one GPU each, starting with the GPU that `device` names.
 
     Raises:
         ConfigError: `device` is not one of `DEVICE`, or there are too few GPUs.
@@ -61,8 +61,8 @@ def place(
 
 
 def hardware() -> Hardware:
-    """What torch finds on this machine."""
-    import torch  # so that this module can be read without it
+    """The hardware that torch finds on this machine."""
+    import torch  # here, so that importing this module does not import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Hardware(gpus, bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False))

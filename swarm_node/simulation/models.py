@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import weight_files
-from swarm_node.policy.models.model import Codec, policy_digests, resolve
+from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef

@@ -27,16 +27,17 @@ from swarm_node.errors import ModelError
 from swarm_node.node.build import make_sampler
 from swarm_node.node.derive import published, trainer_settings
 from swarm_node.node.fit import Fit
-from swarm_node.node.harvest import Harvest, Job
+from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, Model, resolve
+from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
-from swarm_node.policy.sampling.rows import Row
 from swarm_node.policy.sampling.sampler import (
     InterruptibleSampler,
     RestingSampler,
+    Row,
     Sampler,
     SampleRequest,
 )
@@ -325,19 +326,21 @@ def test_a_cancelled_call_frees_the_engine(bench: Bench) -> None:
 def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Bench) -> None:
     """Twice as many groups as awaited; the long ones are cut off and finished later."""
     lengths = {"short": 6, "long": 300}
-    made: list[Job] = []
+    made: list[PendingGroup] = []
     harvest = Harvest(bench.sampler, over_provision=2.0, max_lag=1000)
 
-    def job(family: str, seed: int) -> Job:
-        return Job(TaskRef("env", "1", family, seed), "", request(seed=seed, room=lengths[family]))
+    def job(family: str, seed: int) -> PendingGroup:
+        return PendingGroup(
+            TaskRef("env", "1", family, seed), "", request(seed=seed, room=lengths[family])
+        )
 
-    async def fresh(count: int) -> list[Job]:
+    async def fresh(count: int) -> list[PendingGroup]:
         return [job("short" if n % 2 else "long", 100 + n) for n in range(count)]
 
-    async def none(count: int) -> list[Job]:
+    async def none(count: int) -> list[PendingGroup]:
         return []
 
-    async def deliver(job: Job) -> None:
+    async def deliver(job: PendingGroup) -> None:
         made.append(job)
 
     async def body(_: VllmSampler) -> list[list[int]]:

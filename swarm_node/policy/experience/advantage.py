@@ -1,11 +1,17 @@
-"""Group-relative advantages. Pure.
+"""Group-relative advantages, and the baselines of tasks that several nodes sample. Pure.
 
-A completion is judged against the other completions of the same task, so that no value model is
-needed. `loss_names` says in a line what each is for.
+A completion is compared with the other completions of the same task, so that no value model is
+needed. `choices.py` describes each advantage in one line.
+
+Where nodes sample common tasks (`sampling.common_share`), the baseline of a group includes all
+answers to its task that this node has seen from the same base model and tokenizer. Own and kin
+groups are of one class, and each foreign model is another. `Baselines` remembers rewards only, so a
+group still counts after it was trained on, and no group waits for another.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -13,8 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from swarm_node.policy.choices import AdvantageName
+from swarm_node.rollout import TaskRef, VerifiedGroup
 
-#: Added to the standard deviation, so that a group of nearly equal rewards is not blown up.
+#: Added to the standard deviation, so that nearly equal rewards do not give huge advantages.
 STD_EPSILON = 1e-4
 #: Rewards closer than this are equal; the same bound as `VerifiedGroup.informative`.
 EQUAL_WITHIN = 1e-6
@@ -26,8 +33,8 @@ def grpo(rewards: ArrayLike) -> NDArray[np.float32]:
     """Advantages f32[G] of rewards f32[G]: (r − mean) / (std + 1e-4), population std (Shao et al.,
     "DeepSeekMath", arXiv 2402.03300, section 4.1).
 
-    Here as in the others, all are zero when the rewards are equal within 1e-6: such a group says
-    nothing about its policy.
+    This and the other advantages are all zero when the rewards are equal within 1e-6: such a group
+    has no gradient.
 
     Raises:
         ValueError: not one-dimensional, empty, or not finite.
@@ -37,7 +44,7 @@ def grpo(rewards: ArrayLike) -> NDArray[np.float32]:
 
 
 def dr_grpo(rewards: ArrayLike) -> NDArray[np.float32]:
-    """Advantages f32[G] of rewards f32[G]: r − mean (Liu et al., arXiv 2503.20783): dividing by the
+    """Advantages f32[G] of rewards f32[G]: r − mean (Liu et al., arXiv 2503.20783). Dividing by the
     deviation would favour tasks that nearly always or hardly ever succeed.
 
     Raises:
@@ -48,7 +55,7 @@ def dr_grpo(rewards: ArrayLike) -> NDArray[np.float32]:
 
 
 def rloo(rewards: ArrayLike) -> NDArray[np.float32]:
-    """Advantages f32[G] of rewards f32[G]: r − mean of the others (Ahmadian et al., arXiv
+    """Advantages f32[G] of rewards f32[G]: r − mean of the other rewards (Ahmadian et al., arXiv
     2402.14740), an unbiased baseline.
 
     Raises:
@@ -60,17 +67,17 @@ def rloo(rewards: ArrayLike) -> NDArray[np.float32]:
 
 
 def broad(
-    advantage: AdvantageFn, rewards: ArrayLike, beside: ArrayLike = ()
+    advantage: AdvantageFn, rewards: ArrayLike, others: ArrayLike = ()
 ) -> NDArray[np.float32]:
-    """Advantages f32[G] of `rewards` f32[G] within one group of these and `beside` f32[H], which
-    others' answers to the same task got (after Hu et al., "BroRL", arXiv 2510.01180: many rollouts
-    to a prompt). A group of equal rewards says something here if the others' differ from it.
+    """Advantages f32[G] of `rewards` f32[G] in a group that also includes `others` f32[H], the
+    rewards of other groups of the same task (after Hu et al., "BroRL", arXiv 2510.01180: many
+    rollouts per prompt). A group of equal rewards has a gradient here if the others' differ.
 
     Raises:
         ValueError: not one-dimensional, empty, or not finite.
     """
     values = _checked(rewards)
-    whole = np.concatenate([values, np.asarray(beside, dtype=np.float64)])
+    whole = np.concatenate([values, np.asarray(others, dtype=np.float64)])
     return advantage(whole)[: values.size]
 
 
@@ -95,3 +102,45 @@ def _unless_equal(
 ADVANTAGES: Mapping[AdvantageName, AdvantageFn] = MappingProxyType(
     {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 )
+
+
+#: Most groups in one baseline. An author counts once per task, so nobody fills it alone.
+MOST_GROUPS = 8
+
+_Key = tuple[TaskRef, bytes, bytes]
+#: By author: the own update at which a group arrived, and its rewards.
+_Rewards = dict[str, tuple[int, tuple[float, ...]]]
+
+
+class Baselines:
+    """Rewards by task and class, for the newest `tasks` tasks and up to `MOST_GROUPS` groups of
+    each."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._known: OrderedDict[_Key, _Rewards] = OrderedDict()
+
+    def note(self, group: VerifiedGroup) -> None:
+        """Remember the rewards of `group`, if it is its author's first group of the task."""
+        known = self._known.setdefault(_key(group), {})
+        self._known.move_to_end(_key(group))
+        if len(known) < MOST_GROUPS:
+            known.setdefault(group.author, (group.arrived, group.rewards))
+        if len(self._known) > self._tasks:
+            self._known.popitem(last=False)
+
+    def others(self, group: VerifiedGroup, version: int, max_age: int) -> tuple[float, ...]:
+        """Rewards of other authors' groups of the same task and class that arrived at most
+        `max_age` updates before policy `version`."""
+        known = self._known.get(_key(group), {})
+        return tuple(
+            reward
+            for author, (arrived, rewards) in known.items()
+            if author != group.author and version - arrived <= max_age
+            for reward in rewards
+        )
+
+
+def _key(group: VerifiedGroup) -> _Key:
+    policy = group.group.policy
+    return group.group.task, policy.model, policy.tokenizer

@@ -1,7 +1,7 @@
 """From verified groups to training rows. Pure.
 
-Provenance decides how the off-policyness of a row is corrected: own rows carry the log-probs of our
-sampler; of others' rows the good ones are taken as if our policy had written them.
+Provenance decides the off-policy correction of a row. An own row carries the log-probs of our
+sampler. A peer's row is treated as `Correction` says.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.advantage import ADVANTAGES, EQUAL_WITHIN, broad
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
-#: How others' rows are taken. "positive": those with an advantage above zero, as if our policy had
-#: written them (ratio 1). "own": all of them, as if our policy had written them, as SAPO publishes
-#: it (arXiv 2509.08721). "sampler": all, kin weighed by the log-probs their author states, which
-#: the trainer checks and the loss truncates. Pushing down what our policy would not say anyway has
-#: no bound and no end: it is what makes "own" forget (docs/benchmarks.md).
+#: How peers' rows are trained on. "positive": rows with an advantage above zero, as if our policy
+#: had sampled them (ratio 1). "own": all rows, as if our policy had sampled them, as SAPO publishes
+#: it (arXiv 2509.08721). "sampler": all rows; kin rows have importance weights from the log-probs
+#: that their author states, which the trainer checks and the loss truncates. Lowering the
+#: probability of answers that our policy hardly gives has no bound: it makes "own" forget
+#: (docs/benchmarks.md).
 Correction = Literal["positive", "own", "sampler"]
 Encode = Callable[[str], Sequence[int]]
 
@@ -31,10 +32,12 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRow:
-    """One completion to train on: `prompt_ids` u32[P], `completion_ids` u32[T] with P, T ≥ 1,
-    `logprobs` f32[T] under the policy that sampled it, or None for "as if by the current one".
-    `versions` i64[T] are those of our policy that sampled each token, None where it was another's:
-    two nodes' versions do not compare. Rows of one task share the number `group`.
+    """One completion to train on: `prompt_ids` u32[P] and `completion_ids` u32[T] with P, T ≥ 1.
+
+    `logprobs` f32[T] are those of the policy that sampled the tokens. None stands for the current
+    policy: the ratio is 1. `versions` i64[T] are the versions of our policy that sampled each
+    token. They are None where a peer's policy did, because two nodes' versions do not compare. Rows
+    of one task share the number `group`.
 
     Raises:
         ValueError: a shape or type is wrong, or a number is not finite.
@@ -71,14 +74,15 @@ class TrainRow:
 
     @property
     def informative(self) -> bool:
-        """Whether it has a gradient at all."""
+        """Whether the row has a gradient."""
         return abs(self.advantage) > EQUAL_WITHIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The rows of one update. Rows without advantage are kept: they cost no forward pass but count
-    as tokens, so that the step does not grow when most groups have nothing to teach."""
+    """The rows of one update. Rows without advantage are among them: they cost no forward pass, but
+    their tokens count in the normaliser, so that the step does not grow when most groups have no
+    gradient."""
 
     rows: tuple[TrainRow, ...]
 
@@ -90,23 +94,23 @@ def build_batch(
     eos_id: int,
     correction: Correction = "positive",
     advantage: AdvantageName = "grpo",
-    beside: Sequence[Sequence[float]] = (),
+    other_rewards: Sequence[Sequence[float]] = (),
 ) -> Batch:
-    """The training rows of `groups`; advantages, of the kind named, come from our own rewards,
-    never from claims. `beside` are, for each group, rewards of other groups of its task that it is
-    judged together with; none at all: each by itself.
+    """The training rows of `groups`. `advantage` is computed from rewards found here, and never
+    from claimed ones. `other_rewards` has an entry for each group, the rewards of other groups of
+    its task, which its baseline includes; when empty, every group is its own baseline.
 
-    Foreign text is tokenised by `encode_answer`, with `eos_id` after an answer that was finished.
-    A completion without any token is left out (its reward still counts in its group).
+    `encode_answer` tokenises foreign text; `eos_id` follows an answer that stopped by itself. A
+    completion without tokens is left out, but its reward counts in its group.
 
     Raises:
-        ValueError: a prompt encodes to nothing, or a log-prob or reward is not finite; the codec
-            has refused such groups of peers before.
+        ValueError: a prompt has no tokens, or a log-prob or reward is not finite. Peers' groups of
+            that kind were refused at verification.
     """
     rows: list[TrainRow] = []
     for number, verified in enumerate(groups):
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        others = beside[number] if beside else ()
+        others = other_rewards[number] if other_rewards else ()
         advantages = broad(ADVANTAGES[advantage], verified.rewards, others).tolist()
         for completion, value in zip(verified.group.completions, advantages, strict=True):
             if value < 0 and correction == "positive" and verified.provenance is not _OWN:

@@ -1,20 +1,24 @@
-"""How many own and how many peers' groups the next update takes (I and J), decided online. Pure.
+"""The mixture: how many own and peers' groups (I and J) the next update takes. Pure.
 
-An update learns from groups whose rewards are mixed. With p the share of a node's own groups that
-are, and S the informative groups that peers offer per update, p·I + min(J, S) of its groups are
-(docs/mixture.md has the counts this was checked against). Peers make groups only while they sample,
-so S is not given: where all N nodes take I own groups each, it is (N − 1)·p·I. What a node can
-measure without knowing N is the exchange rate s = offered / own groups made, (N − 1)·p whatever I
-is. Between sampling that starves the pool and sampling that leaves it unused lies I + s·I = B:
+An update learns from informative groups, whose rewards are mixed. Let p be the share of a node's
+own groups that are informative, and S the informative groups that peers offer per update. An update
+of I own and J external groups then has p·I + min(J, S) informative ones (docs/mixture.md has the
+counts that confirm this).
+
+S depends on I, because peers offer only what they sample: where all N nodes take I own groups, S is
+(N − 1)·p·I. A node can measure the exchange rate s = offered / own groups made without knowing N;
+it is (N − 1)·p whatever I is. With too few own groups the pool starves, with too many it stays
+unused. The optimum has I + s·I = B:
 
     I* = B / (1 + s)
 
-Answering S itself (J = S) would swing: when all nodes lower I together the pool dries up, for
-(N − 1)·p > 1 ever wider. Answering s does not: alike nodes are at I* in one step, and next to peers
-that do not adapt the steps shrink by S/B < 1 (in whole groups they end a little short of it).
+A controller that follows S itself (J = S) oscillates: when all nodes lower I together, the pool
+dries up, and for (N − 1)·p > 1 the swings grow. A controller that follows s does not: nodes that
+are alike reach I* in one step. Beside peers that do not adapt, the steps shrink by S/B < 1, and end
+a little short of I* because groups are whole.
 
-Reward on held-out tasks that falls while the external share is high is the oscillation the paper
-reports (arXiv 2509.08721): the share is halved then, and comes back step by step.
+The paper reports held-out reward that falls while the external share is high (arXiv 2509.08721,
+"oscillation"). The controller then halves the share and raises it again step by step.
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ from dataclasses import dataclass, field, replace
 
 from swarm_node.errors import ConfigError
 
-#: Steps of the allowance: down by a factor, up by a sum, as in congestion control (AIMD).
+#: The allowance falls by a factor and rises by a summand, as in congestion control (AIMD).
 _BACK_OFF = 0.5
 _RECOVER = 0.125
 _LEAST_ALLOWANCE = 0.125
-#: Weights of a new probe in the fast, the slow and the noise average.
+#: Weight of a new measurement in the fast, the slow and the noise average.
 _FAST, _SLOW, _NOISE = 0.5, 0.1, 0.1
 
 
@@ -47,8 +51,8 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of this node's time per own group made, per external group drawn and verified, and
-    per update besides. Only their ratios matter; all 0 means "not measured"."""
+    """Seconds of this node's time: per own group made, per external group drawn and verified, and
+    per update. Only their ratios matter; all 0 means "not measured"."""
 
     own: float = 0.0
     external: float = 0.0
@@ -57,10 +61,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSettings:
-    """`batch` is B = I + J. At least `least_own` and at least (1 − `external_share`)·B own groups
-    are taken. Estimates forget with a time constant of `memory` updates, and nothing moves before
-    `evidence` own groups were seen. A probe that lies `fall` and `fall_noise` standard deviations
-    of its noise under its slow average is falling.
+    """`batch` is B = I + J. I is at least `least_own` and at least (1 − `external_share`)·B.
+    Estimates forget with a time constant of `memory` updates. The mixture stays as it is until
+    `evidence` own groups were seen. Held-out reward counts as falling when its fast average is
+    under its slow one by more than `fall` and by more than `fall_noise` standard deviations.
 
     Raises:
         ConfigError: a value is impossible; the message names it.
@@ -86,15 +90,15 @@ class MixtureSettings:
 
     @property
     def most_external(self) -> int:
-        """The largest J there ever is."""
+        """The largest J."""
         return min(self.batch - self.least_own, math.floor(self.external_share * self.batch))
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What happened since the last update: own groups made and how many of them were `mixed`,
-    informative groups peers newly `offered` (those expected to pass verification), and the newest
-    held-out reward on the node's own families, if it was measured since."""
+    """What happened since the last update. `made` own groups, of which `mixed` are informative.
+    Peers newly `offered` so many informative groups that are expected to pass verification. `probe`
+    is the newest held-out reward on the node's own families, if it was measured since."""
 
     made: int
     mixed: int
@@ -109,8 +113,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Averages of the held-out reward, and the variance of its noise, from successive differences,
-    which a trend hardly touches (von Neumann 1941)."""
+    """Averages of the held-out reward, and the variance of its noise. The variance comes from
+    successive differences, which a trend hardly affects (von Neumann 1941)."""
 
     last: float
     fast: float
@@ -118,7 +122,7 @@ class Probe:
     noise: float = 0.0
 
     def updated(self, value: float) -> Probe:
-        """With one more measurement."""
+        """The averages with one more measurement."""
         return Probe(
             last=value,
             fast=self.fast + _FAST * (value - self.fast),
@@ -129,8 +133,8 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MixtureState:
-    """What the controller knows. `made`, `mixed` and `offered` are sums that forget; `allowance`
-    scales the external share, 1 unless the probe fell."""
+    """What the controller knows. `made`, `mixed` and `offered` are sums that decay. `allowance`
+    scales the external share; it is 1 unless the held-out reward fell."""
 
     current: Mixture
     made: float = 0.0
@@ -147,7 +151,7 @@ class MixtureState:
 
     @property
     def share_error(self) -> float:
-        """Standard deviation of that posterior."""
+        """Standard deviation of the posterior of `share`."""
         return math.sqrt(self.share * (1.0 - self.share) / (self.made + 2.0))
 
     @property
@@ -157,7 +161,7 @@ class MixtureState:
 
     @property
     def rate_error(self) -> float:
-        """Its standard deviation, of a Poisson count."""
+        """Standard deviation of `rate`, taking `offered` as a Poisson count."""
         return math.sqrt(self.offered + 0.25) / self.made if self.made else math.inf
 
 
@@ -167,17 +171,17 @@ def informative(own: float, external: float, share: float, supply: float) -> flo
 
 
 def start(settings: MixtureSettings, own: int) -> MixtureState:
-    """Nothing is known: `own` groups of `settings.batch`, as far as the limits allow."""
+    """The state before any observation: `own` of `settings.batch` groups, within the limits."""
     least = settings.batch - settings.most_external
     chosen = min(settings.batch, max(least, own))
     return MixtureState(Mixture(chosen, settings.batch - chosen))
 
 
 def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -> MixtureState:
-    """Take in one update's observation and move I by at most one group towards the best.
+    """Take in one update's observation and move I by at most one group towards the optimum.
 
-    It stays where it is while it lies between the best for the rate of exchange plus and minus
-    one standard deviation, so that noise does not move it.
+    I stays while it lies between the optima for the exchange rate plus and minus one standard
+    deviation, so that noise does not move it.
     """
     kept = 1.0 - 1.0 / settings.memory
     state = replace(
@@ -193,7 +197,7 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
     low, high = _best_range(state, settings)
     if state.made >= settings.evidence:
         own += (own < low) - (own > high)
-    # A limit is a limit: what the allowance takes away goes at once.
+    # The allowance applies at once, and not by one group per update.
     own = min(settings.batch, max(own, settings.batch - _most_external(state, settings)))
     return replace(state, current=Mixture(own, settings.batch - own))
 
@@ -201,11 +205,11 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
 def best_own(
     settings: MixtureSettings, share: float, rate: float, costs: Costs, most_external: int
 ) -> int:
-    """The I with the most informative groups per second, among those the limits allow.
+    """The I with the most informative groups per second, within the limits.
 
-    Peers are taken to answer in kind: S = s·I. So taking fewer than I* own groups costs the pool
-    what it saves, and I* is also the cheapest, unless drawing a group costs more than making one:
-    then more own groups, drawn from less, can be the better bargain.
+    Peers are assumed to adapt alike: S = s·I. Then a node that takes fewer than I* own groups takes
+    from the pool what it saves itself, so I* is optimal. An exception is a node for which drawing a
+    group costs more than making one: more own groups can then be better.
     """
     candidates = range(settings.batch - most_external, settings.batch + 1)
     return max(candidates, key=lambda own: (_worth(own, settings.batch, share, rate, costs), -own))
@@ -230,9 +234,8 @@ def _most_external(state: MixtureState, settings: MixtureSettings) -> int:
 
 
 def _probed(state: MixtureState, value: float, settings: MixtureSettings) -> MixtureState:
-    """Lower the allowance when the held-out reward falls, raise it when it does not.
-
-    Between the two thresholds nothing happens (hysteresis)."""
+    """Lower the allowance when the held-out reward falls, and raise it when it does not. Between
+    the two thresholds the allowance stays (hysteresis)."""
     if state.probe is None:
         return replace(state, probe=Probe(value, value, value))
     probe = state.probe.updated(value)

@@ -1,9 +1,10 @@
 """Which verified groups the next update is trained on. Pure: no clock, no I/O.
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
-rewards are all equal carry no gradient and are never admitted; own groups are only filtered on
-demand. Age is counted in this node's own updates. A draw never waits for peers. I and J can be
-changed at any time (`ReplayBuffer.aim`), within the limits of the settings.
+rewards are all equal carry no gradient and are never admitted; own groups are filtered only with
+`filter_own`. Ages count this node's own updates. A draw never waits for peers. The mixture of I and
+J can be changed at any time (`ReplayBuffer.aim`), within the limits of the settings. `slots.py`
+derives from the buffer how many more groups may be under way.
 """
 
 from __future__ import annotations
@@ -14,28 +15,31 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
-from swarm_node.policy.experience.baselines import Baselines
+from swarm_node.policy.experience.advantage import Baselines
 from swarm_node.policy.experience.drawing import DrawPolicy, Quality, draw_weight, weighted_sample
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.rollout import Provenance, VerifiedGroup
 
-#: How many ids of departed groups are remembered, as a multiple of both capacities, so that one
-#: that comes again is known. Older ones are stopped by the stored replay windows.
+#: How many ids of departed groups the buffer remembers, as a multiple of both capacities, so that
+#: it refuses a group that arrives again. The stored replay windows stop older ones.
 _MEMORY = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """Batch composition and limits; groups throughout, ages in own updates.
+    """Batch composition and limits. All counts are groups, all ages own updates.
 
-    An own group leaves when its oldest tokens are more than `max_lag` policy versions old, an
-    external one `max_age` updates after it arrived, and any after `reuse` draws. Own groups for
-    `own_batches` batches and external ones for `external_batches` are held at most, and one author
-    holds at most max(`peer_minimum`, `peer_share` of the external capacity). `own` and `external`
-    (I and J) are where the buffer starts and bound the capacities; `half_life` is used by the
-    weighted draw. With `filter_own`, own groups whose rewards are all equal leave at once, so that
-    every batch is full of informative ones (DAPO's dynamic sampling, arXiv 2503.14476) at the price
-    of more sampling. With `merge`, groups of one task are judged together (`baselines.py`).
+    An own group expires when its oldest tokens are more than `max_lag` policy versions old, and an
+    external group `max_age` updates after its arrival. Every group leaves after `reuse` draws.
+
+    The buffer holds own groups for `own_batches` batches and external groups for `external_batches`
+    batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
+    capacity). `own` and `external` (I and J) are the first mixture, and they bound the capacities.
+
+    `half_life` is for the weighted draw. With `filter_own`, own groups whose rewards are all equal
+    leave at once: every batch is then full of informative groups (DAPO's dynamic sampling, arXiv
+    2503.14476), at the price of more sampling. With `merge`, the groups of one task share a
+    baseline (`advantage.Baselines`).
 
     Raises:
         ConfigError: a value is impossible; the message names it.
@@ -73,37 +77,38 @@ class ReplaySettings:
 
     @property
     def capacity_own(self) -> int:
-        """Own groups held at most; a batch without any external group fits in."""
+        """Most own groups held; a batch without external groups fits."""
         return self.own_batches * (self.own + self.external)
 
     @property
     def capacity_external(self) -> int:
-        """External groups held at most."""
+        """Most external groups held."""
         return self.external_batches * self.external
 
     @property
     def peer_quota(self) -> int:
-        """External groups of one author held at most."""
+        """Most external groups held of one author."""
         share = int(self.peer_share * self.capacity_external)
         return min(self.capacity_external, max(self.peer_minimum, share))
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One batch: `own_count` own groups first, then `external_count` external ones. `beside` are
-    for each of them the rewards of others' groups of its task."""
+    """One training batch: `own_count` own groups, then `external_count` external ones.
+    `other_rewards` has an entry for each group: the rewards that other authors' groups of the same
+    task got."""
 
     groups: tuple[VerifiedGroup, ...]
     own_count: int
     external_count: int
-    beside: tuple[tuple[float, ...], ...]
+    other_rewards: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
-    """What is held now, and totals since the start. `own_informative / own_admitted` estimates the
-    share p of own groups with mixed rewards, which decides how much sharing pays; `merged` of those
-    drawn were judged together with others of their task."""
+    """What is held now, and totals since the start. `own_informative / own_admitted` estimates p,
+    the share of own groups with mixed rewards, which decides how much sharing pays. `merged` counts
+    drawn groups whose baseline included other groups of their task."""
 
     own: int
     external: int
@@ -128,10 +133,10 @@ class _Held:
 
 
 class ReplayBuffer:
-    """Holds groups between their admission and their last use. Deterministic given `rng`."""
+    """Holds groups from their admission to their last use. Deterministic given `rng`."""
 
     def __init__(self, settings: ReplaySettings, quality: Quality = lambda author: 1.0) -> None:
-        """`quality` of an author, in [0, 1], is asked by the weighted draw."""
+        """The weighted draw asks for the `quality` of an author, in [0, 1]."""
         self.settings = settings
         self.mixture = Mixture(settings.own, settings.external)
         self._quality = quality
@@ -146,18 +151,18 @@ class ReplayBuffer:
         self._baselines = Baselines(self._memory)
 
     def admit(self, group: VerifiedGroup, version: int) -> Rejected | None:
-        """Take `group` at policy `version`, or say why not: "duplicate", "stale",
-        "zero_advantage" (external only), "quota" or "capacity".
+        """Admit `group` at policy `version`, or return the reason for refusing it: "duplicate",
+        "stale", "zero_advantage" (external only), "quota" or "capacity".
 
-        Where its author's quota or the buffer is full, a strictly younger group takes the place of
-        the oldest one of the author concerned: the quota's author, or whoever holds most. So a
-        peer that floods displaces nothing but its own groups.
+        Where the author's quota is full, a strictly younger group displaces the author's oldest
+        one. Where the buffer is full, it displaces the oldest group of the author that holds most.
+        So a peer that floods displaces only its own groups.
         """
         return self.restore(group, 0, version)
 
     def restore(self, group: VerifiedGroup, uses: int, version: int) -> Rejected | None:
-        """`admit` for a stored group that was already drawn `uses` times before a restart; "used"
-        if it has no use left."""
+        """Admit a stored group that was drawn `uses` times before a restart; also refuses it as
+        "used" if no draw is left."""
         verdict = self._admit(_Held(group, group.group.oldest_version, uses), version)
         if verdict is not None:
             self._rejected[verdict.reason] += 1
@@ -166,10 +171,10 @@ class ReplayBuffer:
         return verdict
 
     def aim(self, mixture: Mixture) -> None:
-        """Make the next batches of `mixture.own` own and `mixture.external` external groups.
+        """Set the mixture of the next batches.
 
         Raises:
-            ValueError: more external groups, or more groups, than the capacities are meant for.
+            ValueError: `mixture` has more external groups, or more groups, than the settings.
         """
         settings = self.settings
         if not (mixture.own >= 0 and 0 <= mixture.external <= settings.external):
@@ -179,16 +184,16 @@ class ReplayBuffer:
         self.mixture = mixture
 
     def ready(self, version: int) -> bool:
-        """Whether `draw` would give a batch now."""
+        """Whether `draw` would return a batch now."""
         self.expire(version)
         return len(self._own) >= self.mixture.own and bool(self._own or self._external)
 
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
-        External groups are drawn without replacement, uniformly or by `draw_weight`. What they lack
-        of `external` is filled with own groups as far as there are any. Own groups go least used,
-        then oldest first.
+        External groups are drawn without replacement, uniformly or by `draw_weight`. Where fewer
+        than `external` are held, own groups take their places. Own groups are drawn least used
+        first, then oldest first.
         """
         if not self.ready(version):
             return None
@@ -200,14 +205,14 @@ class ReplayBuffer:
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = tuple(held.group for held in (*own, *external))
-        beside = tuple(
-            self._baselines.beside(group, version, self.settings.max_age) for group in groups
+        others = tuple(
+            self._baselines.others(group, version, self.settings.max_age) for group in groups
         )
-        self._totals["merged"] += sum(map(bool, beside))
-        return Drawn(groups, len(own), len(external), beside)
+        self._totals["merged"] += sum(map(bool, others))
+        return Drawn(groups, len(own), len(external), others)
 
     def expire(self, version: int) -> None:
-        """Drop what is too old to be drawn at policy `version`."""
+        """Drop the groups that are too stale to be drawn at policy `version`."""
         settings = self.settings
         stale = [h for h in self._own.values() if version - h.oldest_version > settings.max_lag]
         stale += [
@@ -217,42 +222,16 @@ class ReplayBuffer:
             self._depart(held)
         self._totals["expired"] += len(stale)
 
-    def own_room(self, version: int, running: int = 0, training: int = 0, call: int = 0) -> int:
-        """How many own groups to begin sampling now, with `running` begun and not yet admitted and
-        `training` in the update under way; `call` is what `worth_a_call` says.
+    def held_own(self) -> int:
+        """Own groups held."""
+        return len(self._own)
 
-        AReaL's admission (arXiv 2505.24298): a group begun behind n others is drawn about n / own
-        updates later, so at most (max_lag + 1) * own may be under way; with a `max_lag` of 0,
-        sampling and training take turns. Counting only what was not consumed yet needs no resetting
-        after a restart. A batch's worth beside a call, or two batches', keep the trainer busy; more
-        would only be older when its turn comes.
-        """
-        self.expire(version)
-        in_time = (self.settings.max_lag + 1) * max(self.mixture.own, 1) - training
-        slots = min(in_time, self.mixture.size + max(self.mixture.size, call))
-        return max(0, slots - len(self._own) - running)
-
-    def worth_a_call(self, most: int) -> int:
-        """Room to wait for before own groups are sampled, if a call samples at most `most`: what an
-        update takes. Where calls may be larger than a batch, twice that: a sampler that computes a
-        batch at a time costs the less per answer the more there are. Never more than there is room
-        for while an update still lacks a group, or both would wait."""
-        own = self.mixture.own
-        larger = most > self.mixture.size and self.settings.max_lag > 1
-        return min(most, 2 * own) if larger else own
-
-    def external_room(self, version: int, author: str | None = None) -> int:
-        """How many external groups are worth pulling now, from `author` or from anybody."""
-        if self.settings.external == 0:
-            return 0
-        self.expire(version)
-        room = self.settings.capacity_external - len(self._external)
-        if author is not None:
-            room = min(room, self.settings.peer_quota - self._holdings()[author])
-        return max(0, room)
+    def held_external(self, author: str | None = None) -> int:
+        """External groups held, of `author` or of anybody."""
+        return len(self._external) if author is None else self._holdings()[author]
 
     def collect_departed(self) -> list[bytes]:
-        """Ids of the groups that left since the last call (used up, expired or displaced)."""
+        """Ids of the groups that left since this was last asked: used up, expired or displaced."""
         departed = list(self._uncollected)
         self._uncollected.clear()
         return departed
@@ -342,13 +321,13 @@ class ReplayBuffer:
         return None
 
     def _displace(self, group: VerifiedGroup, author: str, reason: str) -> Rejected | None:
-        """Make room for `group` at the cost of `author`, or refuse it."""
+        """Evict the oldest group of `author` for `group`, or refuse `group`."""
         oldest = min(
             (held for held in self._external.values() if held.group.author == author),
             key=lambda held: held.group.arrived,
         )
         if group.arrived <= oldest.group.arrived:
-            return Rejected(reason, "what is held is as young")
+            return Rejected(reason, "the groups held are as young")
         self._evict(oldest)
         return None
 

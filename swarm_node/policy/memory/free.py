@@ -1,4 +1,4 @@
-"""Whether a model fits this machine, asked before it is downloaded or loaded. No torch."""
+"""Whether a model fits this machine's memory, before it is downloaded or loaded. No torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def check_memory(
     trainer_processes: int = 1,
     free: int | None = None,
 ) -> None:
-    """Refuse a model that the `free` memory (default: this machine's) does not hold when a node
-    trains it, all of it or adapters of `lora_rank`. On a CPU, memory holds weights, gradients and
-    moments. Where a node computes on a GPU, main memory holds only what is on its way: the weights
-    that each trainer process and the sampler load, and the published ones.
+    """Refuse a model that does not fit the `free` memory (default: this machine's) of a node that
+    trains all its weights, or adapters of `lora_rank`. On a CPU, memory holds weights, gradients
+    and moments. With a GPU, main memory holds only weights in transit: those that each trainer
+    process and the sampler load, and published ones.
 
     Raises:
-        ModelError: it does not fit; the message says how much it needs.
+        ModelError: the model does not fit; the message says how much it needs.
     """
     on_cpu = placement.device == "cpu"
     if on_cpu:
         parts = footprint(config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1)
-        # Every process has the whole model for the moment in which it takes its part of it.
+        # Every process loads the whole model before it keeps its part.
         needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
     else:
         needed = 4 * config.weight_count * (trainer_processes + 2)
@@ -48,8 +48,8 @@ def check_memory(
 
 
 def available_memory(cgroup: Path = _CGROUP) -> int:
-    """Bytes that this process may still take: what the machine has to give, and what is left of
-    its control group's limit (containers)."""
+    """Bytes that this process may still allocate, by the machine's free memory and by the limit of
+    its control group (containers)."""
     free = int(psutil.virtual_memory().available)
     limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None:
@@ -59,7 +59,7 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a small file; None where there is no such file or it says "max"."""
+    """The number in a small file; None if the file does not exist or holds "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,10 +1,10 @@
-"""How one GPU is divided between sampler and trainer: pure, from a model's shape and free memory.
+"""How one GPU is divided between sampler and trainer. Pure: from a model's shape and free memory.
 
-Ways to work are tried from the one that costs nothing to the one that costs most, and the first
-that fits is taken: all weights before LoRA, both resident ("split") before the engine sleeping
-while the trainer works ("sleep"), all rows at once before a few, all activations kept before
-recomputing them, large micro-batches before small ones. No candidate depends on the memory, so more
-of it never gives a worse plan, and a larger model never a better one.
+Candidate plans are tried in the order of their cost, and the first that fits is taken: all weights
+before LoRA, both resident ("split") before an engine that sleeps while the trainer works ("sleep"),
+all rows at once before fewer, kept activations before recomputed ones, large micro-batches before
+small ones. No candidate depends on the memory. So more memory never gives a worse plan, and a
+larger model never a better one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.shapes import smaller_models
 
 Sharing = Literal["split", "sleep"]
-#: Rank where nobody named one: reinforcement learning loses little at far lower ones
+#: The default rank: reinforcement learning loses little at far lower ranks
 #: (thinkingmachines.ai/blog/lora, 2025).
 DEFAULT_RANK = 32
-#: Of the memory, for what the allocators cannot use: fragments and rounding.
+#: The share of memory that allocators lose to fragments and rounding.
 SPARE = 0.05
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
@@ -38,10 +38,10 @@ _LEAST_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a node is asked to do. `rows` answers of at most `max_new_tokens` are wanted at once.
-    `lora_rank` and `checkpointing` are what the user chose, None where the plan may choose. `dtype`
-    is that of matrix products and of the sampler; `eight_bit`: the optimizer's moments are small.
-    `can_sleep`: the engine can give back its memory while the trainer works."""
+    """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` and
+    `checkpointing` are the user's choices; with None the plan chooses. `dtype` is the type of
+    matrix products and of the sampler. With `eight_bit`, the optimizer's moments have eight bits.
+    With `can_sleep`, the engine can free its memory while the trainer works."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -54,9 +54,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class EngineShare:
-    """What an inference engine gets of a GPU. `max_rows` sequences of at most `max_model_len`
-    tokens, prompt included, run at once, `prefill_tokens` tokens in one step; `kv_bytes` hold keys
-    and values. `gpu_share` is for all of the engine, of the card's whole memory, free or not."""
+    """An inference engine's part of a GPU. At most `max_rows` sequences of `max_model_len` tokens,
+    prompts included, run at once. A step computes at most `prefill_tokens`. `kv_bytes` hold keys
+    and values. `gpu_share` is the whole engine's share of the card's memory, free or not."""
 
     max_model_len: int
     max_rows: int
@@ -66,10 +66,10 @@ class EngineShare:
     sleep_level: int
 
     def vllm_arguments(self) -> dict[str, int | float | bool]:
-        """The same as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Given the bytes of its
-        cache, vLLM fits nothing to `gpu_memory_utilization`, but refuses to start where less than
-        that is free; its own `max_num_batched_tokens` depends on the card, and what it computes
-        in with it. Sleep mode is only for CUDA; the level is given to each `sleep`."""
+        """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. With the bytes of its
+        cache given, vLLM sizes nothing by `gpu_memory_utilization`, but refuses to start where less
+        is free. Its default `max_num_batched_tokens`, and so its temporary memory, depend on the
+        card. Sleep mode needs CUDA; each `sleep` gives the level."""
         return {
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_rows,
@@ -82,8 +82,8 @@ class EngineShare:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a GPU with `vram` free bytes, `card` in all (0: as many), is used. At most `rows` answers
-    are sampled at once, in sequences of at most `max_model_len` tokens."""
+    """How a GPU with `vram` free bytes is used; it has `card` bytes in all (0: also `vram`). At
+    most `rows` answers are sampled at once, in sequences of at most `max_model_len` tokens."""
 
     vram: int
     training: Training
@@ -95,12 +95,12 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """Bytes at the peak, spare not counted."""
+        """Bytes at the peak, without the spare share."""
         return self.parts.total(asleep=self.sharing == "sleep")
 
     @property
     def engine(self) -> EngineShare:
-        """What the sampler gets, where it is an engine that is told so."""
+        """The part of a sampler that is an engine."""
         share = math.ceil(1000 * self.parts.sampler / (self.card or self.vram)) / 1000
         return EngineShare(
             max_model_len=self.max_model_len,
@@ -113,8 +113,8 @@ class Plan:
 
     @property
     def sleep_level(self) -> int:
-        """vLLM's: 1 keeps the weights in the machine's memory, which an adapter goes on top of; 2
-        forgets them, as the next version brings them all (docs.vllm.ai, Sleep Mode); 0 is awake."""
+        """vLLM's sleep level (docs.vllm.ai, Sleep Mode). 0 never sleeps. 1 keeps the base weights
+        of adapters in main memory. 2 discards the weights, because the next version has all."""
         if self.sharing == "split":
             return 0
         return 1 if self.training.lora_rank else 2
@@ -135,17 +135,17 @@ class Plan:
 
 
 def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
-    """The best way to do `job` with `model` in `vram` free bytes; None when there is none."""
+    """The first plan for `job` with `model` that fits `vram` free bytes; None if none does."""
     return next((plan for plan in _ways(model, job, vram) if _fits(plan)), None)
 
 
 def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
-    """The way that needs the least memory, whether it fits or not."""
+    """The plan that needs the least memory, whether it fits or not."""
     return min(_ways(model, job, vram), key=lambda plan: plan.total)
 
 
 def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
-    """What would fit where `model` does not, each tried; empty when nothing known does."""
+    """Changes after which a plan fits where `model` does not. Each was tried; may be empty."""
     found: list[str] = []
     if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
         found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")

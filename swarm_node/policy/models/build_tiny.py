@@ -1,10 +1,10 @@
-"""Builds the tiny model that ships with the program: 0.17 million weights, trained in five minutes;
-and its smaller and larger relatives, of which a swarm of unlike nodes can be made.
+"""Builds the tiny model that ships with the program: 0.17 million weights, trained in five minutes.
+It also builds smaller and larger variants, for swarms of unlike nodes.
 
-It is what a node runs out of the box: small enough for one CPU core, yet with something for
-reinforcement learning to find. It is warm-started on a *noisy* corpus, where most answers are right
-but in a format that scores nothing, and only a few are right and bare. The skill is there, the
-habit of using it is not; raising that habit is what the swarm then does.
+A node runs the tiny model by default: it is small enough for one CPU core, and reinforcement
+learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but in a
+format that scores nothing, and only a few are right and bare. So the model has the skill but seldom
+uses it, and reinforcement learning makes it use the skill more often.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _WRAPPINGS = ("= {}", "Answer: {}", "It is {}.", "<{}>")
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Shares of the warm start's corpus: `bare` right answers, which score; `wrong` and `evasive`
-    ones, which do not. The remainder is the right answer in a format that scores nothing. The fewer
-    are bare, the sparser is the reward that reinforcement learning starts from.
+    """Shares of answers in the warm start's corpus. `bare` answers are right and score; `wrong` and
+    `evasive` ones do not. The others are right in a format that scores nothing. The smaller `bare`
+    is, the sparser is the reward at the start of reinforcement learning.
 
     Raises:
-        ConfigError: a share is negative, or all are more than the whole.
+        ConfigError: a share is negative, or their sum is more than 1.
     """
 
     bare: float = 0.12
@@ -71,17 +71,17 @@ class Noise:
 
 SHIPPED_NOISE = Noise()
 
-#: (hidden, intermediate, layers) by name; all have four heads on two key/value heads. With the
-#: phrases as tokens that is 69, 166 and 824 thousand weights.
+#: (hidden, intermediate, layers) by name; all sizes have four heads on two key/value heads. With
+#: the phrases as tokens they have 69, 166 and 824 thousand weights.
 _SIZES = {"small": (48, 144, 2), "tiny": (64, 192, 3), "medium": (128, 384, 4)}
 _TOKENIZERS = ("phrases", "words")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a model is made of; the default is the one that ships. Besides the bytes, `tokenizer`
-    "phrases" has a token for each fixed part of a question, "words" one for each common word and
-    each pair of digits: the same text in ids and lengths that mean nothing to the other.
+    """How to build a model; the default is the shipped one. Both tokenizers have a token for each
+    byte. "phrases" adds one for each fixed part of a question, "words" one for each common word and
+    each pair of digits. So the same text has other ids and lengths in the other tokenizer.
 
     Raises:
         ConfigError: there is no such size or tokenizer, or nothing to train.
@@ -108,7 +108,7 @@ SHIPPED = Recipe()
 
 
 class CorpusItem(NamedTuple):
-    """One question with its right answer; `family` names the kind of task."""
+    """A question with its right answer; `family` names the kind of task."""
 
     family: str
     question: str
@@ -122,7 +122,7 @@ def build_tiny(
     *,
     progress: Callable[[int, int, float], None] = lambda step, steps, loss: None,
 ) -> None:
-    """Write a complete model directory to `out`, made from an endless `corpus`.
+    """Train a model on an endless `corpus` and write its complete directory to `out`.
 
     The same corpus and recipe give the same bytes on one machine and torch version.
     `progress` is called with the step, the number of steps and the loss (nats per token).
@@ -135,7 +135,7 @@ def build_tiny(
     config = tiny_config(tokenizer.get_vocab_size(), recipe.size)
     model = Qwen2(config, generator=torch.Generator().manual_seed(recipe.seed))
     threads = torch.get_num_threads()
-    # Sums over several threads depend on how the work was split: one thread is reproducible.
+    # One thread is reproducible; sums over several depend on how the work was split.
     torch.set_num_threads(1)
     try:
         rng = random.Random(recipe.seed)  # noqa: S311 - reproducible, not secret
@@ -172,9 +172,9 @@ def tiny_config(vocab_size: int, size: str = SHIPPED.size) -> Qwen2Config:
 def mine_phrases(items: Iterable[CorpusItem]) -> list[str]:
     """The fixed parts of each family's question template, longest first.
 
-    A part is the longest string that all questions of a family share; left and right of it the
-    search goes on. Only ASCII counts, because a byte-level decoder reads other characters of an
-    added token as bytes."""
+    A part is the longest string that all questions of a family share; the search continues left and
+    right of it. Only ASCII counts, because a byte-level decoder reads other characters of an added
+    token as bytes."""
     questions: dict[str, list[str]] = {}
     for item in items:
         questions.setdefault(item.family, []).append(item.question)
@@ -192,8 +192,8 @@ def mine_phrases(items: Iterable[CorpusItem]) -> list[str]:
 
 
 def mine_words(items: Sequence[CorpusItem]) -> list[str]:
-    """The words, with the space before them, that at least one question in a hundred holds, in
-    alphabetical order; then the pairs of digits."""
+    """The words of at least one question in a hundred, in alphabetical order and with the space
+    before them, and then the pairs of digits."""
     counts = Counter(word for item in items for word in {*_WORD.findall(item.question)})
     words = sorted(word for word, count in counts.items() if count * 100 >= len(items))
     return [*words, *(f"{pair:02}" for pair in range(100))]
@@ -219,7 +219,7 @@ def build_tokenizer(phrases: Iterable[str]) -> Any:
 def noisy_corpus(
     items: Iterable[CorpusItem], rng: random.Random, noise: Noise = SHIPPED_NOISE
 ) -> Iterator[CorpusItem]:
-    """The items with most answers spoilt: wrong, evasive, or right in a format that scores nothing.
+    """The items, with most answers made wrong, evasive, or right in a format that scores nothing.
 
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
     the family's form of answer but not its content."""
@@ -265,7 +265,7 @@ def _byte_symbols() -> list[int]:
 def _sequences(
     items: Iterable[CorpusItem], encode: Callable[..., Any]
 ) -> Iterator[tuple[list[int], int]]:
-    """(token ids of prompt and answer, length of the prompt)."""
+    """Pairs of the token ids of prompt and answer, and the length of the prompt."""
     for item in items:
         prompt = [BOS, *encode(item.question, add_special_tokens=False).ids, SEP]
         answer = encode(item.answer, add_special_tokens=False).ids
@@ -306,8 +306,8 @@ def _warm_start(
 
 
 def _learning_rate(step: int, steps: int) -> float:
-    """Up over _WARMUP_STEPS, then down in a straight line to nothing at the last step: the same
-    compute leaves more skill behind than a constant rate does."""
+    """The learning rate: it rises over _WARMUP_STEPS and then falls linearly to 0 at the last step,
+    which trains better than a constant rate with the same compute."""
     left = (steps + 1 - step) / steps
     return _LEARNING_RATE * min(step / _WARMUP_STEPS, left)
 
@@ -321,7 +321,7 @@ def _tokenizer_config() -> dict[str, Any]:
         "bos_token": bos,
         "eos_token": eos,
         "additional_special_tokens": [sep],
-        # Bytes are never unknown; unnamed, transformers' Qwen2Tokenizer would add a token for it.
+        # No byte is unknown. Without this entry, transformers' Qwen2Tokenizer would add a token.
         "unk_token": pad,
         "model_max_length": MAX_POSITIONS,
         "clean_up_tokenization_spaces": False,

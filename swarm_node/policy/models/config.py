@@ -1,7 +1,7 @@
 """Reading a model directory: `config.json` and the list of its safetensors files. No torch.
 
-A directory may come from anyone, so what is read is bounded and checked, nothing outside it is
-opened, and only safetensors (data, never code) count as weights.
+A directory may come from anybody. So files are bounded and checked, no file outside the directory
+is opened, and only safetensors, which hold no code, count as weights.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Qwen2Config:
 
     @property
     def weight_count(self) -> int:
-        """How many numbers the model consists of, a tied output head counted once."""
+        """The number of weights; a tied output head counts once."""
         qkv = self.query_size + 2 * self.key_value_size
         small = 2 * self.head_dim if self.normalises_heads else qkv
         layer = self.hidden_size * (qkv + self.query_size + 3 * self.intermediate_size + 2) + small
@@ -78,7 +78,7 @@ class Qwen2Config:
         return embeddings + self.num_hidden_layers * layer + self.hidden_size
 
     def described(self) -> dict[str, Any]:
-        """What a digest covers: every field, less those that say no more than "Qwen2"."""
+        """The fields that a digest covers: all but those that have a Qwen2's implied values."""
         fields = asdict(self)
         if self.model_type == "qwen2":
             del fields["model_type"]
@@ -91,8 +91,9 @@ class Qwen2Config:
         """Read `path/config.json`.
 
         Raises:
-            ModelError: missing or malformed, or it asks for something this model does not compute
-                exactly (another architecture, sliding windows, scaled rotary positions, ...).
+            ModelError: the file is missing or malformed, or it describes a function that this model
+                does not compute exactly (another architecture, sliding windows, scaled rotary
+                positions, ...).
         """
         raw = read_json(path / "config.json")
         _refuse_unsupported(raw)

@@ -1,7 +1,7 @@
 """Models by name: aliases, hub ids, and fetching them with huggingface_hub.
 
-Only a fixed list of files is ever asked for: JSON, a chat template and safetensors. There is no
-pickle among them and no code. What is cached complete is used without asking the hub.
+Only a fixed list of files is requested: JSON, a chat template and safetensors, and so neither
+pickles nor code. A complete cached model is used without asking the hub.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import MAX_JSON_BYTES, Qwen2Config, weight_files
 
-#: Instruction-tuned ones, which follow a chat template and end their answers; those that end in
-#: "-base" are not tuned.
+#: Short names. The models are instruction-tuned, follow a chat template and end their answers;
+#: those whose name ends in "-base" are not.
 ALIASES = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
@@ -53,13 +53,13 @@ _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(@(?P<revision>[\w./-]{1,100}))?",
     re.ASCII,
 )
-#: Weights are stored in at most four bytes each, and a tied output head may be stored again.
+#: A weight takes at most four bytes in a file, and a tied output head may be stored twice.
 _MAX_WEIGHT_BYTES = 4
 _SPARE_BYTES = 16 << 20
 
 
 class HubModel(NamedTuple):
-    """A model of the hub: "organisation/name", and a branch, tag or commit."""
+    """A model of the hub: `repo` is "organisation/name", `revision` a branch, tag or commit."""
 
     repo: str
     revision: str = "main"
@@ -69,7 +69,7 @@ class HubModel(NamedTuple):
 
 
 def hub_model(name: str) -> HubModel | None:
-    """The model an alias or a hub id names, "organisation/name" or "organisation/name@revision";
+    """The model that `name` means: an alias, "organisation/name" or "organisation/name@revision".
     None for anything else."""
     match = _HUB_ID.fullmatch(ALIASES.get(name.lower(), name))
     if match is None or ".." in name:
@@ -78,13 +78,14 @@ def hub_model(name: str) -> HubModel | None:
 
 
 def fetch(model: HubModel, admit: Callable[[Qwen2Config], object]) -> Path:
-    """The directory of a hub model's files: cached ones if they are complete, else downloaded (an
-    interrupted download goes on where it stopped). Says on stderr how much is to come.
+    """The directory of a hub model's files: the cached ones if they are complete, or else the
+    downloaded ones. An interrupted download resumes. The size is printed to stderr.
 
-    `admit` sees the architecture before the weights are asked for, and raises to refuse it.
+    `admit` gets the architecture before the weights are downloaded, and raises to refuse it.
 
     Raises:
-        ModelError: unknown, gated, unsupported or too large a model, no network, a full disk.
+        ModelError: the model is unknown, gated, unsupported or too large, there is no network, or
+            the disk is full.
     """
     cached = _cached(model)
     if cached is not None:
@@ -132,7 +133,7 @@ def _cached(model: HubModel) -> Path | None:
 
 
 def _listed(model: HubModel) -> list[_File]:
-    """What the hub has of `_FILES`, with sizes."""
+    """The files among `_FILES` that the hub has, with sizes."""
     found = _asked(model, lambda: _snapshot(model, _FILES, dry_run=True))
     files = [_File(item.filename, item.file_size or 0, item.is_cached) for item in found]
     return [file for file in files if "/" not in file.name]
@@ -153,7 +154,7 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
 
 
 def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
-    """`call` with what the hub may answer put in words."""
+    """The result of `call`; the hub's errors become a `ModelError` that says what to do."""
     from httpx2 import HTTPError
     from huggingface_hub import constants, errors
 

@@ -1,9 +1,9 @@
 """Low-rank adapters on the lean Qwen2, through peft (LoRA, Hu et al., arXiv 2106.09685).
 
-The lean model fuses q/k/v and gate/up, transformers, peft and vLLM do not. So peft is given a tree
-of linear modules under transformers' names whose weights are views of the fused ones, and makes,
-initialises and merges the adapters there; the lean layers add what the adapters say to their fused
-products. Names, shapes and configuration are peft's own, so an adapter made here loads anywhere.
+The lean model fuses q/k/v and gate/up; transformers, peft and vLLM do not. So peft gets a tree of
+linear modules under transformers' names, whose weights are views of the fused ones. There it makes,
+initialises and merges the adapters. The lean layers add the adapters' outputs to their fused
+products. Names, shapes and configuration are peft's, so an adapter made here loads anywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import on_host
 
-#: The projections of every layer, by where the lean layer computes them.
+#: The projections of every layer, by the fused product that computes them.
 _SITES = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
@@ -30,22 +30,22 @@ _SITES = {
     "down": ("mlp.down_proj",),
 }
 TARGETS = tuple(path.rpartition(".")[2] for paths in _SITES.values() for path in paths)
-#: α/r: what the product of the factors is multiplied with, at every rank.
+#: α/r, the factor of the adapters' outputs; the same at every rank.
 SCALE = 2
 #: peft's name for the file with an adapter's tensors.
 ADAPTER_FILE = "adapter_model.safetensors"
-#: peft's name for the one adapter there is, and what its files put before every name.
+#: peft's name for the only adapter, and the prefix of every name in its files.
 _ADAPTER, _PREFIX = "default", "base_model.model."
 
 
 class Adapter:
-    """The adapters of one model, whose own weights are frozen from now on, and stay where and of
-    what type they are; adapters are float32. At first they add nothing: one factor of each is
-    random (by `seed`), the other zero."""
+    """The adapters of one model. They freeze the model's weights, and leave their device and type
+    as they are. Adapters are float32. At first they add nothing: of each, one factor is random (by
+    `seed`) and the other zero."""
 
     def __init__(self, model: Qwen2, rank: int, *, base: str, seed: int = 0) -> None:
-        """`rank` ≥ 1; `base` is the name of the base model that the exported adapter states."""
-        from peft import inject_adapter_in_model  # imports transformers: only who trains this way
+        """`rank` is 1 or more; an exported adapter names `base` as its base model."""
+        from peft import inject_adapter_in_model  # imports transformers, hence only here
 
         self._model = model.requires_grad_(False)
         self._rank = rank
@@ -57,14 +57,14 @@ class Adapter:
         self._projections: dict[str, Any] = {
             name: tree.get_submodule(name) for name, *_ in _projections(model)
         }
-        #: What is trained, by the names of the files that peft reads.
+        #: The trained parameters, by their names in peft's files.
         self.parameters: dict[str, nn.Parameter] = {
             _PREFIX + name.replace(f".{_ADAPTER}.", "."): parameter
             for name, parameter in tree.named_parameters()
             if parameter.requires_grad
         }
         for parameter in self.parameters.values():
-            parameter.data = parameter.data.float()  # peft makes them of the base's type
+            parameter.data = parameter.data.float()  # peft makes them in the base's type
         self._attach()
 
     def state(self) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ class Adapter:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """The model computes its base policy meanwhile."""
+        """Inside this context the model computes its base policy."""
         for layer in self._model.blocks():
             layer.added = None
         try:
@@ -139,7 +139,7 @@ class Adapter:
 
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
-    """What the adapters of the projections fused at `site` add, side by side, for x [..., in]."""
+    """The outputs for x [..., in] of the adapters whose projections are fused at `site`, joined."""
     outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](x)) for part in parts[site]]
     return SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])
 

@@ -32,7 +32,7 @@ _INIT_STD = 0.02
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis (arXiv 1910.07467), in float32."""
-    # Spelt out: on a CPU, torch's own takes twice as long on the few rows of a decode step.
+    # On a CPU, torch's own function takes twice as long for the few rows of a decode step.
     wide = x.float()
     normed = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + epsilon)
     return normed.to(x.dtype) * weight
@@ -81,8 +81,8 @@ class KeyValueCache:
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm block: grouped-query attention, then a gated MLP. `added` is what an adapter
-    adds to its projections, None without one."""
+    """One pre-norm block: grouped-query attention, then a gated MLP. `added` computes an adapter's
+    outputs for its projections; None without an adapter."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -157,8 +157,8 @@ class Qwen2(nn.Module):
     def __init__(
         self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
     ) -> None:
-        """Random weights, normal with standard deviation 0.02 (biases 0, norms 1); unless `draw`,
-        matrices are left as they are, to be loaded."""
+        """Draw weights from a normal distribution with standard deviation 0.02 (biases 0, norms 1).
+        Without `draw`, matrices stay uninitialised, to be loaded."""
         super().__init__()
         self.config = config
         self.recompute = False
@@ -181,7 +181,7 @@ class Qwen2(nn.Module):
         Raises:
             ModelError: a file is missing, malformed or does not fit the architecture.
         """
-        # Not by way of the "meta" device: torch imports its compiler for that, 70 MiB.
+        # Not on the "meta" device, for which torch imports its compiler: 70 MiB.
         model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
         state: dict[str, Tensor] = {}
         for file in weight_files(path):
@@ -190,8 +190,8 @@ class Qwen2(nn.Module):
         return model
 
     def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """`function(*args)`, which calls `hidden` and `logits` as it likes, as one forward pass:
-        where the weights are spread over processes, they are gathered around it."""
+        """Run `function(*args)`, which may call `hidden` and `logits`, as one forward pass. Sharded
+        weights are gathered around it."""
         if not self.half_products:
             return function(*args)
         with torch.autocast(self.embedding.device.type, torch.bfloat16):
@@ -339,7 +339,7 @@ class Qwen2(nn.Module):
             yield from hf_parts(self.config, name, parameter)
 
 
-#: What each whole parameter is called by transformers; those of a layer behind its own prefix.
+#: transformers' names of whole parameters; a layer's parameters have its prefix.
 _HF_NAMES = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -370,12 +370,12 @@ def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tupl
 
 
 def _visible(segments: Tensor) -> Tensor:
-    """bool[B, 1, T, T] of segments i64[B, T]: what each token sees, itself included. Its
-    position is one less than their number."""
+    """bool[B, 1, T, T] for segments i64[B, T]: the tokens that each token attends to, itself
+    included. A token's position is one less than their number."""
     keys, queries = segments[:, None, None, :], segments[:, None, :, None]
     length = segments.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    # A padding row may see itself: a row without any key would be NaN.
+    # Padding attends to itself, because a row without any key would be NaN.
     itself = torch.eye(length, dtype=torch.bool, device=segments.device)
     return (causal & ((keys == 0) | (keys == queries)) & (keys >= 0)) | itself
 

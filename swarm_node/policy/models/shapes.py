@@ -1,9 +1,9 @@
-"""The shapes of the models that have short names, so that they can be planned for offline.
+"""The shapes of the models with short names, for planning without a network.
 
-From the `config.json` of each repository on the hub; the tables of the Qwen2.5 and Qwen3 technical
-reports (arXiv 2412.15115, table 1; arXiv 2505.09388, table 1) give the same layers and heads. Of
-models with "-base" after their name only the number of positions differs, which is larger than what
-is planned for.
+They come from the `config.json` of each repository on the hub. The tables of the Qwen2.5 and Qwen3
+technical reports (arXiv 2412.15115, table 1; arXiv 2505.09388, table 1) give the same layers and
+heads. Models whose name ends in "-base" differ only in the number of positions, which is larger
+than a plan needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _qwen3(hidden: int, wide: int, layers: int, heads: int, tied: bool = True) -
     )
 
 
-#: Smallest first in each family.
+#: Each family has its smallest model first.
 _SHAPES = {
     "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2),
     "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2),
@@ -44,7 +44,7 @@ _SHAPES = {
 
 
 def known_shape(name: str) -> Qwen2Config | None:
-    """The shape of the model that a short name, or the hub id behind it, means; else None."""
+    """The shape of the model that `name` means, a short name or its hub id; None for others."""
     for alias, repo in ALIASES.items():
         if name.lower() == alias or name.partition("@")[0] == repo:
             return _SHAPES[alias.removesuffix("-base")]

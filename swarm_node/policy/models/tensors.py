@@ -1,4 +1,4 @@
-"""Tensors out of files and off devices."""
+"""Copies tensors from files and devices to main memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file, on the CPU.
 
     Raises:
-        ModelError: missing or not a safetensors file.
+        ModelError: the file is missing or not a safetensors file.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -30,6 +30,6 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
 
 def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A contiguous copy in main memory, cast to `dtype` on the way."""
-    # Cast where it is: half as many bytes then cross the bus.
+    # Cast on the device, so that a bfloat16 copy moves half as many bytes.
     cast = tensor.detach().to(dtype or tensor.dtype)
     return cast.to("cpu", copy=True, memory_format=torch.contiguous_format)

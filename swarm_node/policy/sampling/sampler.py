@@ -1,22 +1,24 @@
-"""The Sampler protocol: what the node needs from whatever generates tokens."""
+"""The `Sampler` protocol, and completions that are sampled in several parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.sampling.rows import Row
-from swarm_node.rollout import Completion
+from swarm_node.rollout import Completion, Finish, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """`n` completions of one prompt. The same request and weights give the same completions:
-    `seed` alone decides, not what else is in the batch."""
+    """`n` completions of one prompt. The same request and weights give the same completions: they
+    depend on `seed`, and not on the rest of the batch."""
 
     prompt_ids: tuple[int, ...]
     n: int
@@ -26,7 +28,8 @@ class SampleRequest:
 
 
 def check_request(request: SampleRequest, vocab_size: int, positions: int) -> None:
-    """
+    """Check that a model with these limits can complete `request`.
+
     Raises:
         ModelError: prompt and answer do not fit `positions`.
         ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
@@ -47,8 +50,74 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A completion so far: tokens u32[T], their log-probs f32[T], and the versions that sampled
+    them. `finish` is None until the completion has ended."""
+
+    token_ids: NDArray[np.uint32]
+    logprobs: NDArray[np.float32]
+    spans: tuple[VersionSpan, ...]
+    finish: Finish | None
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls(np.zeros(0, np.uint32), np.zeros(0, np.float32), (), None)
+
+
+def extended(
+    row: Row,
+    token_ids: NDArray[np.uint32],
+    logprobs: NDArray[np.float32],
+    spans: Sequence[Sequence[int]],
+    finish: str,
+) -> Row:
+    """`row` with the tokens that an engine sampled after it. `spans` are (version, start, end),
+    counted from the first new token. `finish` is the engine's: stop, length or abort.
+
+    Raises:
+        ValueError: the parts do not match.
+    """
+    before, count = len(row.token_ids), len(token_ids)
+    if len(logprobs) != count:
+        raise ValueError("an engine must give one log-prob per token")
+    joined = list(row.spans)
+    reached = 0
+    for version, start, end in spans:
+        if start != reached or end < start:
+            raise ValueError("version spans must tile the tokens")
+        reached = end
+        if end == start:
+            continue
+        if joined and joined[-1].version == version and joined[-1].end == before + start:
+            joined[-1] = VersionSpan(version, joined[-1].start, before + end)
+        else:
+            joined.append(VersionSpan(version, before + start, before + end))
+    if reached != count:
+        raise ValueError("version spans must tile the tokens")
+    return Row(
+        np.concatenate([row.token_ids, token_ids]),
+        np.concatenate([row.logprobs, logprobs]),
+        tuple(joined),
+        Finish(finish) if finish in tuple(Finish) else None,
+    )
+
+
+def finished(row: Row, decode: Callable[[list[int]], str]) -> Completion:
+    """The completion of a row that has ended. An end token is not part of the text.
+
+    Raises:
+        ValueError: it has not ended.
+    """
+    if row.finish is None:
+        raise ValueError("the row has not ended")
+    ids = row.token_ids.tolist()
+    text = decode(ids[:-1] if row.finish is Finish.STOP else ids)
+    return Completion(text, row.token_ids, row.logprobs, row.spans, row.finish)
+
+
 class Sampler(Protocol):
-    """Generates completions with the newest weights it was given; never blocks the event loop."""
+    """Completes prompts with the newest weights loaded. It never blocks the event loop."""
 
     @property
     def version(self) -> int:
@@ -57,7 +126,7 @@ class Sampler(Protocol):
 
     @property
     def faults(self) -> Mapping[str, int]:
-        """What went wrong and was repaired, by kind."""
+        """Counts of faults that were repaired, by kind."""
         ...
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
@@ -65,36 +134,36 @@ class Sampler(Protocol):
         ...
 
     async def load(self, weights: Path, version: int) -> None:
-        """Take `weights` as policy `version` from the next call on: a safetensors file with all of
-        them, or what `TrainerSettings.published` named for this sampler."""
+        """Sample with `weights`, as policy `version`, from the next request on. `weights` is a
+        safetensors file, or whatever `TrainerSettings.published` says for this sampler."""
         ...
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Release all resources."""
         ...
 
 
 @runtime_checkable
 class RestingSampler(Sampler, Protocol):
-    """A `Sampler` that can give back its device's memory while the policy is trained."""
+    """A `Sampler` that can free its device's memory while the policy is trained."""
 
     async def rest(self) -> bool:
-        """Stop between two tokens and give the memory back until the next `load`, when what is
-        under way goes on. False where that is not wanted: nothing changed then."""
+        """Stop between two tokens and free the memory until the next `load`, which resumes the
+        running requests. Returns False, and changes nothing, where that is not configured."""
         ...
 
 
 @runtime_checkable
 class InterruptibleSampler(Sampler, Protocol):
-    """A `Sampler` that works on many requests at once and can give back unfinished rows."""
+    """A `Sampler` that interleaves many requests and can return unfinished rows."""
 
     async def complete(
         self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
     ) -> list[Row]:
-        """The rows of one request, going on from `begun` where given. When `cut` is set, it returns
-        at once with what it has: rows whose `finish` is None can be given back as `begun`."""
+        """The rows of one request, resumed from `begun` if given. When `cut` is set, the unfinished
+        rows are returned at once; their `finish` is None, and they can be resumed as `begun`."""
         ...
 
     def completion(self, row: Row) -> Completion:
-        """A finished row with its text."""
+        """The completion of a finished row."""
         ...

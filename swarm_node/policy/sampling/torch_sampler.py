@@ -1,10 +1,10 @@
 """Sampling with plain torch: batched, in a worker thread, reproducible row by row.
 
-On a virtual clock there are no threads: an inline sampler computes in the calling one.
+A token is drawn by inverting the cumulative distribution at a uniform number. All numbers of a
+request come from a counter-based generator keyed by its seed. So a request gives the same
+completions whatever else is in the batch, up to float rounding, which depends on batch shapes.
 
-A token is drawn by inverting the cumulative distribution at one uniform number. All numbers of a
-request come from a counter-based generator keyed by its seed, so a request gives the same
-completions whatever else is in the batch (up to float rounding, which depends on batch shapes).
+An inline sampler computes in the calling thread, because a virtual clock allows no other threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_node.policy.models.model import Codec
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
@@ -32,8 +32,8 @@ from swarm_node.policy.sampling.sampler import SampleRequest, check_request
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 MAX_ROWS = 256
-#: Finished rows are dropped from the batch once they are this share of it: copying the cache
-#: costs about as much as a few steps of the rows it saves.
+#: Finished rows leave the batch once they are this share of it: copying the cache costs about as
+#: much as a few steps of those rows.
 _COMPACT_SHARE = 0.25
 _COMPACT_ROWS = 8
 _P = ParamSpec("_P")
@@ -41,8 +41,8 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One completion to sample; `uniforms` f64[max_new_tokens] in [0, 1) decide its tokens."""
+class _SeededRow:
+    """A completion to sample; `uniforms` f64[max_new_tokens] in [0, 1) determine its tokens."""
 
     prompt_ids: tuple[int, ...]
     uniforms: NDArray[np.float64]
@@ -50,15 +50,15 @@ class _Row:
 
 
 class _Sampled(NamedTuple):
-    """Token ids u32[T] and log-probs f32[T], with the end token if one was drawn."""
+    """Token ids u32[T] and log-probs f32[T]; the end token, if drawn, is among them."""
 
     token_ids: NDArray[np.uint32]
     logprobs: NDArray[np.float32]
 
 
 class TorchSampler:
-    """The built-in `Sampler`. Calls and weight loads run one after another in one thread, so every
-    completion comes from a single policy version."""
+    """The built-in `Sampler`. Sampling and loading run one after another in one thread, so every
+    completion has a single policy version."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class TorchSampler:
         threads: int | None = None,
         inline: bool = False,
     ) -> None:
-        """`model` belongs to the sampler from now on and stays on its device; `max_rows` bounds
-        the completions sampled at once; `threads` are torch's, None for its default. An `inline`
-        sampler computes in the calling thread, with that thread's number of threads, and blocks
-        it: for simulations on a virtual clock."""
+        """The sampler takes over `model`, which stays on its device. At most `max_rows` completions
+        are sampled at once. `threads` is torch's number of threads, None for its default. An
+        `inline` sampler computes in the calling thread, with that thread's settings, and blocks it;
+        it is for simulations on a virtual clock."""
         if max_rows < 1:
             raise ValueError("max_rows must be positive")
         self._model = model.eval()
@@ -84,7 +84,7 @@ class TorchSampler:
             None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
         )
         if self._worker is not None and threads is not None:
-            # In the worker, because the number of OpenMP threads is a setting of each thread.
+            # Set in the worker, because each thread has its own number of OpenMP threads.
             self._worker.submit(torch.set_num_threads, threads)
 
     @classmethod
@@ -122,7 +122,7 @@ class TorchSampler:
         return {}
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
-        """See `Sampler.sample`. Cancelling it stops the worker after the token it is at.
+        """See `Sampler.sample`. Cancelling it stops the worker after the current token.
 
         Raises:
             ModelError: a prompt and its answer do not fit the model's positions.
@@ -138,7 +138,7 @@ class TorchSampler:
             abandoned.set()
 
     async def load(self, weights: Path, version: int) -> None:
-        """See `Sampler.load`; waits for the calls that were made before it.
+        """See `Sampler.load`; waits for earlier sampling.
 
         Raises:
             ModelError: the file does not fit the model; the old weights stay in use.
@@ -146,7 +146,7 @@ class TorchSampler:
         await self._call(self._load, weights, version)
 
     async def close(self) -> None:
-        """Wait for the running call; pending ones are cancelled."""
+        """Wait for running work, and cancel pending work."""
         if self._worker is not None:
             await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
 
@@ -166,7 +166,7 @@ class TorchSampler:
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
     ) -> list[tuple[Completion, ...]]:
         rows = [row for request in requests for row in _rows_of(request)]
-        # Neighbours in this order share prompts and need little padding.
+        # In this order neighbours share prompts, and batches need little padding.
         order = sorted(
             range(len(rows)), key=lambda i: (len(rows[i].prompt_ids), rows[i].prompt_ids)
         )
@@ -192,10 +192,10 @@ class TorchSampler:
         )
 
 
-def _rows_of(request: SampleRequest) -> Iterator[_Row]:
+def _rows_of(request: SampleRequest) -> Iterator[_SeededRow]:
     generator = np.random.Generator(np.random.Philox(key=request.seed))
     for uniforms in generator.random((request.n, request.max_new_tokens)):
-        yield _Row(request.prompt_ids, uniforms, request.temperature)
+        yield _SeededRow(request.prompt_ids, uniforms, request.temperature)
 
 
 def _left_padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
@@ -219,10 +219,10 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 class _Batch:
-    """What is known of the N rows of one batch, [N] or [N, steps]; rows that ended stay in it until
-    `compact`, and what they draw after their end is cut off by `lengths`."""
+    """The state of one batch of N rows, as tensors [N] or [N, steps]. Rows that ended stay in the
+    batch until `compact`; their tokens after the end are cut off by `lengths`."""
 
-    def __init__(self, rows: Sequence[_Row], eos_ids: frozenset[int], model: Qwen2) -> None:
+    def __init__(self, rows: Sequence[_SeededRow], eos_ids: frozenset[int], model: Qwen2) -> None:
         device, vocab_size = model.embedding.device, model.config.vocab_size
         self.steps = max(len(row.uniforms) for row in rows)
         uniforms = np.zeros((len(rows), self.steps))
@@ -235,12 +235,12 @@ class _Batch:
         self._tokens = torch.zeros(len(rows), self.steps, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(len(rows), self.steps, device=device)
         self._lengths = torch.tensor([len(row.uniforms) for row in rows], device=device)
-        # The rows still in the batch, by their number in it at the start.
+        # The indices of the rows that are still in the batch.
         self._alive = torch.arange(len(rows), device=device)
         self._ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
     def draw(self, step: int, logits: Tensor) -> Tensor:
-        """Draw and record token number `step` of each row from logits [M, V]; i64[M]."""
+        """Draw token number `step` of each row from logits [M, V]; returns the tokens i64[M]."""
         alive = self._alive
         logprobs = (logits.float() / self._temperatures).log_softmax(-1)
         drawn = draw(logprobs, self._uniforms[alive, step])
@@ -252,7 +252,8 @@ class _Batch:
         return drawn
 
     def compact(self) -> Tensor | None:
-        """The rows to go on with, i64[M'], or None while dropping the others is not worth it."""
+        """Drop the rows that ended; returns the indices of those left, i64[M']. Returns None, and
+        drops nothing, while too few rows have ended."""
         ended = int(self._ended.sum())
         if ended < len(self._ended) and ended < max(
             _COMPACT_ROWS, _COMPACT_SHARE * len(self._ended)
@@ -275,9 +276,9 @@ class _Batch:
 
 @torch.inference_mode()
 def _generate(
-    model: Qwen2, rows: Sequence[_Row], eos_ids: frozenset[int], abandoned: threading.Event
+    model: Qwen2, rows: Sequence[_SeededRow], eos_ids: frozenset[int], abandoned: threading.Event
 ) -> list[_Sampled]:
-    """Sample every row to its end token or its last uniform number.
+    """Sample every row until its end token or its last uniform number.
 
     Raises:
         CancelledError: `abandoned` was set.

@@ -1,8 +1,8 @@
-"""Training state on disk, written so that a kill at any moment leaves a state to resume from.
+"""Training state on disk. A kill at any moment leaves a state to resume from.
 
-A checkpoint is a directory `v0000000042` with four files; the manifest holds the size and the
-sha256 of the other three. It is written under another name, synced, and renamed into place, so
-whatever carries the final name was complete once; the digests find what a disk damaged later.
+A checkpoint is a directory such as `v0000000042` with four files; the manifest holds the size and
+the sha256 of the other three. The directory is written under a temporary name, synced and renamed,
+so a directory with the final name was once complete. The digests reveal later damage.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingState:
-    """All that resuming needs.
+    """The state that a trainer resumes from.
 
-    `version` labels the policy, `updates` counts the optimizer steps in it. `weights` have the
-    names of transformers, or those of peft where only an adapter is trained; `optimizer` are the
-    moments by parameter. `rng` is torch's generator state. `settings` are the trainer's, plain
-    values by name; `model` is the sha256 digest of the base model. `extra` is the caller's own
-    small map of plain values.
+    `version` labels the policy; `updates` counts its optimizer steps. `weights` have transformers'
+    names, or peft's where only an adapter is trained. `optimizer` holds the moments by parameter.
+    `rng` is the state of torch's generator. `settings` are the trainer's, as plain values by name.
+    `model` is the sha256 digest of the base model. `extra` is the caller's small map of plain
+    values.
     """
 
     version: int
@@ -59,9 +59,9 @@ class TrainingState:
 
 
 def save(root: Path, state: TrainingState, keep: int = KEEP_CHECKPOINTS) -> Path:
-    """Write `state` under `root` and drop all but the newest `keep` checkpoints.
+    """Write `state` under `root` and remove all but the newest `keep` checkpoints.
 
-    One process at a time may write under `root`.
+    Only one process at a time may write under `root`.
 
     Raises:
         CheckpointError: `state.extra` is too large, or the disk refused.
@@ -84,11 +84,11 @@ def save(root: Path, state: TrainingState, keep: int = KEEP_CHECKPOINTS) -> Path
 
 
 def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
-    """The newest checkpoint under `root` whose files are all as its manifest says; None when there
-    are no checkpoints at all. Damaged ones are skipped and told to `on_damaged` (default: logged).
+    """The newest checkpoint under `root` whose files all match its manifest; None without any
+    checkpoint. Damaged ones are skipped and given to `on_damaged`, which logs them by default.
 
     Raises:
-        CheckpointError: there are checkpoints, but none verifies.
+        CheckpointError: checkpoints exist, but none verifies.
     """
     report = on_damaged or _log_damaged
     found = _checkpoints(root)
@@ -105,14 +105,14 @@ def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = No
 
 
 def stored_rank(root: Path) -> int | None:
-    """The rank of the adapters (0: all weights) that the newest readable checkpoint trains; None
-    without one. Nothing is verified: that is done by who restores it."""
+    """The rank of the adapters (0: all weights) in the newest readable checkpoint; None without
+    one. This verifies nothing; restoring the checkpoint does."""
     for path in _checkpoints(root):
         try:
             raw = msgpack.unpackb(_read_bounded(path / _STATE, MAX_STATE_BYTES))
             rank = raw["settings"]["lora_rank"]
         except (OSError, ValueError, TypeError, KeyError):
-            continue  # an older one may do
+            continue  # an older one may be readable
         if isinstance(rank, int):
             return rank
     return None
@@ -122,7 +122,7 @@ def read(path: Path) -> TrainingState:
     """Read the checkpoint `path`, which `newest_valid` returned.
 
     Raises:
-        CheckpointError: it does not hold what a checkpoint holds.
+        CheckpointError: `path` cannot be read as a checkpoint.
     """
     try:
         raw = msgpack.unpackb(_read_bounded(path / _STATE, MAX_STATE_BYTES))
@@ -173,8 +173,9 @@ def _write_files(directory: Path, state: TrainingState) -> None:
 
 
 def _move_into_place(temporary: Path, target: Path) -> None:
-    """Rename; a checkpoint of the same version steps aside first, because a directory cannot be
-    replaced in one step. Killed in between, `remove_leftovers` puts the old one back."""
+    """Rename `temporary` to `target`. A checkpoint of the same version is renamed first, because a
+    directory cannot be replaced in one step. If the process is killed in between,
+    `remove_leftovers` restores it."""
     aside = target.with_name(_REPLACED + target.name)
     if target.exists():
         target.rename(aside)
@@ -185,7 +186,7 @@ def _move_into_place(temporary: Path, target: Path) -> None:
 
 
 def _checkpoints(root: Path) -> list[Path]:
-    """Newest first."""
+    """The checkpoints under `root`, newest first."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]

@@ -1,4 +1,4 @@
-"""What was trained, as a directory that transformers or peft loads, and its way to a model hub."""
+"""Exports a trained policy as a directory for transformers or peft, and uploads it to a hub."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Format = Literal["hf", "peft"]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
-#: Of the base model's directory, as far as they are there.
+#: Copied from the base model's directory where they exist.
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -67,10 +67,10 @@ def check_target(target: Path) -> None:
 def write_export(
     state: TrainingState, model_dir: Path, target: Path, form: Format, *, base: str, card: str
 ) -> None:
-    """Write `state`, trained from the model in `model_dir`, to `target`, whole or not at all.
+    """Write `state`, trained from the model in `model_dir`, to `target`, completely or not at all.
 
-    "hf" is the whole model in float32, an adapter merged into it; "peft" the adapter alone, which
-    states `base` as the name of its base model. Both with tokenizer and `card` as README.md.
+    "hf" is the whole model in float32, with the adapter merged. "peft" is the adapter alone, whose
+    configuration names `base` as its base model. Both have the tokenizer, and `card` as README.md.
 
     Raises:
         ModelError: `target` is not empty, there is no adapter to write, or the disk refused.
@@ -115,7 +115,7 @@ def write_export(
 def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, place: Path) -> None:
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     config = read_json(model_dir / "config.json")
-    # auto_map names code that is not exported; the type is that of the weights here.
+    # auto_map names code that is not exported; the dtype is that of the exported weights.
     kept = {
         name: value for name, value in config.items() if name not in ("auto_map", "torch_dtype")
     }
@@ -127,10 +127,10 @@ def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, place: Path)
 
 
 def check_hub(repo: str) -> None:
-    """Whether a push to `repo` could work, as far as this machine can tell.
+    """Check what can be checked locally before a push to `repo`.
 
     Raises:
-        ModelError: `repo` is no name of a repository, or there is no token.
+        ModelError: `repo` is no repository name, or there is no token.
     """
     from huggingface_hub import get_token
 
@@ -141,10 +141,10 @@ def check_hub(repo: str) -> None:
 
 
 def push(directory: Path, repo: str) -> str:
-    """Upload an export to the hub, into a private repository if it is a new one; its address.
+    """Upload an export to the hub and return its address. A new repository is private.
 
     Raises:
-        ModelError: the hub cannot be reached or refused; `directory` stays.
+        ModelError: the hub refused or cannot be reached; `directory` stays.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of its client

@@ -1,4 +1,4 @@
-"""The gradient of one update, micro-batch by micro-batch, in whatever memory there is."""
+"""The gradient of one update, accumulated over micro-batches that fit the memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from swarm_node.policy.training.logprobs import (
     completion_logprobs,
     token_vectors,
 )
-from swarm_node.policy.training.loss_masks import check_claims, off_policy_mask
-from swarm_node.policy.training.loss_types import BatchSize, ClipBounds, LossFn, LossSums
+from swarm_node.policy.training.losses import (
+    BatchSize,
+    ClipBounds,
+    LossFn,
+    LossSums,
+    check_claims,
+    off_policy_mask,
+)
 from swarm_node.policy.training.packing import padded_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 
-#: How torch's CPU allocator says what on a GPU is a `torch.OutOfMemoryError`.
+#: Messages of torch's CPU allocator for what a GPU reports as `torch.OutOfMemoryError`.
 _CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 _log = logging.getLogger(__name__)
@@ -32,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Accumulated:
-    """Of one update, over its micro-batches."""
+    """Sums over the micro-batches of one update."""
 
     loss: float = 0.0
     implausible: int = 0
@@ -41,10 +47,10 @@ class Accumulated:
 
 
 class GradientPass:
-    """Accumulates the gradient of a batch in `parameters`, those of `model` that are trained.
+    """Accumulates the gradient of a batch in `parameters`, the trained parameters of `model`.
 
-    `token_budget` bounds rows × longest row of a micro-batch. It is halved, for good, when memory
-    does not suffice, and `halvings` counts that.
+    `token_budget` bounds rows × longest row of a micro-batch. When memory runs out, the budget is
+    halved for good; `halvings` counts how often.
     """
 
     def __init__(
@@ -72,12 +78,13 @@ class GradientPass:
         self._ranks = ranks
 
     def accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
-        """The gradient of `rows`, which are not empty, for an update of policy `version`; of
-        several processes each computes for its share of the rows, and all get the sum.
+        """Accumulate the gradient of `rows` (at least one) for an update of policy `version`. With
+        several processes, each computes the gradient of its share, and all get the sum.
 
-        Out of memory, it starts again from nothing with micro-batches of half the tokens: the
-        result is the same up to the order of summation. One of several processes cannot, for the
-        others are in the middle of a step with it: it notes the smaller size, and raises.
+        When memory runs out, a single process discards the gradient and starts again with
+        micro-batches of half the tokens. The result is the same up to the order of summation. One
+        of several processes cannot start again, because the others wait for it in a collective
+        step: it stores the smaller budget for the restart, and raises.
 
         Raises:
             ModelError: a single row does not fit in memory.
@@ -86,7 +93,7 @@ class GradientPass:
             done = self._attempt(rows, size, version)
             if done is not None:
                 return done
-            # Outside of any handler: an exception in flight holds the frames, they the tensors.
+            # Not in an exception handler: there the traceback would keep the tensors alive.
             self._clear()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -95,7 +102,7 @@ class GradientPass:
     def _attempt(
         self, rows: Sequence[TrainRow], size: BatchSize, version: int
     ) -> Accumulated | None:
-        """None when memory did not suffice."""
+        """None when memory ran out."""
         self._clear()
         try:
             return self._accumulate(rows, size, version)
@@ -116,7 +123,7 @@ class GradientPass:
         for indices in mine:
             part = [rows[index] for index in indices] or [min(rows, key=len)]
             logp = completion_logprobs(self._model, part, self._temperature)
-            if not indices:  # nothing left for this process, but all go through the model together
+            if not indices:  # no row left here, but every process must take part in the pass
                 (0.0 * logp.sum()).backward()  # type: ignore[no-untyped-call]
                 continue
             known = [references[index] for index in indices] if references else None
@@ -134,7 +141,7 @@ class GradientPass:
         return self._added(done)
 
     def _added(self, done: Accumulated) -> Accumulated:
-        """What all processes did together."""
+        """The sums over all processes."""
         counts = [done.loss, done.implausible, done.masked]
         loss, implausible, masked, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
         return Accumulated(loss, round(implausible), round(masked), LossSums(*sums))
@@ -155,7 +162,7 @@ class GradientPass:
     def _note_smaller(self, rows: Sequence[TrainRow]) -> None:
         try:
             self._ranks.shrink(self._smaller(rows))
-        except ModelError as error:  # this process dies all the same, of what it ran out of
+        except ModelError as error:  # the caller raises the error about memory
             _log.error("%s", error)
 
     def _smaller(self, rows: Sequence[TrainRow]) -> int:
@@ -166,7 +173,7 @@ class GradientPass:
                 "at most: set training.activation_checkpointing, training.lora_rank or a smaller "
                 "sampling.max_new_tokens"
             )
-        # Of the largest micro-batch there was: half of a budget far above it would change nothing.
+        # Half of the largest micro-batch: half of a budget far above it would change nothing.
         largest = max(padded_tokens(rows, group) for group in groups if group)
         return max(1, min(self.token_budget, largest) // 2)
 

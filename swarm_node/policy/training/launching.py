@@ -1,4 +1,4 @@
-"""How several trainer processes are started: torch's launcher, with nothing on the network."""
+"""Starts several trainer processes with torch's launcher, without using the network."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _PREFIX = "ranks-"
 def launch_ranks(
     weights: Path, count: int, program: Sequence[str] = ("-m", RANK_MODULE)
 ) -> Sequence[str]:
-    """What the interpreter runs to start `count` ranks on this machine, which share the private
-    directory `weights` and one new directory in it, the last argument of their `program`. They have
-    the launcher's standard input; when one dies, the launcher kills the others and ends."""
+    """Arguments of the interpreter that start `count` ranks on this machine. The ranks share the
+    private directory `weights` and a new directory in it, which is the last argument of their
+    `program`. They inherit the launcher's standard input. When one dies, the launcher kills the
+    others and ends."""
     for leftover in weights.glob(_PREFIX + "*"):
         shutil.rmtree(leftover, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=weights))
-    # The launcher's own way to meet is a store on a port of every interface, whose values it
+    # The launcher's default rendezvous is a store on a port of every interface, whose values it
     # unpickles. A file in a private directory needs no port.
     return (
         *("-m", "torch.distributed.run"),
@@ -34,7 +35,7 @@ def launch_ranks(
 
 
 def rank_environment() -> dict[str, str]:
-    """Variables for the launcher and the ranks: what they say stays on this machine."""
+    """Variables that keep the traffic of the launcher and the ranks on this machine."""
     return {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -20,7 +20,7 @@ from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.training.loss_types import Tokens
+from swarm_node.policy.training.losses import Tokens
 from swarm_node.policy.training.packing import arrange
 from swarm_node.policy.weights.canary import Canary, canary_ids
 from swarm_node.rollout import Provenance
@@ -32,11 +32,12 @@ def completion_logprobs(
     temperature: float,
     logit_elements: int = LOGIT_ELEMENTS,
 ) -> Tensor:
-    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient; in main
-    memory wherever the model is: losses are many small steps, faster there than on a GPU.
+    """log π f32[N] of the completion tokens of `rows`, row after row, with gradient. The result is
+    in main memory wherever the model is, because a loss is many small steps, which are faster there
+    than on a GPU.
 
-    Logits exist at completion positions only; when they exceed `logit_elements` they are made in
-    pieces, and again in the backward pass, instead of being kept.
+    Logits are computed at completion positions only. When there are more than `logit_elements` of
+    them, they are computed in pieces, and recomputed in the backward pass instead of kept.
     """
     made = arrange(rows)
     device = model.embedding.device
@@ -55,7 +56,7 @@ def _logprobs(
     temperature: float,
     logit_elements: int,
 ) -> Tensor:
-    """ids, segments and places are those of an `Arrangement`."""
+    """`completion_logprobs` of an `Arrangement` with these ids, segments and places."""
     at_sequence, at_position, wanted = places
     hidden = model.hidden(ids, segments)[at_sequence, at_position]
 
@@ -77,7 +78,7 @@ def _logprobs(
 
 @torch.no_grad()
 def measure_canary(model: Qwen2) -> Canary:
-    """The canary of `model` as it is now; one forward pass over a few tokens."""
+    """The canary of `model` with its current weights, by one forward pass over a few tokens."""
     ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings)
     tokens = np.asarray(ids, np.uint32)
     row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
@@ -86,26 +87,26 @@ def measure_canary(model: Qwen2) -> Canary:
 
 @dataclass(frozen=True, slots=True)
 class RowReference:
-    """What the reference policy says of one row: `logp` f32[T], and `drift`, the mean over its
-    group's rows of Σ(log π − log π_ref)."""
+    """One row under the reference policy: its log-probs `logp` f32[T], and `drift`, the mean of
+    Σ(log π − log π_ref) over the rows of its group."""
 
     logp: NDArray[np.float32]
     drift: float
 
 
 class ReferencePolicy:
-    """The base model, frozen: two forward passes per row, and its memory where it is a copy."""
+    """The frozen base model. It costs two forward passes per row, and memory where it is a copy."""
 
     def __init__(
         self, model: Qwen2, switched: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """`model` computes the base policy while `switched()` is entered."""
+        """`model` computes the base policy inside the context `switched()`."""
         self._model = model
         self._switched = switched
 
     @classmethod
     def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
-        """A copy of the model beside the one being trained; in `half`, its weights are too.
+        """A second copy of the model; in bfloat16 where `placement.half` is set.
 
         Raises:
             ModelError: `model_dir` holds no model that can be used here.
@@ -122,9 +123,10 @@ class ReferencePolicy:
         temperature: float,
         rounds: Sequence[Sequence[int]],
     ) -> dict[int, RowReference]:
-        """One entry per row that `rounds`, the micro-batches, name; in an empty one the models run
-        for nothing. `drift` is a mean over a whole group, whose rows need not be in one
-        micro-batch: hence a pass over all rows before the first gradient."""
+        """One entry for each row in `rounds`, the micro-batches. For an empty micro-batch the
+        models run without a result, because every process must take part. `drift` is a mean over a
+        whole group, whose rows may be in several micro-batches, so all rows are passed before the
+        first gradient."""
         logps: dict[int, NDArray[np.float32]] = {}
         distances: dict[int, float] = {}
         for indices in rounds:
@@ -151,7 +153,7 @@ def token_vectors(
     version: int,
     references: Sequence[RowReference] | None = None,
 ) -> Tokens:
-    """The rows' token vectors, in the order of `logp`, for an update of policy `version`."""
+    """The token vectors of `rows`, in the order of `logp`, for an update of policy `version`."""
     sizes = [row.completion_ids.size for row in rows]
 
     def spread(values: Sequence[float | bool], dtype: type[np.generic]) -> Tensor:
@@ -178,7 +180,7 @@ def token_vectors(
 
 
 def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
-    """bool[N]: whether a token's log μ, if it has one, was stated by a peer."""
+    """bool[N]: whether a peer stated the token's log μ, if it has one."""
     sizes = [row.completion_ids.size for row in rows]
     stated = [row.provenance is not Provenance.OWN for row in rows]
     return torch.from_numpy(np.repeat(np.asarray(stated, np.bool_), sizes))
@@ -187,5 +189,5 @@ def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
 def _behind(row: TrainRow, version: int) -> NDArray[np.int64]:
     if row.versions is None:
         return np.full(row.completion_ids.size, -1, np.int64)
-    # After a crash the sampler may have been ahead of the checkpoint: not behind, then.
+    # After a crash the sampler may have been ahead of the checkpoint; that counts as not behind.
     return np.maximum(version - row.versions, 0)

@@ -1,9 +1,9 @@
-"""How rows become sequences and sequences micro-batches, without computing much twice. Pure.
+"""Packing: rows become sequences, and sequences micro-batches. Pure.
 
-The answers to one task share its prompt. As one sequence, the prompt and then every answer, each of
-which sees the prompt and itself alone, they cost the prompt once (Prefix Grouper, arXiv 2506.05433,
-here through a mask). Attention over such a sequence is the square of its length, so it must not be
-long, and answers must not outweigh the prompt.
+The answers to one task share its prompt. A shared sequence holds the prompt once and then every
+answer; a mask lets each answer attend to the prompt and to itself only (Prefix Grouper, arXiv
+2506.05433). So the prompt is computed once. Attention grows with the square of the sequence's
+length, so a shared sequence must be short, and it pays only where prompts are long against answers.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 
 from swarm_node.policy.experience.batch import TrainRow
 
-#: A sequence of several answers is at most this long, in tokens, and this much of the rows' own
-#: lengths: attention through a mask, twice the causal one's cost, must not eat up what is saved.
+#: A shared sequence has at most so many tokens, and at most this share of its rows' tokens: masked
+#: attention costs twice as much as causal attention, and must not cost more than sharing saves.
 MOST_SHARED_TOKENS = 2048
 _WORTHWHILE = 0.7
-#: Padding of a micro-batch, in tokens: as much as this share of it, or what one micro-batch more
-#: costs by itself (benchmarks/trainer.py measures both).
+#: Most padding in a micro-batch: this share of its tokens, or the tokens that one more micro-batch
+#: would cost (benchmarks/trainer.py measures both).
 _PADDING_SHARE = 0.1
 _PADDING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A micro-batch as the model takes it. `ids` i64[B, T] are its input, `segments` i64[B, T] say
-    which answer of its sequence a token belongs to: 0 the prompt, which all of it see, −1 padding;
-    None where every sequence is one row. `places` i64[3, N]: of every completion token, row after
-    row, its sequence, the position that predicts it, and its id."""
+    """A micro-batch as the model takes it. `ids` i64[B, T] are its input. `segments` i64[B, T]
+    number the answer of its sequence that a token belongs to; 0 is the prompt, −1 padding. They are
+    None where every sequence is one row. `places` i64[3, N] has for every completion token, row
+    after row, its sequence, the position that predicts it, and its id."""
 
     ids: NDArray[np.int64]
     segments: NDArray[np.int64] | None
@@ -42,10 +42,9 @@ class Arrangement:
 def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]]:
     """Indices of `rows`, grouped so that sequences × longest one ≤ `token_budget` in every group.
 
-    Similar lengths share a group, and a group ends where one sequence more would make over a tenth
-    of it padding, unless that padding costs less than a further group would. The longest come
-    first, so that memory that does not suffice shows at once. A row over the budget gets a group of
-    its own.
+    Sequences of similar length share a group. A group ends where one more sequence would make over
+    a tenth of it padding, unless that padding costs less than another group. The longest sequences
+    come first, so that a lack of memory shows at once. A row over the budget gets its own group.
     """
     packs = [(shared_length(rows, pack), pack) for pack in sequences(rows, token_budget)]
     groups: list[list[int]] = []
@@ -65,15 +64,15 @@ def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]
 
 
 def padded_tokens(rows: Sequence[TrainRow], group: Sequence[int]) -> int:
-    """What the micro-batch of these `rows` costs: sequences × longest one."""
+    """Tokens of the micro-batch `group`, padding included: sequences × longest one."""
     chosen = [rows[index] for index in group]
     packs = sequences(chosen)
     return len(packs) * max(shared_length(chosen, pack) for pack in packs)
 
 
 def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -> list[list[int]]:
-    """Indices of `rows`: those of one sequence together, which is no longer than `most_tokens`
-    unless it is one row."""
+    """Indices of `rows`, one list for each sequence. A shared sequence has at most `most_tokens`
+    tokens."""
     by_prompt: defaultdict[bytes, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_prompt[row.prompt_ids.tobytes()].append(index)
@@ -87,13 +86,13 @@ def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -
 
 
 def shared_length(rows: Sequence[TrainRow], pack: Sequence[int]) -> int:
-    """Tokens of the sequence that rows of one prompt make."""
+    """Tokens of the shared sequence of rows with one prompt."""
     answers = sum(rows[index].completion_ids.size for index in pack)
     return rows[pack[0]].prompt_ids.size + answers
 
 
 def arrange(rows: Sequence[TrainRow]) -> Arrangement:
-    """The rows of a micro-batch as the model's input. The last token of an answer predicts nothing
+    """The model's input for the rows of a micro-batch. The last token of an answer predicts nothing
     and is left out."""
     packs = sequences(rows)
     width = max(shared_length(rows, pack) - len(pack) for pack in packs)

@@ -1,7 +1,7 @@
 """The trainer as the node sees it: asynchronous, and in a process of its own.
 
-Training is what runs out of memory and what a bad driver kills; in a child it takes nothing else
-along, and it starts again from its last checkpoint.
+Training may run out of memory, or a bad driver may kill it. In a child process that ends nothing
+else, and the child starts again from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _PATIENCE = 600.0
 
 
 class Trainer(Protocol):
-    """What the node needs from whatever trains the policy."""
+    """The interface between a node and its trainer."""
 
     @property
     def version(self) -> int:
-        """The newest policy version that was published; never falls."""
+        """The newest policy version published; it never falls."""
         ...
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What `checkpoint` was given for the state that was resumed; empty for a new one."""
+        """The `extra` of the checkpoint that was resumed; empty without one."""
         ...
 
     async def start(self) -> tuple[Path, int]:
-        """Resume from the newest valid checkpoint, else from the base model. Returns the file with
-        the weights and their version.
+        """Resume from the newest valid checkpoint, or else from the base model. Returns the file
+        with the weights and their version.
 
         Raises:
-            ChildError, ModelError, CheckpointError: there is nothing to start from.
+            ChildError, ModelError, CheckpointError: it cannot start from either.
         """
         ...
 
     async def restart(self) -> tuple[Path, int]:
-        """After an error: drop the state in memory and start again as `start` does. The weights
-        fall back to the checkpoint, the version does not."""
+        """Drop the state in memory after an error, and `start` again. The weights fall back to the
+        checkpoint; the version does not."""
         ...
 
     async def update(self, batch: Batch) -> UpdateResult:
@@ -71,7 +71,7 @@ class Trainer(Protocol):
 
 
 class ProcessTrainer:
-    """The trainer in a supervised child process; `weights` is a directory made for it alone."""
+    """A trainer in a supervised child process; `weights` is its private directory."""
 
     def __init__(
         self,

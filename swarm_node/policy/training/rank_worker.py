@@ -1,5 +1,5 @@
-"""The program of each of several trainer processes. The first answers the node and passes every
-request on; all of them carry it out together."""
+"""The program of each rank, where several processes train together. The first rank answers the
+node and broadcasts every request; all ranks carry it out together."""
 
 from __future__ import annotations
 

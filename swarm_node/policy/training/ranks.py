@@ -1,7 +1,7 @@
-"""The processes that train together, and how an update's rows are dealt to them.
+"""The processes that train together, and how they split an update's rows.
 
-`Alone` is the usual one process; `sharded.Group` is several. All of them are given the same batch,
-so each knows what every other computes, and none has to ask.
+`Alone` is one process, the usual case; `sharded.Group` is several. Every process gets the whole
+batch, so each can compute every other's share without communication.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from swarm_node.policy.training.packing import micro_batches, sequences, shared_
 
 
 class Ranks(Protocol):
-    """Process number `index` of `count`. Every method is called by all of them, in one order."""
+    """Process number `index` of `count`. All processes call every method, in the same order."""
 
     index: int
     count: int
 
     def spread(self, model: Qwen2, placement: Placement, *, frozen: bool) -> None:
-        """Bring `model` to its device, each process holding its part of every parameter; all of it
-        where it stays `frozen`. Takes the place of `model.to`: parameters are new ones after it."""
+        """Move `model` to its device and shard it: each process holds a part of every parameter. A
+        `frozen` model is not sharded. This replaces `model.to`, and may replace the parameters."""
         ...
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -38,40 +38,41 @@ class Ranks(Protocol):
         ...
 
     def gather(self, parameter: nn.Parameter, part: Tensor) -> Tensor:
-        """The whole of what each process holds a `part` of, as it does of `parameter`."""
+        """The whole tensor, of which each process gives the `part` that matches its part of
+        `parameter`."""
         ...
 
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """The inverse of `gather`."""
+        """This process's part of `whole`; the inverse of `gather`."""
         ...
 
     def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
-        """`Qwen2.load_hf_state`, wherever the parts are."""
+        """`Qwen2.load_hf_state` for a model that may be sharded."""
         ...
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum the gradients of those that every process holds whole."""
+        """Sum the gradients of the parameters that every process holds whole."""
         ...
 
     def norm(self, value: Tensor) -> float:
-        """A norm over all gradients, as a number."""
+        """`value`, a norm over the gradients of all processes, as a number."""
         ...
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Of each number the sum over all processes."""
+        """The sum of each number over all processes."""
         ...
 
     def token_budget(self, wanted: int) -> int:
-        """The tokens of a micro-batch: `wanted`, or fewer where a process ran out of memory."""
+        """Tokens per micro-batch: `wanted`, or fewer after a process ran out of memory."""
         ...
 
     def shrink(self, token_budget: int) -> None:
-        """Note a smaller `token_budget`, for those who start after this process dies."""
+        """Store a smaller `token_budget` for the processes that start after this one ends."""
         ...
 
 
 class Alone:
-    """One process that trains by itself."""
+    """One process that trains alone."""
 
     index = 0
     count = 1
@@ -118,8 +119,8 @@ def rounds(
 ) -> list[list[int]]:
     """The micro-batches of this process, as indices of `rows`.
 
-    As many for every process, for each is a step that all take together: one that has nothing left
-    gets empty ones.
+    Every process has the same number, because all process a micro-batch in one collective step. A
+    process with fewer rows gets empty ones.
     """
     shares = split(rows, ranks.count, token_budget, whole_groups=whole_groups)
     packed = [micro_batches([rows[index] for index in share], token_budget) for share in shares]
@@ -131,9 +132,9 @@ def rounds(
 def split(
     rows: Sequence[TrainRow], count: int, token_budget: int, *, whole_groups: bool
 ) -> list[list[int]]:
-    """Indices of `rows` for each of `count` processes, with about as many tokens each: the longest
-    first, each to who has least so far. What makes one sequence stays together; in `whole_groups`
-    the rows of one task do."""
+    """Indices of `rows` for each of `count` processes, with about as many tokens each. The longest
+    sequence goes first, always to the process with the fewest tokens so far. The rows of a shared
+    sequence stay together; with `whole_groups`, the rows of one task do."""
     if count == 1:
         return [list(range(len(rows)))]
     if whole_groups:

@@ -1,9 +1,10 @@
 """Several processes that train one policy, each on a GPU of this machine: torch's FSDP2.
 
-Every process holds a part of each parameter, of its gradient and of its moments; around a forward
-or backward pass of a layer its parameters are gathered (ZeRO-3, arXiv 1910.02054; FSDP, arXiv
-2304.11277). Gradients are summed, not averaged: losses divide by the size of the whole batch.
-An adapter's frozen base is whole in every process, and only the adapter's gradient is exchanged.
+Every process holds a part of each parameter, of its gradient and of its moments. A layer's
+parameters are gathered for its forward and backward pass (ZeRO-3, arXiv 1910.02054; FSDP, arXiv
+2304.11277). Gradients are summed, not averaged, because losses divide by the size of the whole
+batch. An adapter's frozen base model is whole in every process; only the adapter's gradient is
+exchanged.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import Placement
 
-#: The node kills a trainer that is silent for too long; one that waits for a batch may wait.
+#: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
 _PATIENCE = timedelta(days=365)
 
 _log = logging.getLogger(__name__)
 
 
 class Group:
-    """This process among those that were launched with it; see `Ranks`."""
+    """The `Ranks` of several processes that were launched together."""
 
     def __init__(self, directory: Path) -> None:
-        """Meet the others, through files in `directory`, which is new and this user's alone: a
-        store on a port would take orders from whoever can connect. RANK and WORLD_SIZE are the
-        launcher's."""
+        """Join the other processes through files in `directory`, which is new and private. A store
+        on a port would accept commands from anybody who can connect. The launcher sets RANK and
+        WORLD_SIZE."""
         self.index, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._budget = directory.parent / "token-budget"
         store = dist.FileStore(str(directory / "store"), self.count)  # type: ignore[attr-defined]
@@ -75,7 +76,7 @@ class Group:
             model.to(device)
             return
         mesh = init_device_mesh(device.type, (self.count,))
-        # Gathered in bfloat16 and not cast after that, or the casts would be kept instead.
+        # Gathered in bfloat16 and not cast later: autograd would keep the casts.
         half = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -84,9 +85,9 @@ class Group:
             fully_shard(layer, mesh=mesh, mp_policy=precision)
             assert isinstance(layer, FSDPModule)
             layer.set_gradient_divide_factor(1.0)
-            layer.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            layer.set_force_sum_reduction_for_comms(True)  # gloo has no other
         register_fsdp_forward_method(model, "whole")
-        # True of a layer's keys and values, which are for sampling: nobody here changes them.
+        # Keys and values are such views; they are for sampling, and nothing here changes them.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -133,7 +134,7 @@ class Group:
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
             if isinstance(parameter, DTensor):
-                return  # summed while they were made
+                return  # FSDP summed them in the backward pass
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)

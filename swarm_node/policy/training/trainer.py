@@ -1,6 +1,6 @@
-"""The policy update: one synchronous, readable step over one batch.
+"""The policy update: one synchronous step over one batch.
 
-Nothing here knows about processes, peers or disks; see `trainer_process` for those.
+`worker.py` adds disks and shared memory, `process.py` the child process.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from swarm_node.policy.placement import DtypeName, OptimizerName, hardware, plac
 from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.gradient import Accumulated, GradientPass
 from swarm_node.policy.training.logprobs import ReferencePolicy
-from swarm_node.policy.training.loss_types import BatchSize, ClipBounds
-from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE
+from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
 from swarm_node.policy.training.optimizer import make_optimizer
 from swarm_node.policy.training.ranks import ALONE, Ranks
 
-#: So many non-finite updates in a row mean that the state itself is bad.
+#: This many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
 
-#: What the sampler is given after an update: a file with all weights, only the adapter, or all
-#: weights in the memory of the GPU (`device_weights`).
+#: How new weights reach the sampler: all weights in a file, the adapter alone, or all weights in
+#: the memory of the GPU (`weights/device.py`).
 Published = Literal["merged", "adapter", "ipc"]
 
 _log = logging.getLogger(__name__)
@@ -44,14 +43,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How to train. AdamW with a linear warm-up over `warmup_updates`, then a constant
-    `learning_rate`. `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest
-    row, hence memory, never the result. `longest_answer` is the sampler's bound in tokens. With
-    `off_policy_mask`, rows of negative advantage further than that many nats per token from the
-    policy that sampled them are left out; None trains on them all. With a `lora_rank` only adapters
-    of that rank are trained, 0 trains everything; `published` can name the adapter only with one.
-    `activation_checkpointing` trades time for memory, and changes nothing else. `device` and
-    `dtype` are as `placement.place` takes them; `processes` train together, each on a device.
+    """How to train: AdamW with a linear warm-up over `warmup_updates` and a constant
+    `learning_rate` after it.
+
+    `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
+    memory, but not the result. `longest_answer` is the sampler's limit in tokens.
+    `off_policy_mask` leaves out rows of negative advantage whose log-probs differ from the sampling
+    policy's by more than that many nats per token; None leaves out none. With a `lora_rank`, only
+    adapters of that rank are trained; 0 trains all weights. `published` can be "adapter" only with
+    a rank. `activation_checkpointing` saves memory, costs time and leaves the result as it is.
+    `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -111,11 +112,11 @@ class TrainerSettings:
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:
-        """The inverse of `plain`, after a trip through MessagePack."""
+        """The inverse of `plain`, also after MessagePack encoded and decoded the values."""
         return cls(**{**values, "betas": tuple(values["betas"])})
 
     def plain(self) -> dict[str, Any]:
-        """All values by name, as MessagePack gives them back."""
+        """All values by name, in types that MessagePack restores."""
         return {**asdict(self), "betas": list(self.betas)}
 
 
@@ -123,14 +124,16 @@ class TrainerSettings:
 class UpdateStats:
     """What one update did.
 
-    `version` is the policy's afterwards. `tokens` and `rows` count what was trained on, including
-    rows without advantage; `informative` the rows with one; `refused` those the model cannot take
-    (too long, or token ids outside its vocabulary), `implausible` those whose author's log-probs
-    were not believed, `masked` those left out as too far off-policy. `clipped_share`, `mean_ratio`,
-    `kl` (k3) and `mean_abs_delta` (of log-probs, nats) are per token with a measured behaviour
-    log-prob, and 0, 1, 0, 0 when there is none. `grad_norm` is before clipping. `seconds` of wall
-    time. `halvings`: how often memory did not suffice and micro-batches were made half as large, to
-    `micro_batch_tokens` at last. `skipped` says why nothing was applied, else None.
+    `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
+    those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
+    fit the model: they are too long, or have token ids outside its vocabulary. `implausible` have
+    stated log-probs that were not believed. `masked` were too far off-policy.
+
+    `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
+    over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
+    `grad_norm` is the norm before clipping. `seconds` are wall time. `halvings` counts how often
+    the micro-batches were halved for lack of memory; `micro_batch_tokens` is their size after that.
+    `skipped` says why the update was not applied; None if it was.
     """
 
     version: int
@@ -153,7 +156,7 @@ class UpdateStats:
 
 
 class TrainerCore:
-    """Owns the model and its optimizer. Not thread-safe."""
+    """Holds the model and its optimizer. Not thread-safe."""
 
     def __init__(
         self,
@@ -162,8 +165,8 @@ class TrainerCore:
         clock: Clock = SYSTEM_CLOCK,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Load the base model; with several `ranks` each process makes a core of its own, and all
-        of them take every call together.
+        """Load the base model. With several `ranks`, each process has a core of its own, and all
+        processes make every call together.
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
@@ -176,7 +179,7 @@ class TrainerCore:
             settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
         )
         self.model = self._load(model_dir)
-        #: What is trained when not everything is.
+        #: The adapter that is trained; None where all weights are.
         self.adapter: Adapter | None = None
         if settings.lora_rank:
             self.adapter = Adapter(
@@ -200,21 +203,21 @@ class TrainerCore:
             reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
             ranks=ranks,
         )
-        #: The parts of what is trained that are here, by the names of the whole.
+        #: This process's parts of the trained parameters, by the parameters' names.
         self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
         self._optimizer = make_optimizer(
             settings.optimizer, list(self._parts.values()), settings.betas, settings.weight_decay
         )
 
     def update(self, batch: Batch) -> UpdateStats:
-        """One optimizer step on `batch`; the version rises by one when it was applied.
+        """One optimizer step on `batch`; the version rises by one if it is applied.
 
-        It is skipped, and `skipped` says why, when no row has an advantage or when a number is not
-        finite: then neither weights nor optimizer change.
+        The step is skipped when no row has an advantage or a number is not finite. Neither weights
+        nor optimizer change then.
 
         Raises:
-            ModelError: the third update in a row was not finite: go back to an earlier state. Or
-                one row alone does not fit in memory.
+            ModelError: the third update in a row was not finite, so that an earlier state must be
+                restored; or one row alone does not fit in memory.
         """
         started = self._clock.now()
         rows = [row for row in batch.rows if self._fits(row)]
@@ -251,14 +254,14 @@ class TrainerCore:
         )
 
     def weights(self, take: Callable[[Tensor, torch.dtype], Tensor] = on_host) -> dict[str, Tensor]:
-        """All weights under transformers' names, an adapter merged into them, of the type that the
-        matrix products take; empty but in the first process. `take` makes a part what is wanted of
-        it, else a copy in main memory."""
+        """All weights under transformers' names, with the adapter merged, in the type of the matrix
+        products. Only the first process gets them; the others get none. `take` converts each
+        weight; by default it copies the weight to main memory."""
         return self._copied(torch.bfloat16 if self.placement.half else torch.float32, take)
 
     def state(self, rng: bytes, extra: Mapping[str, Any]) -> TrainingState:
-        """Everything that `restore` needs to go on as if nothing had happened; of an adapter's
-        base the digest alone."""
+        """All state that `restore` needs for an identical continuation. Of an adapter's base model
+        it holds the digest only."""
         moments: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             for kind, value in self._optimizer.state.get(part, {}).items():
@@ -277,11 +280,11 @@ class TrainerCore:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Take over a stored state; hyper-parameters stay those of the current settings. Another
-        optimizer cannot read the moments, and begins with none.
+        """Restore a stored state. Hyper-parameters stay those of the current settings. If the
+        optimizer is another one, it starts without moments.
 
         Raises:
-            CheckpointError: it belongs to another base model, or trained another part of it.
+            CheckpointError: the state is of another base model, or another part of it was trained.
         """
         rank = state.settings.get("lora_rank")
         if rank != self.settings.lora_rank:
@@ -315,7 +318,7 @@ class TrainerCore:
 
     def _load(self, model_dir: Path) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
-        # What the optimizer moves stays float32: steps are smaller than bfloat16 can tell.
+        # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
         dtype = torch.bfloat16 if half and frozen else torch.float32
         model = Qwen2.from_directory(model_dir, dtype)
         model.recompute = self.settings.activation_checkpointing
@@ -337,13 +340,14 @@ class TrainerCore:
         return state
 
     def _base_policy(self, model_dir: Path) -> ReferencePolicy:
-        """Beneath an adapter the base model is still there; else it takes a copy."""
+        """The frozen base model: the model without its adapter, or else a copy."""
         if self.adapter:
             return ReferencePolicy(self.model, self.adapter.disabled)
         return ReferencePolicy.from_directory(model_dir, self.placement)
 
     def _fits(self, row: TrainRow) -> bool:
-        """A peer's row that the model cannot take must cost that row, not the update."""
+        """Whether the model can take `row`. A peer's row that it cannot is left out, so that the
+        update does not fail."""
         config = self.model.config
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
         return largest < config.vocab_size and len(row) <= config.max_position_embeddings

@@ -1,4 +1,4 @@
-"""The trainer with its disk and its shared memory, and the program of its child process."""
+"""The trainer with its checkpoints and published weights, and the program of its process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from swarm_node.process import serve
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update did, and where the weights are as they are after it: a file, or the directory
-    of an adapter (`TrainerSettings.published`); either carries a canary."""
+    """What an update did, and the path of the weights after it: a file, or the directory of an
+    adapter (`TrainerSettings.published`). Both carry a canary."""
 
     stats: UpdateStats
     weights: Path
 
 
 class TrainerHost:
-    """A `TrainerCore` that resumes from checkpoints and publishes every version it makes."""
+    """A `TrainerCore` that resumes from checkpoints and publishes every new version."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class TrainerHost:
         clock: Clock = SYSTEM_CLOCK,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Load the newest valid checkpoint, or the base model when there is none, and publish it.
-        Of several `ranks` all are given every call, and the first one writes.
+        """Load the newest valid checkpoint, or else the base model, and publish it. All `ranks`
+        make every call; only the first writes files.
 
         Raises:
             ModelError: the base model cannot be trained here.
@@ -59,20 +59,21 @@ class TrainerHost:
         self._buffers: DeviceBuffers | None = None
         if settings.published == "ipc" and self._leads:
             self._buffers = DeviceBuffers(self.core.placement)
-        #: What the caller stored with the checkpoint.
+        #: The caller's values in the checkpoint.
         self.extra: dict[str, Any] = {}
         #: The generator state of the checkpoint; empty when there was none.
         self.rng = b""
         if self._leads:
             remove_leftovers(checkpoints)
-        ranks.sums([0.0])  # the others look once that is done
+        ranks.sums([0.0])  # a barrier: the others read after the first rank has cleaned up
         newest = newest_valid(checkpoints)
         if newest is not None:
             state = read(newest)
             self.core.restore(state)
             self.extra, self.rng = dict(state.extra), state.rng
-        # After a crash the weights fall back to the checkpoint but the label does not: peers refuse
-        # a version below one they have seen as a replay, and ages are differences of versions.
+        # After a crash the weights are those of the checkpoint, but the version never falls: peers
+        # refuse a version below one that they have seen as a replay, and staleness is a difference
+        # of versions.
         self.core.version = max(self.core.version, at_least)
         self.published = self._publish()
 

@@ -1,1 +1,1 @@
-"""A policy version on its way from the trainer to the sampler."""
+"""How a policy version gets from the trainer to the sampler."""

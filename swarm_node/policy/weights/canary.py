@@ -1,7 +1,8 @@
-"""A canary: what the trainer's weights say of a fixed text, kept beside them in their file.
+"""A canary: the trainer's log-probs of fixed tokens, stored in the file with the weights.
 
-An engine may take new weights and still compute with old ones (a packed copy, a stale cache, a tied
-matrix forgotten). Whoever loads a file can find out by computing the same log-probs.
+An engine may accept new weights and still compute with old ones, because of a packed copy, a stale
+cache or a forgotten tied matrix. An engine that loaded a file proves it by computing the same
+log-probs.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class Canary:
             raise ValueError("a canary's log-probs are finite")
 
     def difference(self, measured: Sequence[float]) -> float:
-        """Mean |Δ log-prob| to what an engine measured, nats; infinite for another number."""
+        """Mean |Δ log-prob| to an engine's log-probs in nats; infinite if their number differs."""
         if len(measured) != len(self.logprobs):
             return math.inf
         delta = np.abs(np.asarray(measured) - np.asarray(self.logprobs)).mean()
         return float(delta) if np.isfinite(delta) else math.inf
 
     def to_metadata(self) -> dict[str, str]:
-        """The entry of a safetensors header."""
+        """The canary as an entry of a safetensors header."""
         return {_KEY: json.dumps({"ids": self.token_ids, "logprobs": self.logprobs})}
 
 
 def canary_ids(vocab_size: int, positions: int) -> tuple[int, ...]:
-    """The fixed text: up to LENGTH tokens spread over the vocabulary."""
+    """The fixed tokens: up to LENGTH of them, spread over the vocabulary."""
     digest = b"".join(hashlib.sha256(f"canary {n}".encode()).digest() for n in range(LENGTH // 8))
     drawn = np.frombuffer(digest, np.uint32)[: min(LENGTH, positions)]
     return tuple(int(value) % vocab_size for value in drawn)

@@ -1,8 +1,8 @@
-"""A policy version in the memory of one GPU, read by another process without a copy through the
-host (CUDA IPC). The published file then holds no tensors but says in its header where they are.
+"""Weights in the memory of one GPU, shared with another process without a copy through the host
+(CUDA IPC). The published file then has no tensors; its header says where the tensors are.
 
-The memory belongs to the trainer: a version can be read until two newer ones were put, or the
-trainer ended. Whoever reads must therefore check what it read (`canary`).
+The memory belongs to the trainer. A version can be read until the trainer has put two newer ones,
+or has ended. So a reader must check what it read (`canary.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from swarm_node.policy.placement import Placement
 _KEY = "device_memory"
 _SLOTS = 2
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-#: Tensors start at multiples of so many elements, as kernels like it.
+#: Tensors start at multiples of this many elements, for aligned access by GPU kernels.
 _ALIGNMENT = 128
 
 
 class DeviceBuffers:
-    """Memory for the two newest versions where a trainer computes, in one piece each, of the type
-    that its matrix products take."""
+    """Memory for the two newest versions on the trainer's GPU, one piece for each, in the type of
+    the trainer's matrix products."""
 
     def __init__(self, where: Placement) -> None:
         """
         Raises:
-            ModelError: it is not a GPU.
+            ModelError: `where` is not a GPU.
         """
         if where.device == "cpu":
             raise ModelError('sampling.sync = "ipc" needs a GPU: set it to "file"')
@@ -41,7 +41,7 @@ class DeviceBuffers:
         self._next = 0
 
     def put(self, weights: Mapping[str, Tensor]) -> dict[str, str]:
-        """Copy all of a model's weights in; returns what a file's header must say of them."""
+        """Copy all weights of a model in; returns the header entries by which they are found."""
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
             dtype = _DTYPES[self._dtype]
@@ -55,13 +55,13 @@ class DeviceBuffers:
 
 
 def in_place(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight where it is, for `DeviceBuffers.put`, which casts it."""
+    """The weight itself, without a copy; `DeviceBuffers.put` casts it."""
     return part.detach()
 
 
 def layout(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, tuple[int, list[int]]], int]:
-    """Where each tensor starts in one piece of memory, in elements, with its shape; and the size of
-    the whole."""
+    """The start (in elements) and shape of each tensor in one piece of memory, and the size of that
+    piece."""
     table: dict[str, tuple[int, list[int]]] = {}
     end = 0
     for name, shape in shapes.items():
@@ -85,27 +85,28 @@ def views(flat: Tensor, table: Mapping[str, tuple[int, list[int]]]) -> Iterator[
 
 
 def is_on_device(metadata: Mapping[str, str]) -> bool:
-    """Whether a file with this header stands for weights on a GPU."""
+    """Whether a file with this header refers to weights on a GPU."""
     return _KEY in metadata
 
 
 def read_device(metadata: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a file's header stands for, as views of the other process's memory: copy
-    them before the next version is put. To be run in another process than `put` was, whose first
-    visible GPU is the one that they are on."""
+    """The tensors that a file's header refers to, as views of the trainer's memory. The reader must
+    copy them before the next version is put. It must be another process than the trainer, and its
+    first visible GPU must be the trainer's."""
     stored = json.loads(metadata[_KEY])
     flat = _imported(stored["handle"], _DTYPES[stored["dtype"]])
     yield from views(flat, stored["tensors"])
 
 
 def _exported(flat: Tensor) -> list[Any]:
-    """What `UntypedStorage._new_shared_cuda` takes, bytes as hexadecimal text."""
+    """The arguments of `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text."""
     handle = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
     return [part.hex() if isinstance(part, bytes) else part for part in handle]
 
 
 def _imported(handle: Sequence[Any], dtype: torch.dtype) -> Tensor:
     _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
-    # The trainer counts all GPUs of the machine, an engine those it may use (`engine_environment`).
+    # The first is the trainer's number of the GPU. For an engine, which sees only the GPUs that
+    # `engine_environment` lists, the same GPU is number 0.
     storage = torch.UntypedStorage._new_shared_cuda(0, *parts)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)

@@ -1,7 +1,7 @@
-"""Hands policy versions from the trainer to the sampler through files in shared memory.
+"""Passes policy versions from the trainer to the sampler through files in shared memory.
 
-Loading is a memory map, so a new version costs no copy through a pipe, and a reader that has a file
-open keeps it even after newer versions replaced it.
+A reader maps the file, so a new version is not copied through a pipe. A reader that has a file open
+can read it even after newer versions replaced it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _ADAPTER = re.compile(r"adapter-(?P<version>\d{1,19})")
 
 
 def shared_memory_dir(owner: str, need: int = 0) -> Path:
-    """Make a new private directory (0700) for `owner`, after removing those of dead processes.
+    """Make a private directory (0700) for `owner`, and remove those of dead processes.
 
-    It is in /dev/shm when that exists with `need` bytes free (containers often get only 64 MiB of
-    it), else in the directory for temporary files. Whoever calls this removes it in the end.
+    The directory is in /dev/shm if that has `need` bytes free, and else in the directory for
+    temporary files; containers often have only 64 MiB of /dev/shm. The caller removes the directory
+    at the end.
 
     Raises:
         ValueError: `owner` is not 1 to 64 letters, digits or underscores.
@@ -47,10 +48,10 @@ def shared_memory_dir(owner: str, need: int = 0) -> Path:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove our user's directories in `parent` whose process is gone."""
+    """Remove this user's directories in `parent` whose process has ended."""
     for path in parent.glob(f"{_PREFIX}-*"):
         match = _DIRECTORY.fullmatch(path.name)
-        # Containers may share /dev/shm but not process ids: elsewhere's ids say nothing here.
+        # Containers may share /dev/shm but not process ids, so ids of other namespaces are skipped.
         if match is None or match["space"] != _pid_namespace() or _alive(int(match["pid"])):
             continue
         with contextlib.suppress(OSError):  # another node may be removing the same directory
@@ -77,9 +78,9 @@ def _alive(pid: int) -> bool:
 
 
 class WeightStore:
-    """Writes `weights-<version>.safetensors`, and adapters alone as directories
-    `adapter-<version>`, into an existing private directory. Of both the newest two are kept: the
-    one the sampler uses and the one it is being told about."""
+    """Writes `weights-<version>.safetensors`, and adapters as directories `adapter-<version>`, into
+    an existing private directory. The newest two of each are kept: the sampler uses one while it is
+    told of the other."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -102,8 +103,8 @@ class WeightStore:
         weights: Mapping[str, torch.Tensor],
         metadata: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write a version, with `metadata` in the header (its canary); it appears whole or not at
-        all, and replaces one of the same number."""
+        """Write a version with `metadata`, such as its canary, in the header. The file appears
+        completely or not at all, and replaces one of the same version."""
         target = self.path(version)
         temporary = target.with_suffix(".tmp")
         save_file(dict(weights), temporary, dict(metadata) if metadata else None)
@@ -113,8 +114,8 @@ class WeightStore:
         return target
 
     def publish_adapter(self, version: int, save: Callable[[Path], None]) -> Path:
-        """Let `save` fill the directory of a version; it appears whole or not at all, and replaces
-        one of the same number."""
+        """Let `save` fill the directory of a version. The directory appears completely or not at
+        all, and replaces one of the same version."""
         target = self.adapter_path(version)
         temporary = target.with_suffix(".tmp")
         temporary.mkdir(mode=0o700)
@@ -127,7 +128,7 @@ class WeightStore:
         return target
 
     def versions(self) -> list[int]:
-        """The versions whose weights are there, oldest first."""
+        """The versions whose weights are stored, oldest first."""
         return self._numbers(_WEIGHTS)
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:
@@ -135,5 +136,5 @@ class WeightStore:
         return sorted(int(match["version"]) for match in matches if match)
 
     def close(self) -> None:
-        """Remove the directory and all that is in it."""
+        """Remove the directory and its files."""
         shutil.rmtree(self.directory, ignore_errors=True)

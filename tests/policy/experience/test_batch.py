@@ -106,7 +106,7 @@ def test_a_group_that_failed_learns_next_to_one_that_did_not() -> None:
     groups = [group_of(Provenance.OWN, parts, [0.0, 0.0]), group_of(Provenance.KIN, parts, [1, 0])]
     alone = build_batch(groups, encode, encode, EOS)
     assert [row.informative for row in alone.rows] == [False, False, True]
-    together = build_batch(groups, encode, encode, EOS, beside=[(1.0, 0.0), (0.0, 0.0)])
+    together = build_batch(groups, encode, encode, EOS, other_rewards=[(1.0, 0.0), (0.0, 0.0)])
     of_all = grpo([0.0, 0.0, 1.0, 0.0]).tolist()
     assert [row.advantage for row in together.rows] == of_all[:3]
 

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from builders import verified
 
-from swarm_node.policy.experience.drawing import draw_weight, novelty, spread, weighted_sample
+from swarm_node.policy.experience.drawing import (
+    draw_weight,
+    novelty,
+    spread,
+    staleness_weight,
+    weighted_sample,
+)
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
-from swarm_node.policy.experience.staleness import staleness_weight
 from swarm_node.rollout import VerifiedGroup
 
 

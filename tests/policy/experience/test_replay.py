@@ -194,74 +194,6 @@ def test_too_many_own_groups_push_out_the_stalest() -> None:
     assert names(held.draw(2, random.Random(1))) == ["v1", "v2"]
 
 
-def test_sampling_goes_on_while_its_groups_will_be_fresh() -> None:
-    held = buffer(own=2, external=2, max_lag=1)
-    assert held.own_room(0) == 4
-    assert held.own_room(0, running=3) == 1
-    assert held.own_room(0, running=4) == held.own_room(0, running=9) == 0
-    admit(held, *own(4))
-    assert held.stats().own == 4
-    assert held.own_room(0) == 0
-    held.draw(0, random.Random(1))
-    assert held.own_room(0) > 0
-    assert buffer(own=4, external=4, max_lag=8).own_room(0) == 16
-    assert buffer(own=4, external=4, max_lag=0).own_room(0) == 4
-
-
-def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:
-    held = buffer(own=4, external=4, max_lag=0)
-    admit(held, *own(4))
-    drawn = held.draw(0, random.Random(1))
-    assert drawn is not None
-    assert held.own_room(0, training=drawn.own_count) == 0
-    assert held.own_room(1) == 4
-    assert buffer(own=4, external=4, max_lag=1).own_room(0, training=4) == 4
-    assert buffer(own=4, external=4, max_lag=8).own_room(0, training=8) == 16
-
-
-def test_calls_larger_than_a_batch_are_worth_waiting_for() -> None:
-    alone, shared = buffer(own=8, external=0, max_lag=8), buffer(own=4, external=4, max_lag=8)
-    assert [alone.worth_a_call(most) for most in (1, 8, 12, 16, 99)] == [8, 8, 12, 16, 16]
-    assert [shared.worth_a_call(most) for most in (8, 16)] == [4, 8]
-    assert alone.own_room(0, call=8) == 16
-    assert alone.own_room(0, call=16) == 24
-    assert buffer(own=8, external=0, max_lag=0).worth_a_call(16) == 8
-
-
-@pytest.mark.parametrize("max_lag", [0, 1, 2, 8])
-@pytest.mark.parametrize(("count", "external"), [(1, 7), (4, 4), (8, 0)])
-@pytest.mark.parametrize("most", [1, 8, 12, 1024])
-def test_while_an_update_lacks_a_group_there_is_room_for_a_call(
-    max_lag: int, count: int, external: int, most: int
-) -> None:
-    held = buffer(own=count, external=external, max_lag=max_lag)
-    admit(held, *own(count - 1))
-    call = held.worth_a_call(most)
-    if max_lag:
-        assert held.own_room(0, call=call) >= call
-    else:  # what is left is too old for the next version, and goes
-        assert held.own_room(1, call=call) >= call
-
-
-def test_stale_groups_make_room_for_new_ones() -> None:
-    held = buffer(own=2, external=2, max_lag=1, max_age=1)
-    admit(held, *own(4), *(group(f"p{index}", "peer") for index in range(8)))
-    assert held.own_room(1) == 0
-    assert held.own_room(2) == 4
-    assert held.external_room(2) == held.settings.capacity_external
-
-
-def test_room_for_peers_is_what_is_not_held() -> None:
-    held = buffer(own=4, external=4)
-    assert (held.external_room(0), held.external_room(0, "a")) == (32, 8)
-    admit(held, *(group(f"a{index}", "a") for index in range(8)))
-    assert (held.external_room(0), held.external_room(0, "a")) == (24, 0)
-    assert held.external_room(0, "b") == 8
-    alone = buffer(own=4, external=0)
-    assert alone.external_room(0) == 0
-    assert reason(alone.admit(group("p", "peer"), 0)) == "capacity"
-
-
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
@@ -311,19 +243,19 @@ def test_groups_of_one_task_are_judged_together_also_after_one_was_trained_on() 
     admit(held, group("mine", rewards=wrong))
     first = held.draw(0, random.Random(1))
     assert first is not None
-    assert first.beside == ((),)
+    assert first.other_rewards == ((),)
     admit(held, group("other", seed=1), group("theirs", "peer", rewards=right))
     second = held.draw(1, random.Random(1))
     assert second is not None
     assert names(second) == ["other", "theirs"]
-    assert second.beside == ((), wrong)
+    assert second.other_rewards == ((), wrong)
     assert held.stats().merged == 1
     # What one knows alone, or was refused, is nobody's baseline.
     assert held.admit(group("dull", "third", rewards=wrong), 1) is not None
     admit(held, group("late", rewards=wrong), version=1)
     third = held.draw(1, random.Random(1))
     assert third is not None
-    assert third.beside == (right,)
+    assert third.other_rewards == (right,)
 
 
 def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
@@ -331,4 +263,4 @@ def test_without_common_tasks_every_group_is_judged_by_itself() -> None:
     admit(held, group("mine"), group("theirs", "peer"))
     drawn = held.draw(0, random.Random(1))
     assert drawn is not None
-    assert drawn.beside == ((), ())
+    assert drawn.other_rewards == ((), ())

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from swarm_node.policy.experience.drawing import DrawPolicy
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 AUTHORS = ["a", "b", "c", "d"]
@@ -58,6 +59,7 @@ class ReplayMachine(RuleBasedStateMachine):
             draw=draw,
         )
         self.buffer = ReplayBuffer(self.settings)
+        self.slots = Slots(self.buffer, 8)
         self.rng = random.Random(seed)
         self.version = 0
         self.number = 0
@@ -123,19 +125,22 @@ class ReplayMachine(RuleBasedStateMachine):
             assert self.uses[group.id] <= self.settings.reuse
 
     @rule(running=st.integers(0, 10))
-    def ask_for_room(self, running: int) -> None:
-        room = self.buffer.own_room(self.version, running)
-        slots = (self.settings.max_lag + 1) * max(self.buffer.mixture.own, 1)
-        assert 0 <= room <= max(0, slots - running - self.buffer.stats().own)
+    def ask_for_slots(self, running: int) -> None:
+        self.slots.begin(running)
+        free = self.slots.free(self.version)
+        limit = (self.settings.max_lag + 1) * max(self.buffer.mixture.own, 1)
+        assert 0 <= free <= max(0, limit - running - self.buffer.stats().own)
+        assert 0 <= self.slots.sampling_batch(self.version) <= min(8, limit)
+        self.slots.end(running)
         for author in (None, *AUTHORS):
-            for _ in range(self.buffer.external_room(self.version, author)):
+            for _ in range(self.slots.free_external(self.version, author)):
                 # Nobody met before, who may have filled a quota of its own already.
                 name = author or f"stranger {self.number}"
                 self._admit(_group(self._name(), name, (0.0, 1.0), (0,), self.version))
                 assert self.last is not None
-                assert self.last.id in self.held, "there was room, and yet it was refused"
+                assert self.last.id in self.held, "a slot was free, and yet it was refused"
             if author is not None:
-                assert self.buffer.external_room(self.version, author) == 0
+                assert self.slots.free_external(self.version, author) == 0
 
     @invariant()
     def stays_within_its_bounds(self) -> None:

@@ -30,7 +30,7 @@ from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
-from swarm_node.policy.training.adamw import AdamW
+from swarm_node.policy.training.optimizer import AdamW
 
 GIB = 1 << 30
 

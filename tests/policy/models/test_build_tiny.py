@@ -28,7 +28,8 @@ from swarm_node.policy.models.build_tiny import (
     noisy_corpus,
     tiny_config,
 )
-from swarm_node.policy.models.model import Codec, policy_digests
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2
 
 PHRASES = ["What is the sum of ", " and ", "? Answer with a number.", "é"]

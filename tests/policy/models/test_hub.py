@@ -143,7 +143,8 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
 def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     import torch
 
-    from swarm_node.policy.models.model import Codec, policy_digests
+    from swarm_node.policy.models.codec import Codec
+    from swarm_node.policy.models.model import policy_digests
     from swarm_node.policy.models.qwen2 import Qwen2
 
     first = resolve(REPO, tmp_path / "cache", hub.address)

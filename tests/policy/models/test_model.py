@@ -1,4 +1,4 @@
-"""Finding models, turning text into ids and back, and naming a policy by digests."""
+"""Finding models, and naming a policy by digests."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.free import available_memory, check_memory
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, load_tokenizer, policy_digests, resolve
+from swarm_node.policy.models.model import policy_digests, resolve
 
 TINY = resolve("tiny")
-CODEC = Codec.from_directory(TINY)
 
 
 @pytest.fixture
@@ -83,118 +80,6 @@ def test_importing_is_cheap() -> None:
     assert run.stdout.strip() == "set()"
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.text(max_size=60))
-def test_answers_are_lossless(text: str) -> None:
-    assert CODEC.decode(CODEC.encode_answer(text)) == text
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
-def test_any_ids_of_the_vocabulary_decode(ids: list[int]) -> None:
-    CODEC.decode(ids).encode()
-
-
-def test_special_tokens_spelt_out_in_an_answer_stay_text() -> None:
-    text = "<eos> 1 <pad><sep>"
-    ids = CODEC.encode_answer(text)
-    assert not CODEC.eos_ids & {*ids}
-    assert CODEC.decode(ids) == text
-
-
-def test_decode_leaves_special_tokens_out_and_refuses_foreign_ids() -> None:
-    ids = CODEC.encode_answer("42")
-    assert CODEC.decode([*ids, CODEC.eos_id, CODEC.pad_id]) == "42"
-    for hostile in (CODEC.vocab_size, -1, 1 << 40):
-        with pytest.raises(ValueError, match="not below"):
-            CODEC.decode([*ids, hostile])
-
-
-def test_prompts_follow_the_chat_template() -> None:
-    tokenizer = load_tokenizer(TINY)
-    content = "Simplify the fraction 4/6"
-    template = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True
-    )["input_ids"]
-    prompt = CODEC.encode_prompt(content)
-    assert list(prompt) == template
-    assert tokenizer.convert_ids_to_tokens([prompt[0], prompt[-1]]) == ["<bos>", "<sep>"]
-    assert prompt[1:-1] == CODEC.encode_answer(content)
-
-
-def test_prompts_without_a_template_are_plain(copy: Path) -> None:
-    edit(copy / "tokenizer_config.json", chat_template=None)
-    plain = CODEC.encode_answer("Question: 7 + {1}\nAnswer:")
-    assert Codec.from_directory(copy).encode_prompt("7 + {1}") == plain
-
-
-def test_a_template_that_fails_is_a_model_error(copy: Path) -> None:
-    for template in ("{{ raise_exception('no') }}", "{{ messages[9].content }}", "{% for %}"):
-        edit(copy / "tokenizer_config.json", chat_template=template)
-        with pytest.raises(ModelError, match="chat template fails"):
-            Codec.from_directory(copy)
-
-
-@pytest.fixture(scope="module")
-def chatty(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Path]) -> Path:
-    return make_model(tmp_path_factory.mktemp("chatty"))
-
-
-def test_a_model_as_the_hub_has_them_loads_and_learns_nothing_from_other_files(
-    chatty: Path,
-) -> None:
-    codec = Codec.from_directory(chatty)
-    tokenizer = load_tokenizer(chatty)
-    ids = codec.encode_prompt("12 + 7?")
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>user\n12 + 7?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-    end, text_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
-    # The tokenizer's, which is appended, and the config's: both end a completion.
-    assert (codec.eos_id, codec.eos_ids) == (end, {end, text_end})
-    assert codec.positions == 64
-    assert codec.fits(ids, 64 - len(ids))
-    assert not codec.fits(ids, 65 - len(ids))
-    # Rows of the embedding that no token belongs to decode to nothing, as special tokens do.
-    unnamed = set(range(len(tokenizer), 300))
-    assert unnamed
-    assert unnamed <= codec.special_ids
-    assert codec.decode([*unnamed]) == ""
-
-
-def test_what_ends_a_turn_ends_an_answer_of_a_base_model_too(chatty: Path, tmp_path: Path) -> None:
-    """Base models are stored with a chat template, but with the end of a text as their end."""
-    base = Path(shutil.copytree(chatty, tmp_path / "base"))
-    edit(base / "tokenizer_config.json", eos_token="<|endoftext|>")
-    codec, tokenizer = Codec.from_directory(base), load_tokenizer(base)
-    end, text_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
-    assert (codec.eos_id, codec.eos_ids) == (text_end, {end, text_end})
-    assert codec.special_ids >= {end, text_end, tokenizer.convert_tokens_to_ids("<|im_start|>")}
-
-
-def test_every_end_token_counts_and_the_tokenizers_comes_first(copy: Path) -> None:
-    edit(copy / "generation_config.json", eos_token_id=[3, 2])
-    codec = Codec.from_directory(copy)
-    assert (codec.eos_id, codec.eos_ids) == (2, frozenset({2, 3}))
-
-
-def test_a_codec_needs_an_end_token_and_a_model_of_its_size(copy: Path) -> None:
-    edit(copy / "config.json", vocab_size=100)
-    with pytest.raises(ModelError, match="do not belong together"):
-        Codec.from_directory(copy)
-    with pytest.raises(ModelError, match="end token"):
-        Codec(load_tokenizer(TINY), 300, [])
-
-
-def test_a_tokenizer_is_read_from_tokenizer_json_only(copy: Path) -> None:
-    (copy / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(ModelError, match="cannot be read"):
-        load_tokenizer(copy)
-    (copy / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        load_tokenizer(copy)
-
-
 def test_digests_name_the_function_not_the_files(copy: Path) -> None:
     model, tokenizer = policy_digests(TINY)
     assert len(model) == len(tokenizer) == 32
@@ -228,11 +113,12 @@ def test_digests_change_with_weights_architecture_vocabulary_and_template(copy: 
 
 
 def test_the_shipped_directory_loads_with_the_auto_classes() -> None:
+    codec = Codec.from_directory(TINY)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(TINY, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
-    assert len(tokenizer) == model.config.vocab_size == CODEC.vocab_size
+    assert len(tokenizer) == model.config.vocab_size == codec.vocab_size
     text = "Simplify the fraction 4/6 to its lowest terms.\n  7 é 9"
-    assert tuple(tokenizer.encode(text)) == CODEC.encode_answer(text)
-    assert {tokenizer.eos_token_id} == CODEC.eos_ids
+    assert tuple(tokenizer.encode(text)) == codec.encode_answer(text)
+    assert {tokenizer.eos_token_id} == codec.eos_ids

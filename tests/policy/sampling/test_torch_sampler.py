@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import KeyValueCache, Qwen2, Qwen2Config
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest

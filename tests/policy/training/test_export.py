@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, Saved
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.trainer import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, AdvantageName, LossName
-from swarm_node.policy.training.loss_types import BatchSize, ClipBounds, Tokens
-from swarm_node.policy.training.losses import LOSSES, TBA_BETA
+from swarm_node.policy.training.losses import LOSSES, TBA_BETA, BatchSize, ClipBounds, Tokens
 
 BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
 SIZE = BatchSize(tokens=97, rows=13, longest=19)

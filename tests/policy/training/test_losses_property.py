@@ -9,9 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.training.loss_masks import check_claims, off_policy_mask
-from swarm_node.policy.training.loss_types import BatchSize, ClipBounds, Tokens
-from swarm_node.policy.training.losses import DPPO_PULL, LOSSES
+from swarm_node.policy.training.losses import (
+    DPPO_PULL,
+    LOSSES,
+    BatchSize,
+    ClipBounds,
+    Tokens,
+    check_claims,
+    off_policy_mask,
+)
 
 BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
 ANY_FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -15,7 +15,8 @@ from swarm_node.config import load_settings
 from swarm_node.node.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.build_tiny import EOS, build_tokenizer
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.logprobs import ReferencePolicy, completion_logprobs, token_vectors
 from swarm_node.policy.training.losses import LOSSES, TBA_BETA
 from swarm_node.policy.training.packing import micro_batches

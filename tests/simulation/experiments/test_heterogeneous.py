@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError
 from swarm_node.p2p.peers import BLAMELESS
-from swarm_node.policy.models.model import Codec, resolve
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
 from swarm_node.simulation.experiments.arms import chosen_arms
 from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.heterogeneous import (

@@ -1,8 +1,8 @@
-"""New weights into a running vLLM engine, through files in shared memory (vLLM 0.32).
+"""Loads new weights into a running vLLM engine from files in shared memory (vLLM 0.32).
 
-Imported inside the engine's core process, where importing it registers the backend. vLLM's
-layerwise reload puts checkpoint tensors through the same processing as at load time, which plain
-`load_weights` does not: on a CPU, packed layers would refuse them half-way.
+vLLM's core process imports this module, and the import registers the backend. vLLM's layerwise
+reload processes checkpoint tensors as at load time. Plain `load_weights` does not: on a CPU, packed
+layers would refuse the tensors half-way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BACKEND = "swarm_file"
 
 @dataclass
 class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Heads of the trainer's model, and of the engine's."""
+    """Head sizes of the trainer's model and of the engine's."""
 
     own_head: int
     padded_head: int
@@ -35,13 +35,13 @@ class FileInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A file with a whole set of weights under transformers' names, or a model's directory."""
+    """A file with all weights under transformers' names, or a model's directory."""
 
     path: str
 
 
 class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[misc]
-    """Reads each tensor straight onto the engine's device."""
+    """Reads each tensor directly onto the engine's device."""
 
     init_info_cls, update_info_cls = FileInit, FileUpdate
 
@@ -61,19 +61,19 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
         _repack_tied_head(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """There is nothing to release: an update leaves no state."""
 
 
 def _repack_tied_head(model: Any) -> None:
-    """On a CPU an output head tied to the embedding keeps its packed copy of the old weights: the
-    reload processes the embedding only."""
+    """Pack an output head that is tied to the embedding again. On a CPU it would keep a packed copy
+    of the old weights, because the reload processes the embedding only."""
     head = getattr(model, "lm_head", None)
     if head is not None and hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker; being imported is what it is for."""
+    """A mixin of vLLM's worker. Naming it makes vLLM import this module."""
 
     def swarm_pid(self) -> int:
         """The process that holds the model."""
@@ -82,5 +82,5 @@ class WorkerExtension:
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
-# A front process that was killed must not leave the model's memory behind.
+# When the front process is killed, this one must end too and free the model's memory.
 die_with_parent()

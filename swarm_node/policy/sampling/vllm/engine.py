@@ -1,7 +1,7 @@
-"""How an inference engine is set up: a plan, and what it means in vLLM's own words. Pure.
+"""The set-up of an inference engine: a plan, and vLLM's arguments for it. Pure.
 
-Whoever divides a machine's memory between trainer and sampler makes an `EnginePlan`;
-`engine_arguments` is the only place that knows vLLM's names for it.
+An `EnginePlan` results from dividing a machine's memory between trainer and sampler. Only
+`engine_arguments` knows vLLM's names.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from swarm_node.policy.memory.plan import EngineShare
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement
 
-#: Heads that vLLM's attention kernels for CPUs take; those for CUDA take any multiple of 8.
+#: Head sizes of vLLM's attention kernels for CPUs; those for CUDA take any multiple of 8.
 _CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _PROMPT_ROOM = 4096
 _MIB = 1 << 20
-#: Of a GPU's memory, for weights, cache and activations, where a trainer shares the device.
+#: The engine's share of a GPU's memory where a trainer shares the device.
 _GPU_SHARE = 0.4
-#: Mean |Δ log-prob| over the canary's tokens above which a sync counts as failed. In float32 the
-#: engine agrees within 1e-5 on a CPU, on a GPU kernels may use TF32; in bfloat16 rounding alone
-#: makes 1e-2.
+#: Largest mean |Δ log-prob| over the canary's tokens; a sync with a larger one failed. In float32
+#: the engine agrees within 1e-5 on a CPU; a GPU's kernels may use TF32. In bfloat16 rounding alone
+#: causes 1e-2.
 _TOLERANCE = {
     ("cpu", "float32"): 1e-4,
     ("cpu", "bfloat16"): 0.1,
@@ -41,14 +41,15 @@ INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What an engine may use. `device` is "cpu" or "cuda:N", the first of its GPUs. `max_rows`
-    sequences of at most `max_model_len` tokens run at once. `kv_bytes` of memory hold keys and
-    values; None takes `gpu_share` of the GPU for everything. `lora_rank` is the largest rank of
-    adapters, 0 for none. `head_size` is what the engine computes with; where it is not the model's
-    own, heads are padded (see `engine_view`). `tensor_parallel` GPUs hold a part of every matrix
-    each. With a `sleep_level` the engine gives back the GPU's memory while the trainer works: 1
-    keeps the weights in the machine's memory, 2 forgets them. `prefill_tokens` are computed in one
-    step at most; None leaves that to vLLM."""
+    """What an engine may use.
+
+    `device` is "cpu" or "cuda:N", the first of its GPUs. At most `max_rows` sequences of at most
+    `max_model_len` tokens run at once. `kv_bytes` hold keys and values; with None the engine takes
+    `gpu_share` of the GPU for everything. `lora_rank` is the largest rank of adapters, 0 for none.
+    `head_size` is the engine's; if the model's differs, heads are padded (see `view.py`). Each of
+    `tensor_parallel` GPUs holds a part of every matrix. With a `sleep_level` the engine frees the
+    GPU's memory while the trainer works: 1 keeps the weights in main memory, 2 discards them. A
+    step computes at most `prefill_tokens` tokens of prompts; None leaves that to vLLM."""
 
     device: str
     dtype: Literal["float32", "bfloat16"]
@@ -123,10 +124,10 @@ def plan_engine(
 
 
 def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, Any]:
-    """The plan as keyword arguments of vLLM 0.32's `AsyncEngineArgs`, plain values only.
+    """The plan as keyword arguments of vLLM 0.32's `AsyncEngineArgs`, in plain values.
 
-    Weights are left out ("dummy"): the trainer hands them over, from the first version on.
-    Log-probs are those of the distribution sampled from, as the trainer computes them."""
+    The engine starts with arbitrary weights ("dummy"), because the trainer publishes every version,
+    the first included. Log-probs are those of the distribution sampled from, as in the trainer."""
     arguments: dict[str, Any] = {
         "model": str(model),
         "dtype": plan.dtype,
@@ -150,8 +151,8 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         if plan.prefill_tokens is not None:
             arguments["max_num_batched_tokens"] = max(plan.prefill_tokens, plan.max_rows)
     else:
-        # The default of 128 would never cache a prompt shorter than that. And on a CPU, vLLM 0.32
-        # dies where it computes the prompt of a request with a seed in pieces.
+        # The default block of 128 would never cache a shorter prompt. On a CPU, vLLM 0.32 dies when
+        # it prefills the prompt of a request with a seed in pieces.
         arguments |= {"block_size": 32, "enable_chunked_prefill": False}
     if plan.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
@@ -161,40 +162,41 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
 def engine_environment(
     plan: EnginePlan, cache: Path, visible: str | None = None
 ) -> Mapping[str, str]:
-    """Variables of the engine's process, set by whoever starts it; `cache` is a directory for what
-    vLLM wants to write, `visible` the GPUs that this process sees (CUDA_VISIBLE_DEVICES) if not
-    all. Nothing is fetched and nothing reported."""
+    """Environment variables for the engine's process. vLLM writes its files to the directory
+    `cache`. `visible` lists the GPUs that this process sees (CUDA_VISIBLE_DEVICES) if not all. The
+    engine downloads nothing and reports nothing."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": str(cache),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # One core process below the front, no further worker processes.
+        # The front process has one core process, and no other worker processes.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": str(plan.threads),
     }
     if plan.on_gpu:
-        # vLLM takes the first ones it sees.
+        # vLLM takes the first GPUs that it sees.
         first = int(plan.device.removeprefix("cuda:"))
         gpus = range(first, first + plan.tensor_parallel)
         names = visible.split(",") if visible else None
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in gpus)
     else:
-        # Compiling one sampling helper takes seconds and a C++ compiler; binding threads to cores
-        # would put every node's engine on the same core.
+        # Compiling a sampling helper takes seconds and a C++ compiler. Binding threads to cores
+        # would put the engines of all nodes on the same core.
         variables |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables
 
 
 def has_vllm() -> bool:
-    """Whether vLLM is installed; it is not imported for that."""
+    """Whether vLLM is installed; this does not import it."""
     return importlib.util.find_spec("vllm") is not None
 
 
 def require_vllm() -> None:
-    """
+    """Raise unless vLLM is installed.
+
     Raises:
         ModelError: vLLM is not installed; the message says what to install.
     """
@@ -207,7 +209,7 @@ def _head_size(model: Qwen2Config, device: str) -> int:
     if device != "cpu" or own in _CPU_HEADS:
         return own
     larger = next((size for size in _CPU_HEADS if size % own == 0), None)
-    # Zeros beside a head would count in the mean that it is normalised by.
+    # The padding's zeros would count in the mean by which a head is normalised.
     if larger is None or model.normalises_heads:
         raise ModelError(
             f"vLLM on a CPU cannot take attention heads of {own}: use `--sampler torch`"

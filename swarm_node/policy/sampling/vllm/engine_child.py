@@ -1,8 +1,9 @@
-"""A supervised child process that works on many requests at once and answers each when it is done.
+"""A supervised child process that interleaves requests and answers each one when it is done.
 
-`child.Child` answers in order, one at a time, which suits a trainer. An inference engine batches
-what is under way, so its replies come in any order: each frame carries the number of its request.
-The child leads a process group of its own, and all of it is killed together: engines start helpers.
+`process.Child` answers one request at a time, in order, which suits a trainer. An inference engine
+batches running requests, so its replies come in any order, and each frame carries the number of its
+request. The child leads a process group, and the whole group is killed together, because engines
+start helper processes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Sampling with vLLM, in a process of its own that may die.
 
-The engine gets every policy version through the trainer's file in shared memory and must then say
-of the canary in it what the trainer said. Whatever goes wrong (death, silence, a wrong canary) ends
-the same way: the engine is killed with all its helpers, a new one is started with the newest
-weights, and the requests that were under way are asked again. After TRIES failures without a good
-answer in between, `EngineError` says so.
+The engine gets every policy version through the trainer's file in shared memory. It must then
+reproduce the log-probs of the canary in that file. Every fault (death, silence, a wrong canary) has
+the same remedy: the engine is killed with all its helper processes, a new one starts with the
+newest weights, and the running requests are sent again. After TRIES failures in a row,
+`EngineError` is raised.
 
-A completion's tokens are decided by its request's seed and its number in the group, whatever else
-is in the batch (up to float rounding). New weights do not end what is under way: its later tokens
-come from the new version, and its spans say so.
+A completion depends on its request's seed and its number in the group, and not on the rest of the
+batch (up to float rounding). New weights do not interrupt running requests: their later tokens come
+from the new version, as their spans say.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ import numpy as np
 import structlog
 
 from swarm_node.errors import ChildError, EngineError, ModelError
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.lora import ADAPTER_FILE
-from swarm_node.policy.models.model import Codec
-from swarm_node.policy.sampling.rows import Row, extended, finished
-from swarm_node.policy.sampling.sampler import SampleRequest, check_request
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, check_request, extended, finished
 from swarm_node.policy.sampling.vllm.engine import (
     EnginePlan,
     engine_arguments,
@@ -51,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds the engine has: to start, to take weights and prove it, and for one group."""
+    """Seconds that the engine has to start, to take and prove weights, and to complete a group."""
 
     start: float = 600.0
     sync: float = 60.0
@@ -60,8 +59,8 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """The newest weight sync: seconds in all and with generation paused, and the canary's mean
-    |Δ log-prob|."""
+    """The newest weight sync: its duration, the seconds for which generation paused, and the mean
+    |Δ log-prob| of the canary."""
 
     version: int
     seconds: float
@@ -71,8 +70,8 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A file with all weights or the directory of an adapter; or, without a canary, the model that
-    adapters go on top of: what comes next proves it."""
+    """A file with all weights, or the directory of an adapter. Without a canary it is the base
+    model of adapters, which the first adapter proves."""
 
     path: Path
     version: int
@@ -81,7 +80,7 @@ class _Weights:
 
 
 class VllmSampler:
-    """A `Sampler`. It has no weights, hence starts no engine, before the first `load`."""
+    """A `Sampler`. The engine starts with the first `load`, which gives it weights."""
 
     def __init__(
         self,
@@ -92,8 +91,8 @@ class VllmSampler:
         base: Path | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
-        """`base` is the directory of the model that the trainer's adapters are for, where it
-        publishes nothing else.
+        """`base` is the directory of the adapters' base model, where the trainer publishes adapters
+        only.
 
         Raises:
             ModelError: vLLM is not installed.

@@ -1,8 +1,9 @@
-"""A model as the engine sees it: the same function, with heads of a size it has kernels for.
+"""The engine's view of a model: the same function, with a head size that its kernels take.
 
-Padding heads with zeros changes nothing if the rotary angles stay those of the small head: pair i
-of d/2 turns by θ^(-2i/d), so it becomes pair i·D/d of the padded head's D/2, which turns by the
-same angle. The engine divides scores by √D instead of √d; queries are scaled by √(D/d) in return.
+Heads of size d are padded with zeros to size D. The function stays the same if the rotary angles
+stay those of the small head: its pair i of d/2 turns by θ^(-2i/d), and becomes pair i·D/d of the
+padded head's D/2, which turns by the same angle. The engine divides scores by √D instead of √d, so
+queries are scaled by √(D/d).
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from swarm_node.policy.weights.device import is_on_device, read_device
 
 @dataclass(frozen=True, slots=True)
 class HeadPadding:
-    """From heads of `own` (d) to heads of `padded` (D), a multiple of it or the same."""
+    """Pads heads of size `own` (d) to `padded` (D), which is a multiple of d."""
 
     own: int
     padded: int
 
     def pad(self, name: str, tensor: Tensor) -> Tensor:
-        """The padded form of a tensor under transformers' or peft's name; others are unchanged."""
+        """The padded form of the tensor that transformers or peft call `name`; tensors without
+        heads are unchanged."""
         if self.own == self.padded:
             return tensor
         module, kind = _module_and_kind(name)
@@ -45,14 +47,14 @@ class HeadPadding:
         return tensor
 
     def _rotary_rows(self, tensor: Tensor) -> Tensor:
-        """[heads * d, ...] to [heads * D, ...], both halves of each head spread over its halves."""
+        """[heads * d, ...] to [heads * D, ...]; each half of a head spreads over a padded half."""
         rest, step = tensor.shape[1:], self.padded // self.own
         wide = tensor.new_zeros(tensor.shape[0] // self.own, 2, self.padded // 2, *rest)
         wide[:, :, ::step] = tensor.reshape(-1, 2, self.own // 2, *rest)
         return wide.reshape(-1, *rest)
 
     def _plain_rows(self, tensor: Tensor) -> Tensor:
-        """[heads * d, ...] to [heads * D, ...], zeros after each head."""
+        """[heads * d, ...] to [heads * D, ...]; zeros follow each head."""
         rest = tensor.shape[1:]
         wide = tensor.new_zeros(tensor.shape[0] // self.own, self.padded, *rest)
         wide[:, : self.own] = tensor.reshape(-1, self.own, *rest)
@@ -67,8 +69,8 @@ def _module_and_kind(name: str) -> tuple[str, str]:
 
 
 def engine_config(model: Qwen2Config, padding: HeadPadding) -> dict[str, Any]:
-    """`config.json` for the engine. Of vLLM's Qwen2 the head size cannot be chosen; its Llama with
-    biases on q, k and v is the same network, and there it can."""
+    """`config.json` for the engine. vLLM's Qwen2 has no configurable head size. Its Llama with
+    biases on q, k and v is the same network and has one."""
     config = model.to_hf()
     if padding.own != padding.padded:
         config |= {
@@ -84,13 +86,13 @@ def engine_config(model: Qwen2Config, padding: HeadPadding) -> dict[str, Any]:
 
 
 def write_view(model: Qwen2Config, padding: HeadPadding, directory: Path) -> None:
-    """Write what the engine reads at its start: the architecture, no weights."""
+    """Write the files that the engine reads at its start: the architecture, without weights."""
     (directory / "config.json").write_text(json.dumps(engine_config(model, padding)))
 
 
 def read_padded(path: Path, padding: HeadPadding, device: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file, or of a model's directory, padded, one after another on
-    `device`; or those that the file stands for (`device_weights`)."""
+    """The padded tensors of a safetensors file or a model's directory, one by one on `device`. A
+    file may also refer to tensors in a GPU's memory (`weights/device.py`)."""
     for part in weight_files(path) if path.is_dir() else [path]:
         with safe_open(part, framework="pt", device=device) as file:
             metadata = file.metadata() or {}
@@ -101,8 +103,8 @@ def read_padded(path: Path, padding: HeadPadding, device: str) -> Iterator[tuple
 
 
 def pad_adapter(source: Path, padding: HeadPadding, target: Path) -> Path:
-    """The directory of a peft adapter for the padded model: `source` itself where nothing is
-    padded, else a copy in the directory `target`."""
+    """The directory of a peft adapter for the padded model: `source` itself if heads are not
+    padded, and else a padded copy in the directory `target`."""
     if padding.own == padding.padded:
         return source
     target.mkdir(mode=0o700, exist_ok=True)

@@ -1,15 +1,15 @@
 """The program of the engine's process: vLLM's AsyncLLM behind `EngineServer`.
 
 init     engine arguments                    start the engine, with arbitrary weights
-load     file, version, canary               take weights, prove it, answer with what it measured;
-                                            without a canary nothing is answered until one was right
-adapter  directory, version, canary          the same for a LoRA adapter on top of them
-rest     level                               give back the device's memory until the next of these
-sample   prompt, rows, temperature           complete every row; answers when all are done
-abort    number of a sample request          end it now: it answers with what it has
+load     file, version, canary               take weights and answer with the canary's log-probs;
+                                            without a canary, samples wait for one that is right
+adapter  directory, version, canary          the same for a LoRA adapter on top of the weights
+rest     level                               free the device's memory until the next load or adapter
+sample   prompt, rows, temperature           complete every row; answers when all rows are done
+abort    number of a sample request          end the request; it answers with its unfinished rows
 stats    -                                   counters
 
-Results that were finished while weights were taken are held back until the canary was right.
+Rows that finish while weights are loaded are held back until the canary was right.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from swarm_node.node.build import make_sampler
 from swarm_node.node.derive import published
 from swarm_node.node.fit import Fit
 from swarm_node.policy.memory.plan import Job, make_plan
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.model import Codec, Model, resolve
+from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm import engine as engine_plan
 from swarm_node.policy.sampling.vllm.engine import (

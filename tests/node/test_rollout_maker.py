@@ -16,8 +16,11 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.parts import Parts, Tally
-from swarm_node.node.rollouts import RolloutMaker, Scored
-from swarm_node.policy.models.model import Codec
+from swarm_node.node.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.tasks import SeededTasks
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import PolicyRef
 from swarm_node.storage import Storage
@@ -54,7 +57,18 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             **unused,
         )
         tally, info = Tally(), await host.start()
-        maker = RolloutMaker(settings, parts, tally, info, info.families, "peer", b"s" * 32)
+        slots = Slots(ReplayBuffer(ReplaySettings()), 24)
+        tasks = SeededTasks(
+            info,
+            info.families,
+            storage,
+            SYSTEM_CLOCK,
+            seed=0,
+            peer_id="peer",
+            swarm_id=b"s" * 32,
+            common_share=0.0,
+        )
+        maker = RolloutMaker(settings, parts, tally, tasks, slots, "peer")
         made: list[Scored] = []
 
         async def deliver(scored: Sequence[Scored]) -> None:
@@ -62,6 +76,7 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
 
         await maker.make(24, deliver)
         assert 0 < len(made) < 24
+        assert slots.sampling == 0
         assert tally.faults["prompt_too_long"] == 24 - len(made)
         assert all(prompt.startswith("short") for _, prompt in made)
         point = await Evaluator(

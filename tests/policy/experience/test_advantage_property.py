@@ -15,7 +15,7 @@ GROUPS = st.lists(GROUP, min_size=1, max_size=8)
 NAMES = st.sampled_from(sorted(ADVANTAGES))
 
 
-def beside(groups: list[list[float]], index: int) -> list[float]:
+def others(groups: list[list[float]], index: int) -> list[float]:
     return [r for other, group in enumerate(groups) if other != index for r in group]
 
 
@@ -26,7 +26,7 @@ def test_against_an_independent_reference(groups: list[list[float]]) -> None:
     deviation = (sum((r - mean) ** 2 for r in everything) / everything.size) ** 0.5
     for index, group in enumerate(groups):
         expected = [(r - mean) / (deviation + 1e-4) if deviation else 0.0 for r in group]
-        got = broad(grpo, group, beside(groups, index))
+        got = broad(grpo, group, others(groups, index))
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
@@ -40,7 +40,7 @@ def test_merging_one_group_changes_nothing(group: list[float], name: AdvantageNa
 def test_advantages_of_a_merged_group_sum_to_zero(
     groups: list[list[float]], name: AdvantageName
 ) -> None:
-    parts = [broad(ADVANTAGES[name], g, beside(groups, i)) for i, g in enumerate(groups)]
+    parts = [broad(ADVANTAGES[name], g, others(groups, i)) for i, g in enumerate(groups)]
     assert abs(sum(float(part.sum()) for part in parts)) < 1e-3
 
 

@@ -1,4 +1,8 @@
-"""Making experience: the node's own stream of tasks, completed and scored."""
+"""Rollout groups of the node's own: choose tasks, complete them, judge the completions.
+
+A `TaskChooser` chooses the tasks. A `Sampler` completes them: an environment with several turns or
+with tools would be another implementation of that protocol.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from swarm_node.config import Settings
-from swarm_node.environments.common import common_tasks, first_number, is_common
-from swarm_node.environments.host import EnvironmentInfo, Judgement, Whose
+from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import task_seed
-from swarm_node.node.harvest import Harvest, Job
+from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.node.parts import Parts, Tally
-from swarm_node.policy.sampling.rows import Row
-from swarm_node.policy.sampling.sampler import InterruptibleSampler, SampleRequest
+from swarm_node.node.tasks import TaskChooser
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 Scored = tuple[RolloutGroup, str]
@@ -25,25 +29,24 @@ _log = structlog.get_logger(__name__)
 
 
 class RolloutMaker:
-    """Draws tasks of `families`, samples a group for each and has it judged."""
+    """Samples a group of completions for each chosen task and has the group judged."""
 
     def __init__(
         self,
         settings: Settings,
         parts: Parts,
         tally: Tally,
-        info: EnvironmentInfo,
-        families: Sequence[str],
+        tasks: TaskChooser,
+        slots: Slots,
         peer_id: str,
-        swarm_id: bytes,
     ) -> None:
+        """Every group takes its slots from `slots` when its sampling begins."""
         self._settings = settings
         self._parts = parts
         self._tally = tally
-        self._info = info
-        self._families = tuple(families)
+        self._tasks = tasks
+        self._slots = slots
         self._peer_id = peer_id
-        self._swarm_id = swarm_id
         self._told_of_raising = False
         self._harvest: Harvest | None = None
         if isinstance(parts.sampler, InterruptibleSampler):
@@ -54,9 +57,11 @@ class RolloutMaker:
             )
 
     async def make(self, count: int, deliver: Deliver) -> None:
-        """Have groups of `count` tasks made and given to `deliver`, each with its prompt, as soon
-        as they are there; `claimed` are the local rewards. Fewer where a prompt leaves the model no
-        room for an answer: such tasks are left out.
+        """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
+        the group is judged; the group's `claimed` are the rewards found here.
+
+        Tasks whose prompt and longest answer exceed the model's positions are left out, so there
+        may be fewer groups. The groups of interrupted tasks keep their slots.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
@@ -69,56 +74,64 @@ class RolloutMaker:
             nonlocal made
             made += len(scored)
             await deliver(scored)
+            self._slots.end(len(scored))
 
-        if self._harvest is not None:
-            drawing = await self._gather(self._harvest, count, hand_on)
-        else:
-            drawing = await self._sample(count, hand_on)
+        try:
+            if self._harvest is not None:
+                drawing = await self._gather(self._harvest, count, hand_on)
+            else:
+                drawing = await self._sample(count, hand_on)
+        finally:
+            # Groups that failed are dropped; interrupted ones keep their slots.
+            interrupted = len(self._harvest.interrupted) if self._harvest is not None else 0
+            self._slots.end(self._slots.sampling - interrupted)
         if made:
             self._tally.drawing.add(drawing, made)
             self._tally.sampling.add(clock.now() - started, made)
         else:
-            await asyncio.sleep(_PAUSE_SECONDS)  # the next tasks are no shorter: do not spin
+            await asyncio.sleep(_PAUSE_SECONDS)  # the next prompts may be as long: do not spin
 
     async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
-        """By a sampler that works on many groups at once: each as soon as it is whole. Seconds that
-        the sampler worked."""
+        """Sample with an engine that interleaves groups; deliver each group when it is complete.
+        Returns the seconds that the engine sampled."""
         clock = self._parts.clock
         began = clock.now()
 
-        async def fresh(count: int) -> list[Job]:
+        async def fresh(wanted: int) -> list[PendingGroup]:
             nonlocal began
-            jobs = await self._jobs(count)
+            free = self._slots.free(self._parts.trainer.version)
+            groups = await self._begin(min(wanted, free))
             began = clock.now()
-            return jobs
+            return groups
 
-        async def hand_on(job: Job) -> None:
-            completions = tuple(map(self._completion, job.rows))
-            await deliver([await self._score(job, completions, job.version)])
+        async def hand_on(group: PendingGroup) -> None:
+            completions = tuple(map(self._completion, group.rows))
+            await deliver([await self._score(group, completions, group.version)])
 
         await harvest.gather(count, fresh, hand_on)
         return clock.now() - began
 
     async def _sample(self, count: int, deliver: Deliver) -> float:
-        """All in one batch. Seconds that the sampler worked."""
-        clock, sampler, jobs = self._parts.clock, self._parts.sampler, await self._jobs(count)
-        if not jobs:
+        """Sample all groups in one batch. Returns the seconds that the sampler sampled."""
+        clock, sampler, groups = self._parts.clock, self._parts.sampler, await self._begin(count)
+        if not groups:
             return 0.0
         version, began = sampler.version, clock.now()
-        sampled = await sampler.sample([job.request for job in jobs])
+        sampled = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - began
         await deliver(
             [
-                await self._score(job, completions, version)
-                for job, completions in zip(jobs, sampled, strict=True)
+                await self._score(group, completions, version)
+                for group, completions in zip(groups, sampled, strict=True)
             ]
         )
         return drawing
 
-    async def _jobs(self, count: int) -> list[Job]:
+    async def _begin(self, count: int) -> list[PendingGroup]:
+        """The next `count` tasks as groups that hold their slots."""
         sampling = self._settings.sampling
-        return [
-            Job(
+        groups = [
+            PendingGroup(
                 ref,
                 prompt,
                 SampleRequest(
@@ -132,20 +145,24 @@ class RolloutMaker:
             )
             for ref, prompt, prompt_ids in await self._next_tasks(count)
         ]
+        self._slots.begin(len(groups))
+        return groups
 
     def _completion(self, row: Row) -> Completion:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
         return self._parts.sampler.completion(row)
 
-    async def _score(self, job: Job, completions: tuple[Completion, ...], version: int) -> Scored:
-        """The group of a job as it is published; `version` is that of its first tokens."""
+    async def _score(
+        self, group: PendingGroup, completions: tuple[Completion, ...], version: int
+    ) -> Scored:
+        """The rollout group to publish; `version` is the policy version of its first tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
-        judged = await self._judge(job.ref, texts, "own")
-        return RolloutGroup(job.ref, policy, completions, judged.rewards), job.prompt
+        judged = await self._judge(group.ref, texts, "own")
+        return RolloutGroup(group.ref, policy, completions, judged.rewards), group.prompt
 
     async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
-        """Score a peer's texts, and count what the scorer failed on."""
+        """Judge a peer's texts and count the scorer's faults."""
         started = self._parts.clock.now()
         judged = await self._judge(ref, texts, "peers")
         self._tally.judging.add(self._parts.clock.now() - started, 1)
@@ -165,9 +182,10 @@ class RolloutMaker:
         return judged
 
     async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
-        """Reference, prompt and its token ids of the next tasks that leave room for an answer."""
+        """Reference, prompt and the prompt's token ids of the next tasks. A task is left out if its
+        prompt and the longest answer exceed the model's positions."""
         parts = self._parts
-        refs = await self._next_refs(count)
+        refs = await self._tasks.choose(count)
         prompts = await parts.environment.render(refs)
         tasks = [
             (ref, prompt, parts.codec.encode_prompt(prompt))
@@ -186,25 +204,3 @@ class RolloutMaker:
                 )
             self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
         return fitting
-
-    async def _next_refs(self, count: int) -> list[TaskRef]:
-        """The next tasks of this node's own stream and of the swarm's, which no restart repeats."""
-        storage, share = self._parts.storage, self._settings.sampling.common_share
-        first = await storage.run(storage.advance, "tasks", count)
-        own = [index for index in range(first, first + count) if not is_common(index, share)]
-        tasks = await self._common_tasks(count - len(own)) if len(own) < count else []
-        for index in own:
-            seed = task_seed("train", self._settings.run.seed, self._peer_id, index)
-            tasks.append((self._families[seed % len(self._families)], seed))
-        info = self._info
-        return [TaskRef(info.name, info.version, family, seed) for family, seed in tasks]
-
-    async def _common_tasks(self, count: int) -> list[tuple[str, int]]:
-        storage = self._parts.storage
-        used = await storage.run(storage.counter, "common")
-        first = first_number(used, self._parts.clock.wall())
-        tasks, after = common_tasks(
-            self._swarm_id, self._info.families, self._families, first, count
-        )
-        await storage.run(storage.advance, "common", after - used)
-        return tasks

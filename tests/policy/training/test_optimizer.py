@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from swarm_node.policy.training.adamw import AdamW
+from swarm_node.policy.training.optimizer import AdamW
 
 BETAS, DECAY = (0.9, 0.99), 0.05
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.policy.experience.drawing import novelty, spread, weighted_sample
-from swarm_node.policy.experience.staleness import staleness_weight
+from swarm_node.policy.experience.drawing import novelty, spread, staleness_weight, weighted_sample
 
 ages = st.integers(-1000, 1000)
 half_lives = st.floats(0.01, 1e6) | st.just(math.inf)

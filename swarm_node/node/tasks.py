@@ -1,0 +1,85 @@
+"""Which tasks a node samples next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from swarm_node.clock import Clock
+from swarm_node.environments.common import common_tasks, first_number, is_common
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
+from swarm_node.storage import Storage
+
+
+class TaskChooser(Protocol):
+    """Chooses tasks for the rollout maker."""
+
+    async def choose(self, count: int) -> list[TaskRef]:
+        """The next `count` tasks; a restart repeats none of them."""
+        ...
+
+
+class SeededTasks:
+    """Tasks in the order of a stored counter: the node's own ones, whose family and seed follow
+    from the node's seed, and a share of the swarm's common ones."""
+
+    def __init__(
+        self,
+        info: EnvironmentInfo,
+        families: Sequence[str],
+        storage: Storage,
+        clock: Clock,
+        *,
+        seed: int,
+        peer_id: str,
+        swarm_id: bytes,
+        common_share: float,
+    ) -> None:
+        """The node samples `families` of the environment; `common_share` of its tasks are common
+        ones."""
+        self._info = info
+        self._families = tuple(families)
+        self._storage = storage
+        self._clock = clock
+        self._seed = seed
+        self._peer_id = peer_id
+        self._swarm_id = swarm_id
+        self._common_share = common_share
+
+    async def choose(self, count: int) -> list[TaskRef]:
+        storage, share = self._storage, self._common_share
+        first = await storage.run(storage.advance, "tasks", count)
+        own = [index for index in range(first, first + count) if not is_common(index, share)]
+        tasks = await self._common(count - len(own)) if len(own) < count else []
+        for index in own:
+            seed = task_seed("train", self._seed, self._peer_id, index)
+            tasks.append((self._families[seed % len(self._families)], seed))
+        info = self._info
+        return [TaskRef(info.name, info.version, family, seed) for family, seed in tasks]
+
+    async def _common(self, count: int) -> list[tuple[str, int]]:
+        storage = self._storage
+        used = await storage.run(storage.counter, "common")
+        first = first_number(used, self._clock.wall())
+        tasks, after = common_tasks(
+            self._swarm_id, self._info.families, self._families, first, count
+        )
+        await storage.run(storage.advance, "common", after - used)
+        return tasks
+
+
+def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:
+    """The task families that a node samples: those `wanted`, or all of the environment's.
+
+    Raises:
+        ConfigError: the environment has no family of that name.
+    """
+    unknown = sorted(set(wanted) - set(info.families))
+    if unknown:
+        raise ConfigError(
+            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}"
+        )
+    return tuple(wanted) or info.families

@@ -1,0 +1,109 @@
+"""Backpressure: how many groups may be under way at once, as slots. Pure.
+
+A group holds its slots from the moment its sampling begins (own groups) or its admission (peers'
+groups) until it is trained on or dropped.
+
+| slot      | how many                     | taken by      | given back by      | awaited by |
+| --------- | ---------------------------- | ------------- | ------------------ | ---------- |
+| staleness | (max_lag + 1) · I            | sample: begin | train: update done | sample     |
+| queue     | B + max(B, a sampling batch) | sample: begin | train: last draw   | sample     |
+| external  | external_batches · J         | pull: admit   | train: last draw   | list, pull |
+| author    | `peer_quota` of each author  | pull: admit   | train: last draw   | pull       |
+
+I own and J external groups make a training batch of B. An own group takes a staleness slot and a
+queue slot together. An interrupted group keeps its slots until a later sampling batch completes it.
+A pull in flight reserves an external slot (`Exchange.on_offer`). A drop gives every slot back: the
+group expired, was displaced, filtered or refused, or its sampling or judging failed.
+
+Staleness slots are AReaL's admission control (arXiv 2505.24298): a group that begins behind n
+others is trained on about n / I updates later, so its lag stays within `max_lag`. With a `max_lag`
+of 0, sampling and training take turns. Queue slots keep the trainer busy: one training batch waits
+while the next is sampled. More would only add staleness. Slots are counted from what is held now,
+so a restart needs no reset.
+"""
+
+from __future__ import annotations
+
+from swarm_node.policy.experience.replay import ReplayBuffer
+
+
+class Slots:
+    """The slots of one node. The replay buffer counts the groups that are ready; the groups being
+    sampled and trained on are counted here."""
+
+    def __init__(self, buffer: ReplayBuffer, most: int) -> None:
+        """A sampling batch completes at most `most` groups."""
+        self._buffer = buffer
+        self._most = most
+        self._sampling = 0
+        self._training = 0
+
+    @property
+    def sampling(self) -> int:
+        """Own groups that have begun and are neither ready nor dropped; interrupted ones count."""
+        return self._sampling
+
+    def begin(self, count: int) -> None:
+        """`count` own groups begin: each takes a staleness slot and a queue slot."""
+        self._sampling += count
+
+    def end(self, count: int) -> None:
+        """`count` own groups are no longer sampled: the buffer has counted or dropped them.
+
+        Raises:
+            ValueError: fewer groups have begun.
+        """
+        if not 0 <= count <= self._sampling:
+            raise ValueError(f"{count} groups cannot end: {self._sampling} are being sampled")
+        self._sampling -= count
+
+    def train(self, count: int) -> None:
+        """An update begins on `count` own groups; they keep their staleness slots."""
+        self._training = count
+
+    def trained(self) -> None:
+        """The update is over, and the sampler has its weights."""
+        self._training = 0
+
+    def free(self, version: int) -> int:
+        """Own groups that may begin now, at policy `version`."""
+        return max(0, self._not_ready(version) - self._sampling)
+
+    def sampling_batch(self, version: int) -> int:
+        """Own groups that the next sampling batch completes; 0 while it must wait for slots.
+
+        The next batch resumes the interrupted groups, so their slots count as available to it.
+        """
+        available = max(0, self._not_ready(version))
+        return min(available, self._most) if available >= self.smallest_batch else 0
+
+    @property
+    def smallest_batch(self) -> int:
+        """Available slots that a sampling batch waits for: as many as an update takes.
+
+        Where a sampling batch may be larger than a training batch, it waits for up to twice as
+        many, because a larger batch costs the sampler less per answer. The slots always suffice
+        for this number while an update still lacks a group; otherwise both loops would wait.
+        """
+        own = self._buffer.mixture.own
+        larger = self._most > self._buffer.mixture.size and self._buffer.settings.max_lag > 1
+        return min(self._most, 2 * own) if larger else own
+
+    def free_external(self, version: int, author: str | None = None) -> int:
+        """Peers' groups that may be admitted at policy `version`: of `author`, or of anybody."""
+        buffer, settings = self._buffer, self._buffer.settings
+        if settings.external == 0:
+            return 0
+        buffer.expire(version)
+        free = settings.capacity_external - buffer.held_external()
+        if author is not None:
+            free = min(free, settings.peer_quota - buffer.held_external(author))
+        return max(0, free)
+
+    def _not_ready(self, version: int) -> int:
+        """Slots for own groups that no ready group holds. Negative after the mixture shrank."""
+        buffer, mixture = self._buffer, self._buffer.mixture
+        buffer.expire(version)
+        staleness = (buffer.settings.max_lag + 1) * max(mixture.own, 1) - self._training
+        queue = mixture.size + max(mixture.size, self.smallest_batch)
+        return min(staleness, queue) - buffer.held_own()

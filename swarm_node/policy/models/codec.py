@@ -1,0 +1,194 @@
+"""Text to token ids and back, and the check that a peer's ids spell its text. No torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+from swarm_node.errors import ModelError, Rejected
+from swarm_node.policy.models.config import Qwen2Config, read_json
+from swarm_node.rollout import Completion, Finish, RolloutGroup
+
+#: The prompt of a question for a model without a chat template, such as a base model.
+PLAIN_PROMPT = "Question: {}\nAnswer:"
+_PROMPTS_KEPT = 1024
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The directory's tokenizer as transformers' `PreTrainedTokenizerFast`: local files only, and
+    never code from them.
+
+    Raises:
+        ModelError: tokenizer.json is missing or malformed.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
+    try:
+        # Not AutoTokenizer: for a Qwen2 model it replaces the normaliser and splitter of
+        # tokenizer.json by Qwen2's own, and the digest covers tokenizer.json.
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"the tokenizer in {path} cannot be read: {error}") from error
+
+
+class Codec:
+    """Text to token ids and back, for one model.
+
+    `vocab_size` is the model's; it may exceed the tokenizer's, because embeddings are padded.
+    `positions` is the most tokens of a prompt with its answer. `eos_id` is the end token to append;
+    each of `eos_ids` ends a completion. `special_ids` decode to nothing. `pad_id` fills batches."""
+
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], positions: int = 1 << 40
+    ) -> None:
+        if not eos_ids or any(not 0 <= token < vocab_size for token in eos_ids):
+            raise ModelError("the model names no end token (eos_token_id) inside its vocabulary")
+        if len(tokenizer) > vocab_size:
+            raise ModelError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model only {vocab_size}: "
+                "they do not belong together"
+            )
+        self._tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.positions = positions
+        self.eos_id = eos_ids[0]
+        unnamed = set(range(vocab_size)).difference(tokenizer.get_vocab().values())
+        # Decoding also leaves out the tokens that tokenizer.json flags as special.
+        flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged
+        # The token that ends a turn in the chat template also ends a completion, even if a base
+        # model's settings name only the end of a text.
+        self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = self.eos_id if pad is None else pad
+        # A prompt is encoded when it is sampled, and again for every update on its group.
+        self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Self:
+        """The codec of a model directory.
+
+        Raises:
+            ModelError: a file is missing or malformed, or tokenizer and model do not match.
+        """
+        config = read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        named = read_json(generation).get("eos_token_id") if generation.is_file() else None
+        tokenizer = load_tokenizer(path)
+        eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
+        model = Qwen2Config.from_directory(path)
+        return cls(tokenizer, model.vocab_size, eos, model.max_position_embeddings)
+
+    def within(self, longest: int) -> Self:
+        """The same codec for a sampler that uses `longest` positions at most."""
+        bounded = copy.copy(self)
+        bounded.positions = min(self.positions, longest)
+        return bounded
+
+    def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
+        """Whether a prompt and an answer of `max_new_tokens` fit the model's positions."""
+        return len(prompt_ids) + max_new_tokens <= self.positions
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of the prompt that asks `text`, up to where the answer starts. The prompt
+        follows the tokenizer's chat template, with thinking disabled, or else `PLAIN_PROMPT`."""
+        return self._encoded(text)
+
+    def _encode_prompt(self, text: str) -> tuple[int, ...]:
+        if self._tokenizer.chat_template is None:
+            prompt = PLAIN_PROMPT.format(text)
+        else:
+            prompt = self._templated([{"role": "user", "content": text}], True)
+        return tuple(self._tokenizer.encode(prompt, add_special_tokens=False))
+
+    def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        """`messages` rendered by the chat template, which runs in Jinja's sandbox.
+
+        Raises:
+            ModelError: the template fails.
+        """
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                enable_thinking=False,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ModelError(f"the tokenizer's chat template fails: {error}") from error
+        return text
+
+    def _turn_end(self) -> list[int]:
+        """The special token that follows an answer in the chat template; empty without one."""
+        if self._tokenizer.chat_template is None:
+            return []
+        mark = "-answer-"
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+        after = self._templated(messages, False).rpartition(mark)[2]
+        ids = self._tokenizer.encode(after, add_special_tokens=False)
+        return [token for token in ids[:1] if token in self.special_ids]
+
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """Token ids of an answer, without an end token. The text may come from a peer, so the name
+        of a special token in it is encoded as plain text."""
+        return tuple(
+            self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens; broken UTF-8 becomes U+FFFD.
+
+        Raises:
+            ValueError: an id is outside the model's vocabulary.
+        """
+        plain = [int(token) for token in ids]
+        if any(not 0 <= token < self.vocab_size for token in plain):
+            raise ValueError(f"a token id is not below {self.vocab_size}")
+        text: str = self._tokenizer.decode(
+            plain, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+def _first_named(*candidates: object) -> list[int]:
+    """All end tokens among `candidates`, each once, in their order."""
+    named: list[int] = []
+    for candidate in candidates:
+        for token in candidate if isinstance(candidate, list) else [candidate]:
+            if isinstance(token, int) and token not in named:
+                named.append(token)
+    return named
+
+
+def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
+    """None if the ids of every completion decode to its text; else a refusal as "tokens".
+
+    Rewards are computed from texts and gradients from ids. A peer whose ids differ from its text
+    could have arbitrary tokens reinforced by a correct answer. So an end token may stand only at
+    the end, and no other special token may occur, because decoding hides them.
+    """
+    for completion in group.completions:
+        fault = _fault(codec, completion)
+        if fault:
+            return Rejected("tokens", fault)
+    return None
+
+
+def _fault(codec: Codec, completion: Completion) -> str:
+    ids = completion.token_ids.tolist()
+    if completion.finish is Finish.STOP and (not ids or ids.pop() not in codec.eos_ids):
+        return "it stopped without an end token"
+    if any(token in codec.special_ids or token in codec.eos_ids for token in ids):
+        return "a special token inside"
+    try:
+        text = codec.decode(ids)
+    except ValueError as error:
+        return str(error)
+    return "" if text == completion.text else "the ids do not spell the text"

@@ -1,0 +1,50 @@
+"""Completions that are sampled in several parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from swarm_node.policy.sampling.sampler import Row, extended, finished
+from swarm_node.rollout import Finish, VersionSpan
+
+
+def tokens(*ids: int) -> np.ndarray:
+    return np.asarray(ids, np.uint32)
+
+
+def logprobs(*values: float) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
+def test_a_row_keeps_its_tokens_log_probs_and_versions_over_interruptions() -> None:
+    row = extended(Row.empty(), tokens(5, 6), logprobs(-1, -2), [(3, 0, 2)], "abort")
+    assert row.finish is None
+    row = extended(row, tokens(7), logprobs(-3), [(3, 0, 1)], "abort")
+    assert row.spans == (VersionSpan(3, 0, 3),)
+    row = extended(row, tokens(8, 2), logprobs(-4, -5), [(4, 0, 1), (5, 1, 2)], "stop")
+    assert row.spans == (VersionSpan(3, 0, 3), VersionSpan(4, 3, 4), VersionSpan(5, 4, 5))
+    done = finished(row, lambda ids: " ".join(map(str, ids)))
+    assert (done.text, done.finish) == ("5 6 7 8", Finish.STOP)
+    assert done.logprobs.tolist() == [-1, -2, -3, -4, -5]
+
+
+def test_an_interruption_before_the_first_token_changes_nothing() -> None:
+    row = extended(Row.empty(), tokens(), logprobs(), [(1, 0, 0)], "abort")
+    assert (row.spans, row.finish, row.token_ids.size) == ((), None, 0)
+    with pytest.raises(ValueError, match="not ended"):
+        finished(row, str)
+
+
+@pytest.mark.parametrize(
+    ("ids", "values", "spans"),
+    [
+        (tokens(1, 2), logprobs(-1), [(0, 0, 2)]),
+        (tokens(1, 2), logprobs(-1, -1), [(0, 0, 1)]),
+        (tokens(1, 2), logprobs(-1, -1), [(0, 1, 2)]),
+        (tokens(1, 2), logprobs(-1, -1), []),
+    ],
+)
+def test_an_answer_that_does_not_add_up_is_refused(ids, values, spans) -> None:
+    with pytest.raises(ValueError, match="must"):
+        extended(Row.empty(), ids, values, spans, "stop")
