@@ -1,0 +1,61 @@
+"""The first program of every child: it ties a process group to the parent, then becomes the child.
+
+    python -I -S leader.py PARENT ARGUMENT...
+
+PARENT is the parent's process id. The program forks a guard, then replaces itself with the
+interpreter and the ARGUMENTs. The kernel kills the child when the parent dies, but not what the
+child started: an engine's core would keep the memory of the GPU. So the guard kills the child's
+group when the child has ended. This module imports nothing of the package, so that it starts in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_MOST_DESCRIPTORS = (1 << 31) - 1
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies. Ignore Ctrl-C, which is for the node.
+
+    A fork does not inherit the first of these."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _on_parents_death(signal.SIGKILL)
+
+
+def _on_parents_death(number: signal.Signals) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _leave_guard() -> None:
+    """Fork a process that waits for this one to end, and then kills the group."""
+    leader = os.getpid()
+    if os.fork():
+        return
+    # Only SIGKILL ends the guard: a signal to the whole group must not make it act too early.
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    # An open pipe in the guard would keep the parent from seeing that the child has closed it.
+    os.closerange(0, _MOST_DESCRIPTORS)
+    _on_parents_death(signal.SIGUSR1)
+    while os.getppid() == leader:  # the child may have ended before the line above
+        signal.sigwait({signal.SIGUSR1})
+    os.killpg(leader, signal.SIGKILL)
+
+
+def _main(parent: int, arguments: list[str]) -> None:
+    die_with_parent()
+    if os.getppid() != parent:  # the parent died before the line above
+        return
+    if sys.platform == "linux":
+        _leave_guard()
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - the parent chose them
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2:])
