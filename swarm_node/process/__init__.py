@@ -8,10 +8,11 @@ ends the child's process group with its parent.
 """
 
 from swarm_node.process.child import Child, ReportedError, ended_by, exchange
-from swarm_node.process.leader import die_with_parent
+from swarm_node.process.leader import LEADER, die_with_parent
 from swarm_node.process.server import answering, serve, serve_concurrently, serve_frames
 
 __all__ = [
+    "LEADER",
     "Child",
     "ReportedError",
     "answering",

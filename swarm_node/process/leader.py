@@ -15,17 +15,20 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
+#: The environment variable with the child's process id, for what the child starts.
+LEADER = "SWARM_CHILD_LEADER"
 _PR_SET_PDEATHSIG = 1
-_MOST_DESCRIPTORS = (1 << 31) - 1
 
 
-def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent dies. Ignore Ctrl-C, which is for the node.
-
-    A fork does not inherit the first of these."""
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent, the process `parent`, dies; end it now if
+    that has happened. Ignore Ctrl-C, which is for the node. A fork inherits only the last."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _on_parents_death(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _on_parents_death(number: signal.Signals) -> None:
@@ -41,7 +44,9 @@ def _leave_guard() -> None:
     # Only SIGKILL ends the guard: a signal to the whole group must not make it act too early.
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     # An open pipe in the guard would keep the parent from seeing that the child has closed it.
-    os.closerange(0, _MOST_DESCRIPTORS)
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one of the listing itself is closed already
+            os.close(int(descriptor))
     _on_parents_death(signal.SIGUSR1)
     while os.getppid() == leader:  # the child may have ended before the line above
         signal.sigwait({signal.SIGUSR1})
@@ -49,9 +54,8 @@ def _leave_guard() -> None:
 
 
 def _main(parent: int, arguments: list[str]) -> None:
-    die_with_parent()
-    if os.getppid() != parent:  # the parent died before the line above
-        return
+    die_with_parent(parent)
+    os.environ[LEADER] = str(os.getpid())
     if sys.platform == "linux":
         _leave_guard()
     os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - the parent chose them

@@ -13,7 +13,8 @@ import pytest
 from obedient import Echo, Echoed, Helper, Started
 
 from swarm_node.errors import ChildError
-from swarm_node.process import Child
+from swarm_node.process import LEADER, Child
+from swarm_node.process import leader as leader_program
 
 CONCURRENT = True
 
@@ -100,6 +101,15 @@ def test_a_signal_to_the_guard_alone_ends_nothing(with_child) -> None:
         assert psutil.pid_exists(guard)
 
     with_child(body)
+
+
+def test_a_child_whose_parent_is_gone_does_not_begin() -> None:
+    """It may have died while the child's first program started."""
+    leader = [sys.executable, "-I", "-S", leader_program.__file__]
+    program = ["-c", f"import os; print('ran', os.environ['{LEADER}'] == str(os.getpid()))"]
+    for parent, said in ((os.getpid(), "ran True\n"), (1 << 30, "")):
+        done = subprocess.run([*leader, str(parent), *program], stdout=subprocess.PIPE, text=True)
+        assert (done.stdout, done.returncode) == (said, 0 if said else 1)
 
 
 @LINUX

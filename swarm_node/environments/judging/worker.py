@@ -140,18 +140,17 @@ class _Worker:
             with open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), 2)
             os.nice(request.niceness)
-            die_with_parent()
-            if os.getppid() == parent:  # else it died just before
-                judge = Judge(environment)
+            die_with_parent(parent)
+            judge = Judge(environment)
 
-                def ready() -> None:
-                    sandbox = confine(self._code)
-                    if request.must_be_confined and not sandbox.complete:
-                        os._exit(1)
-                    judge.confined = (sandbox.files, sandbox.system_calls)
+            def ready() -> None:
+                sandbox = confine(self._code)
+                if request.must_be_confined and not sandbox.complete:
+                    os._exit(1)
+                judge.confined = (sandbox.files, sandbox.system_calls)
 
-                serve_frames(judge.answer, ready)
-                code = 0
+            serve_frames(judge.answer, ready)
+            code = 0
         finally:
             os._exit(code)  # whatever was raised: its parent's stack must not unwind here
 

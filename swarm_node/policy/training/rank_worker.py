@@ -11,14 +11,14 @@ import sys
 import traceback
 from pathlib import Path
 
-from swarm_node.process import answering, die_with_parent, serve_frames
+from swarm_node.process import LEADER, answering, die_with_parent, serve_frames
 
 
 def main(directory: Path) -> None:
     """Serve until the node closes the pipe; `directory` is for these processes alone."""
     # The launcher starts each process in a group of its own, which nobody kills. This comes before
     # the imports, which take seconds: a process that outlives the launcher waits for the others.
-    die_with_parent()
+    die_with_parent(int(os.environ[LEADER]))
     from swarm_node.policy.training.sharded import Group
     from swarm_node.policy.training.worker import Request, TrainerWorker
 
