@@ -151,18 +151,18 @@ class ProcessEnvironmentHost:
         try:
             await self._judges["own"].derive([], self._derive_seconds)
         except JudgeLostError:
-            if not said["runs_code"]:
+            if not said.runs_code:
                 raise
         sandbox = self._judges["own"].sandbox
-        if said["runs_code"] and (sandbox is None or not sandbox.complete):
+        if said.runs_code and (sandbox is None or not sandbox.complete):
             await self.close()
             how = "" if sandbox is None else f" ({sandbox.described()})"
             raise ConfigError(
-                f"environment.name: {said['name']} runs code that stands in answers, and this "
+                f"environment.name: {said.name} runs code that stands in answers, and this "
                 f"machine cannot confine it{how}: use another environment, or another machine or "
                 "container setting"
             )
-        return EnvironmentInfo(said["name"], said["version"], tuple(said["families"]), sandbox)
+        return EnvironmentInfo(said.name, said.version, said.families, sandbox)
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         async with self._turns["own"]:

@@ -1,6 +1,7 @@
 """One judge: derives tasks and scores texts, confined, in a process that a text may end.
 
-Its requests and replies are typed, because a text that took a judge over writes the replies.
+A text that takes a judge over writes its replies. So the host believes none: replies are typed and
+bounded, and each frame must have the number of its request, which nobody can guess.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Derive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Make these tasks, each within `seconds` of processor time; the last is then to be scored."""
 
-    id: int
     refs: list[PlainRef]
     seconds: float
 
@@ -49,7 +49,6 @@ class Derive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 class Score(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Score texts for the task that was derived last, all within `seconds` of processor time."""
 
-    id: int
     texts: list[str]
     seconds: float
 
@@ -57,7 +56,6 @@ class Score(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The prompts, and whether files and system calls are confined."""
 
-    id: int
     prompts: list[Prompt]
     files: bool
     system_calls: bool
@@ -66,14 +64,12 @@ class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A verdict on each text."""
 
-    id: int
     verdicts: list[Verdict]
 
 
 class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A task cannot be derived here."""
 
-    id: int
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
@@ -126,11 +122,11 @@ class Judge:
         reply: Reply
         try:
             if isinstance(request, Derive):
-                reply = Derived(request.id, self._derive(request), *self.confined)
+                reply = Derived(self._derive(request), *self.confined)
             else:
-                reply = Scored(request.id, self._score(request))
+                reply = Scored(self._score(request))
         except UnknownTaskError as error:
-            reply = Unknown(request.id, str(error)[:1000])
+            reply = Unknown(str(error)[:1000])
         return msgspec.msgpack.encode(reply)
 
     def _derive(self, request: Derive) -> list[str]:

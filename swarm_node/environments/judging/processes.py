@@ -25,8 +25,17 @@ from swarm_node.environments.judging.judge import (
     Verdict,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.environments.judging.worker import (
+    End,
+    Ended,
+    Fork,
+    Forked,
+    Start,
+    Started,
+)
+from swarm_node.environments.judging.worker import Reply as WorkerReply
 from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
-from swarm_node.process import Child, ended_by, exchange
+from swarm_node.process import Child, ReportedError, ended_by, exchange
 
 _START_SECONDS = 120.0
 _FORK_SECONDS = 10.0
@@ -65,10 +74,11 @@ class EnvironmentProcess:
     """The process that holds the environment; started again when it has died."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self._request = {"op": "start", "name": name, "options": dict(options)}
+        self._request = Start(name, dict(options))
         self._child = Child(
             "environment",
             "swarm_node.environments.judging.worker",
+            WorkerReply,
             env=_FIXED,
             inherit=lambda name: name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES),
         )
@@ -83,8 +93,8 @@ class EnvironmentProcess:
     def pid(self) -> int | None:
         return self._child.pid
 
-    async def start(self) -> dict[str, Any]:
-        """Start it and make the environment; what the environment says of itself.
+    async def start(self) -> Started:
+        """Start it and make the environment.
 
         Raises:
             ConfigError: there is no such environment, or it refuses its options.
@@ -97,14 +107,13 @@ class EnvironmentProcess:
             await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
         self.generation += 1
         try:
-            reply = await self._child.call(self._request, patience=_START_SECONDS)
-        except ChildError:
-            await self.stop(grace=0.0)
-            raise
-        if "config" in reply:
+            reply = await self._child.call(self._request, Started, patience=_START_SECONDS)
+        except ChildError as error:
             await self.stop(grace=0.0)  # alive without an environment is no use to anybody
-            raise ConfigError(reply["config"])
-        self.runs_code, self.shares_memory = reply["runs_code"], reply["shares_memory"]
+            if isinstance(error, ReportedError) and error.kind == ConfigError.__name__:
+                raise ConfigError(error.why) from error
+            raise
+        self.runs_code, self.shares_memory = reply.runs_code, reply.shares_memory
         return reply
 
     async def fork(self, niceness: int) -> tuple[int, socket.socket]:
@@ -126,28 +135,27 @@ class EnvironmentProcess:
         if generation != self.generation:
             return None
         try:
-            reply = await self._child.call({"op": "end", "pid": pid}, patience=_FORK_SECONDS)
+            return (await self._child.call(End(pid), Ended, patience=_FORK_SECONDS)).status
         except ChildError:
             return None
-        return int(reply["status"])
 
     async def _fork(self, niceness: int) -> tuple[int, socket.socket]:
         if not self._child.alive:
             await self.start()
         assert self._sockets is not None
         ours, theirs = socket.socketpair()
-        request = {"op": "fork", "niceness": niceness, "confined": self.runs_code}
+        request = Fork(niceness, must_be_confined=self.runs_code)
         try:
             with theirs:
                 socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
-                reply = await self._child.call(request, patience=_FORK_SECONDS)
+                reply = await self._child.call(request, Forked, patience=_FORK_SECONDS)
         except BaseException as error:
             ours.close()
             await self.stop(grace=0.0)  # a socket may be on its way that no request takes
             if isinstance(error, OSError):
                 raise ChildError(f"the environment process takes no socket: {error}") from error
             raise
-        return reply["pid"], ours
+        return reply.pid, ours
 
     async def stop(self, grace: float = 3.0) -> None:
         """End the process; the system ends its judges with it."""
@@ -183,7 +191,7 @@ class JudgeProcess:
             UnknownTaskError: one cannot be made.
             ConfigError, ChildError: no judge can be had.
         """
-        request = Derive(secrets.randbits(63), list(refs), seconds)
+        request = Derive(list(refs), seconds)
         patience = seconds * max(len(refs), 1)
         reply = await self._call(
             request, Derived, patience, lambda reply: len(reply.prompts) == len(refs)
@@ -199,7 +207,7 @@ class JudgeProcess:
             JudgeLostError: it ended instead.
             ConfigError, ChildError: no judge can be had.
         """
-        request = Score(secrets.randbits(63), list(texts), seconds)
+        request = Score(list(texts), seconds)
         reply = await self._call(
             request, Scored, seconds, lambda reply: len(reply.verdicts) == len(texts)
         )
@@ -224,11 +232,14 @@ class JudgeProcess:
             await self._fork()
         assert self._streams is not None
         body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
-        answered = False
+        # A text that guesses the number could answer in place of its judge.
+        number, answered = secrets.randbits(63), False
         try:
             async with asyncio.timeout(patience):
-                reply = _replies.decode(await exchange(*self._streams, body, MAX_REPLY_BYTES))
-            answered = reply.id == request.id and (
+                reply = _replies.decode(
+                    await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
+                )
+            answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
                 else isinstance(reply, Unknown) and wanted is Derived

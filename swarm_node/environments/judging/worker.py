@@ -16,18 +16,65 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.judge import Judge
 from swarm_node.environments.judging.sandbox import code_paths, confine, shares_memory
 from swarm_node.environments.registry import create_environment
-from swarm_node.errors import ConfigError
 from swarm_node.process import die_with_parent, serve, serve_frames
 
 _MOST_DESCRIPTORS = (1 << 31) - 1
 
 
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Make the environment called `name`."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Start a judge. Unless it `must_be_confined`, it may work where no sandbox is complete."""
+
+    niceness: int
+    must_be_confined: bool
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """Kill a judge, which may be dead already."""
+
+    pid: int
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """What the environment says of itself, and whether judges share writable memory with it."""
+
+    name: str
+    version: str
+    families: tuple[str, ...]
+    runs_code: bool
+    shares_memory: bool
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The new judge."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """How the judge ended, as `Popen.returncode` says it."""
+
+    status: int
+
+
+Request = Start | Fork | End
+Reply = Started | Forked | Ended
+
+
 class _Worker:
-    """Answers the host: "start", then "fork" and "end" as often as needed."""
+    """Answers the host: `Start`, then `Fork` and `End` as often as needed."""
 
     def __init__(self, sockets: socket.socket) -> None:
         """Over `sockets` the host sends the socket of each judge, ahead of its request."""
@@ -36,36 +83,31 @@ class _Worker:
         self._code: Sequence[Path] = ()
         self._judges: set[int] = set()
 
-    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request["op"]:
-            case "start":
+    def handle(self, request: Request) -> Reply:
+        match request:
+            case Start():
                 return self._start(request)
-            case "fork":
-                return {"pid": self._fork(request["niceness"], request["confined"])}
-            case "end":
-                return {"status": self._end(request["pid"])}
-            case other:
-                raise ValueError(f"unknown operation {other!r}")
+            case Fork():
+                return Forked(self._fork(request))
+            case End():
+                return Ended(self._end(request.pid))
 
-    def _start(self, request: dict[str, Any]) -> dict[str, Any]:
-        try:
-            environment = create_environment(request["name"], request["options"])
-        except ConfigError as error:
-            return {"config": str(error)}
+    def _start(self, request: Start) -> Started:
+        environment = create_environment(request.name, request.options)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody could wait for a judge
         self._environment = environment
         self._code = list(code_paths())
         gc.collect()
         gc.freeze()  # a collection in a judge would copy the pages that it shares with this process
-        return {
-            "name": environment.name,
-            "version": environment.version,
-            "families": list(environment.families),
-            "runs_code": bool(getattr(environment, "runs_code", False)),
-            "shares_memory": shares_memory(),
-        }
+        return Started(
+            environment.name,
+            environment.version,
+            tuple(environment.families),
+            bool(getattr(environment, "runs_code", False)),
+            shares_memory(),
+        )
 
-    def _fork(self, niceness: int, confined: bool) -> int:
+    def _fork(self, request: Fork) -> int:
         _, (descriptor, *_), *_ = socket.recv_fds(self._sockets, 1, 1)
         if self._environment is None:
             os.close(descriptor)
@@ -73,13 +115,12 @@ class _Worker:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._judge(self._environment, descriptor, parent, niceness, confined)
+            self._judge(self._environment, descriptor, parent, request)
         os.close(descriptor)
         self._judges.add(pid)
         return pid
 
     def _end(self, pid: int) -> int:
-        """Kill a judge that may be dead already; how it ended, as `Popen.returncode` says it."""
         if pid not in self._judges:  # that of an earlier environment's process
             raise ValueError(f"no judge {pid}")
         self._judges.remove(pid)
@@ -87,12 +128,7 @@ class _Worker:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _judge(
-        self,
-        environment: Environment,
-        descriptor: int,
-        parent: int,
-        niceness: int,
-        must_be_confined: bool,
+        self, environment: Environment, descriptor: int, parent: int, request: Fork
     ) -> NoReturn:
         """The life of a judge. It must not return into this process's own loop. Its own output goes
         nowhere: this process's may be a terminal or a log, and is open for writing."""
@@ -103,23 +139,22 @@ class _Worker:
             os.closerange(3, _MOST_DESCRIPTORS)
             with open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), 2)
-            os.nice(niceness)
-            die_with_parent()
-            if os.getppid() == parent:  # else it died just before
-                judge = Judge(environment)
+            os.nice(request.niceness)
+            die_with_parent(parent)
+            judge = Judge(environment)
 
-                def ready() -> None:
-                    sandbox = confine(self._code)
-                    if must_be_confined and not sandbox.complete:
-                        os._exit(1)
-                    judge.confined = (sandbox.files, sandbox.system_calls)
+            def ready() -> None:
+                sandbox = confine(self._code)
+                if request.must_be_confined and not sandbox.complete:
+                    os._exit(1)
+                judge.confined = (sandbox.files, sandbox.system_calls)
 
-                serve_frames(judge.answer, ready)
-                code = 0
+            serve_frames(judge.answer, ready)
+            code = 0
         finally:
             os._exit(code)  # whatever was raised: its parent's stack must not unwind here
 
 
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[1])) as _sockets:
-        serve(_Worker(_sockets).handle)
+        serve(_Worker(_sockets).handle, Request)

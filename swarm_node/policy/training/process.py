@@ -11,11 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, pack_batch
 from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
-from swarm_node.policy.training.trainer import TrainerSettings, UpdateStats
-from swarm_node.policy.training.worker import TrainerHost, UpdateResult
+from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.worker import (
+    Reply,
+    Start,
+    Started,
+    Store,
+    Stored,
+    TrainerHost,
+    Update,
+    Updated,
+    UpdateResult,
+)
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import Child
 
@@ -84,14 +96,9 @@ class ProcessTrainer:
         patience: float = _PATIENCE,
     ) -> None:
         """`patience` in seconds: a child that is silent for longer is killed."""
-        self._init = {
-            "op": "init",
-            "model_dir": str(model_dir),
-            "checkpoints": str(checkpoints),
-            "weights": str(weights),
-            "settings": settings.plain(),
-            "threads": threads,
-        }
+        self._start = Start(
+            str(model_dir), str(checkpoints), str(weights), settings.plain(), threads
+        )
         self._weights = weights
         self._patience = patience
         self._version = 0
@@ -99,11 +106,11 @@ class ProcessTrainer:
         # Some of the libraries under torch read their number of threads only when they are loaded.
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         if settings.processes == 1:
-            self._child = Child("trainer", "swarm_node.policy.training.worker", env=limits)
+            self._child = Child("trainer", "swarm_node.policy.training.worker", Reply, env=limits)
         else:
             launch = partial(launch_ranks, weights, settings.processes)
             self._child = Child(
-                "trainer", RANK_MODULE, env={**limits, **rank_environment()}, launch=launch
+                "trainer", RANK_MODULE, Reply, env={**limits, **rank_environment()}, launch=launch
             )
 
     @property
@@ -121,28 +128,27 @@ class ProcessTrainer:
 
     async def start(self) -> tuple[Path, int]:
         await self._child.start()
-        reply = await self._call({**self._init, "at_least": self._version})
-        self._version, self._extra = reply["version"], reply["extra"]
-        return Path(reply["weights"]), self._version
+        request = msgspec.structs.replace(self._start, at_least=self._version)
+        reply = await self._child.call(request, Started, patience=self._patience)
+        self._version, self._extra = reply.version, reply.extra
+        return Path(reply.weights), self._version
 
     async def restart(self) -> tuple[Path, int]:
         return await self.start()
 
     async def update(self, batch: Batch) -> UpdateResult:
-        reply = await self._call({"op": "update", "batch": pack_batch(batch)})
-        stats = UpdateStats(**reply["stats"])
-        self._version = stats.version
-        return UpdateResult(stats, Path(reply["weights"]))
+        request = Update(pack_batch(batch))
+        reply = await self._child.call(request, Updated, patience=self._patience)
+        self._version = reply.stats.version
+        return UpdateResult(reply.stats, Path(reply.weights))
 
     async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        return Path((await self._call({"op": "checkpoint", "extra": dict(extra)}))["path"])
+        request = Store(dict(extra))
+        return Path((await self._child.call(request, Stored, patience=self._patience)).path)
 
     async def close(self) -> None:
         await self._child.stop()
         WeightStore(self._weights).close()
-
-    async def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._child.call(request, patience=self._patience)
 
 
 class InlineTrainer:

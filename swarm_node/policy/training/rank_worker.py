@@ -1,47 +1,36 @@
-"""The program of each rank, where several processes train together. The first rank answers the
-node and broadcasts every request; all ranks carry it out together."""
+"""The program of each of several trainer processes.
+
+The first process reads the node's requests and broadcasts them. All processes carry out each
+request together. The first one answers.
+"""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
-import msgpack
-
-from swarm_node.errors import SwarmNodeError
-from swarm_node.process import die_with_parent, serve
-
-_log = logging.getLogger(__name__)
+from swarm_node.process import LEADER, answering, die_with_parent, serve_frames
 
 
 def main(directory: Path) -> None:
     """Serve until the node closes the pipe; `directory` is for these processes alone."""
-    die_with_parent()
-    # After that: these take seconds, and one that nobody watches waits for the others for ever.
+    # The launcher starts each process in a group of its own, which nobody kills. This comes before
+    # the imports, which take seconds: a process that outlives the launcher waits for the others.
+    die_with_parent(int(os.environ[LEADER]))
     from swarm_node.policy.training.sharded import Group
-    from swarm_node.policy.training.worker import TrainerWorker
+    from swarm_node.policy.training.worker import Request, TrainerWorker
 
     group = Group(directory)
-    worker = TrainerWorker(group)
-
-    def tell_all(request: dict[str, Any]) -> dict[str, Any]:
-        group.broadcast(msgpack.packb(request))
-        return worker.handle(request)
-
+    answer = answering(TrainerWorker(group).handle, Request)
     if group.index == 0:
-        serve(tell_all)
+        serve_frames(lambda request: answer(group.broadcast(request)))
         group.broadcast(b"")
     else:
         os.dup2(2, 1)  # the pipe to the node is the first one's
-        while message := group.broadcast(b""):
-            try:
-                worker.handle(msgpack.unpackb(message))
-            except (SwarmNodeError, ValueError) as error:
-                _log.info("the first process reports: %s", error)
+        while request := group.broadcast(b""):
+            answer(request)
     group.close()
 
 

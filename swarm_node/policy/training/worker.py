@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -20,6 +21,54 @@ from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, Upd
 from swarm_node.policy.weights.device import DeviceBuffers, in_place
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import serve
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Load the newest checkpoint, or the base model. The version will be `at_least` this one."""
+
+    model_dir: str
+    checkpoints: str
+    weights: str
+    settings: dict[str, Any]
+    threads: int
+    at_least: int = 0
+
+
+class Update(msgspec.Struct, frozen=True, tag=True):
+    """Train on a batch, as `pack_batch` packs it."""
+
+    batch: dict[str, Any]
+
+
+class Store(msgspec.Struct, frozen=True, tag=True):
+    """Write a checkpoint with `extra` in it."""
+
+    extra: dict[str, Any]
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The state that was loaded: its version, its published weights and its `extra`."""
+
+    version: int
+    weights: str
+    extra: dict[str, Any]
+
+
+class Updated(msgspec.Struct, frozen=True, tag=True):
+    """See `UpdateResult`."""
+
+    stats: UpdateStats
+    weights: str
+
+
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """Where the checkpoint is."""
+
+    path: str
+
+
+Request = Start | Update | Store
+Reply = Started | Updated | Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,45 +164,38 @@ class TrainerWorker:
         self._host: TrainerHost | None = None
         self._ranks = ranks
 
-    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+    def handle(self, request: Request) -> Reply:
         """The reply to one request.
 
         Raises:
             SwarmNodeError, ValueError: it cannot be done; the next one may be.
         """
-        operation = request.get("op")
-        if operation == "init":
-            return self._init(request)
+        if isinstance(request, Start):
+            return self._start(request)
         if self._host is None:
-            raise ValueError("the first request must be init")
-        if operation == "update":
-            result = self._host.update(unpack_batch(request["batch"]))
-            return {"stats": asdict(result.stats), "weights": str(result.weights)}
-        if operation == "checkpoint":
-            return {"path": str(self._host.checkpoint(request["extra"]))}
-        raise ValueError(f"unknown operation {operation!r}")
+            raise ValueError("the first request must be Start")
+        if isinstance(request, Update):
+            result = self._host.update(unpack_batch(request.batch))
+            return Updated(result.stats, str(result.weights))
+        return Stored(str(self._host.checkpoint(request.extra)))
 
-    def _init(self, request: dict[str, Any]) -> dict[str, Any]:
-        settings = TrainerSettings.from_plain(request["settings"])
-        torch.set_num_threads(request["threads"])
+    def _start(self, request: Start) -> Started:
+        settings = TrainerSettings.from_plain(request.settings)
+        torch.set_num_threads(request.threads)
         torch.manual_seed(settings.seed)
         host = TrainerHost(
-            Path(request["model_dir"]),
-            Path(request["checkpoints"]),
-            Path(request["weights"]),
+            Path(request.model_dir),
+            Path(request.checkpoints),
+            Path(request.weights),
             settings,
-            at_least=request["at_least"],
+            at_least=request.at_least,
             ranks=self._ranks,
         )
         if host.rng:
             torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
         self._host = host
-        return {
-            "version": host.core.version,
-            "weights": str(host.published),
-            "extra": host.extra,
-        }
+        return Started(host.core.version, str(host.published), host.extra)
 
 
 if __name__ == "__main__":
-    serve(TrainerWorker().handle)
+    serve(TrainerWorker().handle, Request)

@@ -40,14 +40,13 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def send(type="Scored", id=None, **fields):
-    """A reply of one's own, under the id that the request has, if it can be found in memory."""
+    """A reply of one's own, under the number that the request has, as it is found in memory."""
     frame = sys._getframe()
-    while id is None and frame is not None:
-        request = frame.f_locals.get("request")
-        id = getattr(request, "id", None)
+    while id is None:
+        id = frame.f_locals.get("number")
         frame = frame.f_back
-    body = msgpack.packb({"type": type, "id": id, **fields})
-    os.write(4, struct.pack(">I", len(body)) + body)
+    body = fields.get("body", msgpack.packb({"type": type, **fields}))
+    os.write(4, struct.pack(">IQ", len(body), id) + body)
 
 
 def call(number, *arguments):
@@ -330,8 +329,9 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
         ("send(verdicts=5)", "forged"),
         ("send(type='Unknown', why='it is not true')", "forged"),
         ("send(type='Derived', prompts=['x'], files=True, system_calls=True)", "forged"),
-        ("os.write(4, struct.pack('>I', 1 << 30) + bytes(9999)); time.sleep(600)", "forged"),
-        ("os.write(4, struct.pack('>I', 9) + b'\\xdd\\xff\\xff\\xff\\xff0000')", "forged"),
+        ("send(type='Failed', kind='ConfigError', why='it is not true')", "forged"),
+        ("os.write(4, struct.pack('>IQ', 1 << 30, 7) + bytes(9999)); time.sleep(600)", "forged"),
+        ("send(body=b'\\xdd\\xff\\xff\\xff\\xff0000')", "forged"),
     ],
 )
 def test_what_ends_a_judge_costs_its_own_reward_only(

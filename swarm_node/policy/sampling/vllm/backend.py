@@ -20,7 +20,6 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from swarm_node.policy.sampling.vllm.view import HeadPadding, read_padded
-from swarm_node.process import die_with_parent
 
 BACKEND = "swarm_file"
 
@@ -82,5 +81,3 @@ class WorkerExtension:
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
-# When the front process is killed, this one must end too and free the model's memory.
-die_with_parent()

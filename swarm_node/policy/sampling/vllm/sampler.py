@@ -22,8 +22,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -38,9 +39,22 @@ from swarm_node.policy.sampling.vllm.engine import (
     engine_environment,
     require_vllm,
 )
-from swarm_node.policy.sampling.vllm.engine_child import EngineChild
+from swarm_node.policy.sampling.vllm.messages import (
+    Count,
+    Counted,
+    Done,
+    Load,
+    Loaded,
+    Reply,
+    Rest,
+    RowStart,
+    Sample,
+    Sampled,
+    Start,
+)
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
 from swarm_node.policy.weights.canary import Canary, read_canary
+from swarm_node.process import Child, ReportedError
 from swarm_node.rollout import Completion
 
 TRIES = 3
@@ -103,7 +117,9 @@ class VllmSampler:
         self._plan = plan
         self._deadlines = deadlines or Deadlines()
         self._padding = HeadPadding(model.head_dim, plan.head_size)
-        self._child = EngineChild("vLLM", "swarm_node.policy.sampling.vllm.worker")
+        self._child = Child(
+            "vLLM", "swarm_node.policy.sampling.vllm.worker", Reply, concurrent=True
+        )
         self._scratch = Path(tempfile.mkdtemp(prefix="swarm-node-engine-"))
         self._base = _Weights(base, 0, None) if base and plan.lora_rank else None
         self._adapter: _Weights | None = None
@@ -194,7 +210,9 @@ class VllmSampler:
             try:
                 rows = await self._attempt(request, rows, cut)
             except ChildError as error:
-                await self._repair(life, error, self._refused(error))
+                if isinstance(error, ReportedError) and self._child.alive:
+                    raise ModelError(str(error)) from error  # it would say so again
+                await self._repair(life, error)
                 continue
             self._failures = 0
         return rows
@@ -232,59 +250,51 @@ class VllmSampler:
             return False
         self._awake.clear()
         try:
-            request = {"op": "rest", "level": self._plan.sleep_level}
-            await self._child.call(request, patience=self._deadlines.sync)
+            request = Rest(self._plan.sleep_level)
+            await self._child.call(request, Done, patience=self._deadlines.sync)
         except ChildError as error:
             _log.warning("the inference engine does not rest", error=str(error))
-            await self._child.kill()
+            await self._child.stop(grace=0.0)
         return True
 
-    async def stats(self) -> dict[str, Any]:
-        """Of the engine: prompt, cached and sampled tokens so far, rows that are `unfinished` now,
-        and `core`, the process id of what computes.
+    async def stats(self) -> dict[str, int]:
+        """The engine's counters, by the names of `Counted`.
 
         Raises:
             ChildError: it is not running.
         """
-        return await self._child.call({"op": "stats"}, patience=self._deadlines.sync)
+        counted = await self._child.call(Count(), Counted, patience=self._deadlines.sync)
+        return msgspec.structs.asdict(counted)
 
     async def close(self) -> None:
         """Kill the engine; nothing in it is worth keeping."""
-        await self._child.kill()
+        await self._child.stop(grace=0.0)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def _attempt(
         self, request: SampleRequest, rows: list[Row], cut: asyncio.Event | None
     ) -> list[Row]:
         places = [place for place, row in enumerate(rows) if row.finish is None]
-        asked = {
-            "op": "sample",
-            "prompt": list(request.prompt_ids),
-            "temperature": request.temperature,
-            "rows": [
-                {
-                    "seed": _row_seed(request.seed, place, len(rows[place].token_ids)),
-                    "room": request.max_new_tokens - len(rows[place].token_ids),
-                    "begun": rows[place].token_ids.tobytes(),
-                }
-                for place in places
-            ],
-        }
-        reply = await self._child.call(asked, patience=self._deadlines.group, cut=cut)
+        starts = [
+            RowStart(
+                seed=_row_seed(request.seed, place, len(rows[place].token_ids)),
+                room=request.max_new_tokens - len(rows[place].token_ids),
+                begun=rows[place].token_ids.tobytes(),
+            )
+            for place in places
+        ]
+        asked = Sample(list(request.prompt_ids), request.temperature, starts)
+        reply = await self._child.call(asked, Sampled, patience=self._deadlines.group, cut=cut)
         rows = list(rows)
-        for place, new in zip(places, reply["rows"], strict=True):
+        for place, new in zip(places, reply.rows, strict=True):
             rows[place] = extended(
                 rows[place],
-                np.frombuffer(new["ids"], np.uint32),
-                np.frombuffer(new["logprobs"], np.float32),
-                new["spans"],
-                new["finish"],
+                np.frombuffer(new.ids, np.uint32),
+                np.frombuffer(new.logprobs, np.float32),
+                new.spans,
+                new.finish,
             )
         return rows
-
-    def _refused(self, error: ChildError) -> ModelError | None:
-        """An engine that lives and says no would say it again."""
-        return None if self._child.pid is None or error.__cause__ else ModelError(str(error))
 
     async def _take(self, weights: _Weights) -> None:
         """Hand over weights and hold the engine's canary against the trainer's.
@@ -295,19 +305,20 @@ class VllmSampler:
         loop, canary = asyncio.get_running_loop(), weights.canary
         started = loop.time()
         reply = await self._child.call(
-            {
-                "op": "adapter" if weights.is_adapter else "load",
-                "path": str(weights.path),
-                "version": weights.version,
-                "canary": list(canary.token_ids) if canary else [],
-                "expected": list(canary.logprobs) if canary else [],
-                "tolerance": self._plan.tolerance,
-            },
+            Load(
+                str(weights.path),
+                weights.is_adapter,
+                weights.version,
+                canary=list(canary.token_ids) if canary else [],
+                expected=list(canary.logprobs) if canary else [],
+                tolerance=self._plan.tolerance,
+            ),
+            Loaded,
             patience=self._deadlines.sync,
         )
         if canary is None:
             return
-        difference = canary.difference(reply["measured"])
+        difference = canary.difference(reply.measured)
         if not difference <= self._plan.tolerance:
             self._faults["canary"] += 1
             raise ChildError(
@@ -315,19 +326,14 @@ class VllmSampler:
                 f"mean difference of log-probs {difference:.2g}, allowed {self._plan.tolerance:g}"
             )
         self._version = weights.version
-        self.last_sync = Sync(weights.version, loop.time() - started, reply["paused"], difference)
+        self.last_sync = Sync(weights.version, loop.time() - started, reply.paused, difference)
 
-    async def _repair(
-        self, life: int, error: ChildError | None, refused: ModelError | None = None
-    ) -> None:
+    async def _repair(self, life: int, error: ChildError | None) -> None:
         """Start the engine anew with the newest weights, unless somebody did since `life`.
 
         Raises:
-            ModelError: `refused`, if the engine is fine.
             EngineError: it failed TRIES times without a good answer in between.
         """
-        if refused is not None:
-            raise refused
         await self._awake.wait()
         async with self._repairing:
             if self._life != life:
@@ -353,15 +359,15 @@ class VllmSampler:
     async def _start(self) -> None:
         write_view(self._model, self._padding, self._scratch)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        await self._child.start(engine_environment(self._plan, self._scratch, visible))
+        await self._child.start(env=engine_environment(self._plan, self._scratch, visible))
         await self._child.call(
-            {
-                "op": "init",
-                "arguments": engine_arguments(self._plan, self._scratch),
-                "heads": [self._padding.own, self._padding.padded],
-                "scratch": str(self._scratch),
-                "stop_ids": sorted(self._codec.eos_ids),
-            },
+            Start(
+                engine_arguments(self._plan, self._scratch),
+                heads=(self._padding.own, self._padding.padded),
+                scratch=str(self._scratch),
+                stop_ids=sorted(self._codec.eos_ids),
+            ),
+            Done,
             patience=self._deadlines.start,
         )
         assert self._base is not None

@@ -1,13 +1,4 @@
-"""The program of the engine's process: vLLM's AsyncLLM behind `EngineServer`.
-
-init     engine arguments                    start the engine, with arbitrary weights
-load     file, version, canary               take weights and answer with the canary's log-probs;
-                                            without a canary, samples wait for one that is right
-adapter  directory, version, canary          the same for a LoRA adapter on top of the weights
-rest     level                               free the device's memory until the next load or adapter
-sample   prompt, rows, temperature           complete every row; answers when all rows are done
-abort    number of a sample request          end the request; it answers with its unfinished rows
-stats    -                                   counters
+"""The program of the engine's process: vLLM's AsyncLLM, which answers `messages`.
 
 Rows that finish while weights are loaded are held back until the canary was right.
 """
@@ -15,11 +6,10 @@ Rows that finish while weights are loaded are held back until the canary was rig
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
@@ -37,11 +27,25 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.sampling.vllm.backend import BACKEND, WorkerExtension
-from swarm_node.policy.sampling.vllm.engine_child import EngineServer
+from swarm_node.policy.sampling.vllm.messages import (
+    Count,
+    Counted,
+    Done,
+    Load,
+    Loaded,
+    Reply,
+    Request,
+    Rest,
+    RowEnd,
+    RowStart,
+    Sample,
+    Sampled,
+    Start,
+)
 from swarm_node.policy.sampling.vllm.view import HeadPadding, pad_adapter
+from swarm_node.process import serve_concurrently
 
 _ADAPTER = 1
-Plain = dict[str, Any]
 
 
 class _Worker:
@@ -54,57 +58,58 @@ class _Worker:
         self._loading = asyncio.Lock()
         self._trusted = asyncio.Event()
         self._asleep = False
-        self._rows: dict[int, list[str]] = {}
+        self._samples = itertools.count(1)
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
 
-    async def handle(self, request: Plain) -> Plain:
-        operation = request.get("op")
-        if operation == "init":
-            return await self._init(request)
-        if self._engine is None:
-            raise ValueError("the first request must be init")
-        if operation == "sample":
-            return await self._sample(self._engine, request)
-        if operation == "abort":
-            await self._engine.abort(self._rows.get(request["target"], []))
-            return {}
-        if operation in ("load", "adapter"):
-            return await self._take(self._engine, request)
-        if operation == "rest":
-            async with self._loading:
-                await self._engine.sleep(request["level"], mode="keep")
-                self._asleep = True
-            return {}
-        if operation == "stats":
-            core, *_ = await self._engine.collective_rpc("swarm_pid")
-            unfinished = self._engine.get_num_unfinished_requests()
-            return {"core": core, "unfinished": unfinished, **self._counts}
-        raise ValueError(f"unknown operation {operation!r}")
+    async def handle(self, request: Request, cut: asyncio.Event) -> Reply:
+        """The reply to one request.
 
-    async def _init(self, request: Plain) -> Plain:
-        self._padding = HeadPadding(*request["heads"])
-        self._scratch = Path(request["scratch"])
-        self._stop_ids = request["stop_ids"]
+        Raises:
+            ModelError, ValueError: it cannot be done; the next one may be.
+        """
+        if isinstance(request, Start):
+            return await self._start(request)
+        if self._engine is None:
+            raise ValueError("the first request must be Start")
+        match request:
+            case Sample():
+                return await self._sample(self._engine, request, cut)
+            case Load():
+                return await self._load(self._engine, request)
+            case Rest():
+                async with self._loading:
+                    await self._engine.sleep(request.level, mode="keep")
+                    self._asleep = True
+                return Done()
+            case Count():
+                core, *_ = await self._engine.collective_rpc("swarm_pid")
+                unfinished = self._engine.get_num_unfinished_requests()
+                return Counted(core, unfinished, **self._counts)
+
+    async def _start(self, request: Start) -> Done:
+        self._padding = HeadPadding(*request.heads)
+        self._scratch = Path(request.scratch)
+        self._stop_ids = request.stop_ids
         extension = f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}"
         self._engine = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
-                **request["arguments"],
+                **request.arguments,
                 weight_transfer_config=WeightTransferConfig(backend=BACKEND),
                 worker_extension_cls=extension,
             )
         )
         heads = {"own_head": self._padding.own, "padded_head": self._padding.padded}
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=heads))
-        return {}
+        return Done()
 
-    async def _take(self, engine: AsyncLLM, request: Plain) -> Plain:
+    async def _load(self, engine: AsyncLLM, request: Load) -> Loaded:
         """Between two steps: stop, replace, drop every cached key and value, go on. Requests under
         way keep their tokens; their keys and values are computed anew with the new weights."""
         async with self._loading:
             self._trusted.clear()
-            version, path = str(request["version"]), Path(request["path"])
+            version, path = str(request.version), Path(request.path)
             adapter = None
-            if request["op"] == "adapter":
+            if request.is_adapter:
                 adapter = pad_adapter(path, self._padding, self._scratch / "adapter")
             started = time.monotonic()
             # A request names its adapter for good: with another or none, it must be asked again.
@@ -131,13 +136,12 @@ class _Worker:
             cleared = await engine.reset_prefix_cache(reset_running_requests=True)
             await engine.resume_generation()
             paused = time.monotonic() - started
-            measured = await self._measure(engine, request["canary"])
+            measured = await self._measure(engine, request.canary)
             if not cleared:
                 measured = []
-            reply = {"measured": measured, "paused": paused}
-            if self._close(measured, request["expected"], request["tolerance"]):
+            if self._close(measured, request.expected, request.tolerance):
                 self._trusted.set()
-            return reply
+            return Loaded(measured, paused)
 
     @staticmethod
     def _close(measured: list[float], expected: list[float], tolerance: float) -> bool:
@@ -174,29 +178,30 @@ class _Worker:
         assert done.logprobs is not None
         return float(done.logprobs[0][token].logprob)
 
-    async def _sample(self, engine: AsyncLLM, request: Plain) -> Plain:
-        number = request["id"]
-        self._rows[number] = [f"{number}-{index}" for index in range(len(request["rows"]))]
-        try:
-            rows = await asyncio.gather(
-                *(
-                    self._row(engine, name, request, row)
-                    for name, row in zip(self._rows[number], request["rows"], strict=True)
-                )
+    async def _sample(self, engine: AsyncLLM, request: Sample, cut: asyncio.Event) -> Sampled:
+        number = next(self._samples)
+        names = [f"{number}-{index}" for index in range(len(request.rows))]
+        rows = asyncio.gather(
+            *(
+                self._row(engine, name, request, row)
+                for name, row in zip(names, request.rows, strict=True)
             )
+        )
+        ending = asyncio.ensure_future(_abort_when(cut, engine, names))
+        try:
+            done = await rows
             await self._trusted.wait()
-            return {"rows": rows}
+            return Sampled(done)
         finally:
-            del self._rows[number]
+            ending.cancel()
 
-    async def _row(self, engine: AsyncLLM, name: str, request: Plain, row: Plain) -> Plain:
-        """Complete one row from what it has (`begun`, u32 bytes); only new tokens are returned."""
-        begun = np.frombuffer(row["begun"], np.uint32).tolist()
+    async def _row(self, engine: AsyncLLM, name: str, request: Sample, row: RowStart) -> RowEnd:
+        begun = np.frombuffer(row.begun, np.uint32).tolist()
         try:
             parameters = SamplingParams(
-                max_tokens=row["room"],
-                temperature=request["temperature"],
-                seed=row["seed"],
+                max_tokens=row.room,
+                temperature=request.temperature,
+                seed=row.seed,
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
@@ -206,7 +211,7 @@ class _Worker:
             )
         except VLLMValidationError as error:
             raise ModelError(f"vLLM refuses the request: {error}") from error
-        output = await self._generate(engine, [*request["prompt"], *begun], parameters, name)
+        output = await self._generate(engine, [*request.prompt, *begun], parameters, name)
         (done,) = output.outputs
         self._counts["prompt_tokens"] += len(output.prompt_token_ids or [])
         self._counts["cached_tokens"] += output.num_cached_tokens or 0
@@ -214,12 +219,12 @@ class _Worker:
         logprobs = _sampled_logprobs(done)
         if not all(map(math.isfinite, logprobs)):
             raise ModelError("the engine gave a log-prob that is not finite")
-        return {
-            "ids": np.asarray(done.token_ids, np.uint32).tobytes(),
-            "logprobs": np.asarray(logprobs, np.float32).tobytes(),
-            "spans": [[int(s.version), s.start, s.end] for s in done.weight_versions or []],
-            "finish": done.finish_reason,
-        }
+        return RowEnd(
+            np.asarray(done.token_ids, np.uint32).tobytes(),
+            np.asarray(logprobs, np.float32).tobytes(),
+            [(int(span.version), span.start, span.end) for span in done.weight_versions or []],
+            done.finish_reason or "",
+        )
 
     async def _generate(
         self, engine: AsyncLLM, ids: list[int], parameters: SamplingParams, name: str
@@ -234,6 +239,12 @@ class _Worker:
         return last
 
 
+async def _abort_when(cut: asyncio.Event, engine: AsyncLLM, names: list[str]) -> None:
+    """End these rows of the engine once `cut` is set."""
+    await cut.wait()
+    await engine.abort(names)
+
+
 def _sampled_logprobs(done: CompletionOutput) -> list[float]:
     """Of the sampled tokens alone: each is the first of its position. Padding may follow it where a
     canary's row was in the same batch."""
@@ -241,13 +252,5 @@ def _sampled_logprobs(done: CompletionOutput) -> list[float]:
     return [] if given is None else [given.logprobs[start] for start in given.start_indices]
 
 
-async def main(requests: int, replies: int) -> None:
-    """Serve until the node closes the pipe or dies."""
-    await EngineServer(_Worker().handle).serve(requests, replies)
-
-
 if __name__ == "__main__":
-    # Libraries print: what they say goes to stderr, the pipe is ours alone.
-    pipe_in, pipe_out = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
-    asyncio.run(main(pipe_in, pipe_out))
+    asyncio.run(serve_concurrently(_Worker().handle, Request))

@@ -1,0 +1,100 @@
+"""What the sampler and the engine's process say to each other; imports nothing of vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Start the engine with these arguments and arbitrary weights. `heads` are the head sizes of
+    the trainer's model and of the engine's; a row ends with one of `stop_ids`."""
+
+    arguments: dict[str, Any]
+    heads: tuple[int, int]
+    scratch: str
+    stop_ids: list[int]
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Take the weights in the file `path`, or the LoRA adapter in the directory `path` on top of
+    the newest weights. Then measure the log-probs of the tokens `canary`.
+
+    No sample is answered until a measurement came within `tolerance` of `expected`. Without a
+    canary the next load must prove these weights too."""
+
+    path: str
+    is_adapter: bool
+    version: int
+    canary: list[int]
+    expected: list[float]
+    tolerance: float
+
+
+class Rest(msgspec.Struct, frozen=True, tag=True):
+    """Give back the device's memory until the next load; `level` is vLLM's sleep level."""
+
+    level: int
+
+
+class RowStart(msgspec.Struct, frozen=True):
+    """A row to complete, with at most `room` tokens after those in `begun` (u32 bytes)."""
+
+    seed: int
+    room: int
+    begun: bytes
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """Complete every row of one prompt. Cut, it answers with what it has."""
+
+    prompt: list[int]
+    temperature: float
+    rows: list[RowStart]
+
+
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """Read the counters."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `Start` and `Rest`."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The measured log-probs of the canary's tokens after the first; none where old keys and values
+    may remain. Generation was `paused` for so many seconds."""
+
+    measured: list[float]
+    paused: float
+
+
+class RowEnd(msgspec.Struct, frozen=True):
+    """The new tokens of a row (u32 bytes) and their log-probs (f32 bytes), spans of them as
+    (version, start, end), and vLLM's reason for the end."""
+
+    ids: bytes
+    logprobs: bytes
+    spans: list[tuple[int, int, int]]
+    finish: str
+
+
+class Sampled(msgspec.Struct, frozen=True, tag=True):
+    """The rows, in the order of the request."""
+
+    rows: list[RowEnd]
+
+
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    """Tokens so far, rows that are `unfinished` now, and `core`, the process that computes."""
+
+    core: int
+    unfinished: int
+    prompt_tokens: int
+    cached_tokens: int
+    sampled_tokens: int
+
+
+Request = Start | Load | Rest | Sample | Count
+Reply = Done | Loaded | Sampled | Counted

@@ -1,0 +1,65 @@
+"""The first program of every child: it ties a process group to the parent, then becomes the child.
+
+    python -I -S leader.py PARENT ARGUMENT...
+
+PARENT is the parent's process id. The program forks a guard, then replaces itself with the
+interpreter and the ARGUMENTs. The kernel kills the child when the parent dies, but not what the
+child started: an engine's core would keep the memory of the GPU. So the guard kills the child's
+group when the child has ended. This module imports nothing of the package, so that it starts in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+
+#: The environment variable with the child's process id, for what the child starts.
+LEADER = "SWARM_CHILD_LEADER"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent, the process `parent`, dies; end it now if
+    that has happened. Ignore Ctrl-C, which is for the node. A fork inherits only the last."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _on_parents_death(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _on_parents_death(number: signal.Signals) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _leave_guard() -> None:
+    """Fork a process that waits for this one to end, and then kills the group."""
+    leader = os.getpid()
+    if os.fork():
+        return
+    # Only SIGKILL ends the guard: a signal to the whole group must not make it act too early.
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    # An open pipe in the guard would keep the parent from seeing that the child has closed it.
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one of the listing itself is closed already
+            os.close(int(descriptor))
+    _on_parents_death(signal.SIGUSR1)
+    while os.getppid() == leader:  # the child may have ended before the line above
+        signal.sigwait({signal.SIGUSR1})
+    os.killpg(leader, signal.SIGKILL)
+
+
+def _main(parent: int, arguments: list[str]) -> None:
+    die_with_parent(parent)
+    os.environ[LEADER] = str(os.getpid())
+    if sys.platform == "linux":
+        _leave_guard()
+    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - the parent chose them
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,130 @@
+"""Whatever ends a child ends all that it started: real processes, killed in every way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from obedient import Echo, Echoed, Helper, Started
+
+from swarm_node.errors import ChildError
+from swarm_node.process import LEADER, Child
+from swarm_node.process import leader as leader_program
+
+CONCURRENT = True
+
+#: A node that starts a child, has it start a helper, and asks it for what blocks it.
+NODE = """
+import asyncio, os
+import obedient
+from obedient import Helper, Started, Wait, Waited
+from swarm_node.process import Child
+
+async def main():
+    child = Child("engine", "obedient", obedient.Reply)
+    await child.start("in-order")
+    helper = (await child.call(Helper(), Started, patience=60)).pid
+    print(child.pid, helper, flush=True)
+    await child.call(Wait(600), Waited, patience=600)
+
+asyncio.run(main())
+"""
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a death")
+
+
+def ended(*pids: int) -> bool:
+    """Whether all of these processes end soon."""
+    running = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, left = psutil.wait_procs(running, timeout=10)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
+
+
+def group_of(leader: int) -> list[int]:
+    return [pid for pid in psutil.pids() if _group(pid) == leader]
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
+    async def body(child: Child) -> None:
+        helper = psutil.Process((await child.call(Helper(), Started, patience=20)).pid)
+        pid = child.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(ChildError, match="did not answer"):
+            await child.call(Echo(), Echoed, patience=0.5)
+        assert child.pid is None
+        assert not psutil.pid_exists(pid)
+        gone, _ = psutil.wait_procs([helper], timeout=5)
+        assert gone or helper.status() == psutil.STATUS_ZOMBIE
+
+    with_child(body)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+def test_a_child_that_ends_leaves_nothing_of_its_group(with_child, how: str) -> None:
+    async def body(child: Child) -> None:
+        helper = (await child.call(Helper(), Started, patience=20)).pid
+        leader = child.pid
+        assert leader is not None
+        group = group_of(leader)
+        assert {leader, helper} <= set(group)
+        if how == "stopped":
+            await child.stop()
+        else:
+            os.kill(leader, signal.SIGKILL)
+        assert await asyncio.to_thread(ended, *group)
+
+    with_child(body)
+
+
+@LINUX
+def test_a_signal_to_the_guard_alone_ends_nothing(with_child) -> None:
+    async def body(child: Child) -> None:
+        await child.call(Echo(1), Echoed, patience=20)
+        leader = child.pid
+        assert leader is not None
+        (guard,) = set(group_of(leader)) - {leader}
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
+            os.kill(guard, number)
+        assert (await child.call(Echo(1), Echoed, patience=20)).value == 1
+        assert psutil.pid_exists(guard)
+
+    with_child(body)
+
+
+def test_a_child_whose_parent_is_gone_does_not_begin() -> None:
+    """It may have died while the child's first program started."""
+    leader = [sys.executable, "-I", "-S", leader_program.__file__]
+    program = ["-c", f"import os; print('ran', os.environ['{LEADER}'] == str(os.getpid()))"]
+    for parent, said in ((os.getpid(), "ran True\n"), (1 << 30, "")):
+        done = subprocess.run([*leader, str(parent), *program], stdout=subprocess.PIPE, text=True)
+        assert (done.stdout, done.returncode) == (said, 0 if said else 1)
+
+
+@LINUX
+def test_a_killed_node_leaves_nothing_that_its_children_started() -> None:
+    """The child is blocked meanwhile, as an engine is that waits for its core to start."""
+    search = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", NODE],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": search},
+        text=True,
+    ) as node:
+        assert node.stdout is not None
+        child, helper = map(int, node.stdout.readline().split())
+        group = group_of(child)
+        assert {child, helper} <= set(group)
+        node.kill()
+    assert ended(*group)
