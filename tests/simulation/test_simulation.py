@@ -37,6 +37,7 @@ def test_the_same_seed_gives_the_same_hash_and_another_does_not(first: Simulatio
     assert {node.weights for node in other.nodes}.isdisjoint(node.weights for node in first.nodes)
 
 
+@pytest.mark.slow(reason="starts two processes that simulate a swarm each")
 def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarm_node", "simulate", "--nodes", "2", "--rounds", "3"]
     options = ["--delay", "0,1", "--loss", "0.1", "--speeds", "0.5,2"]

@@ -312,6 +312,7 @@ def canary(tmp_path: Path, families: list[str], package: bool) -> tuple[list[Any
     return seen, file.exists(), imported
 
 
+@pytest.mark.slow(reason="scores every payload in each of 97 data sets")
 def test_code_in_an_answer_is_never_run(tmp_path: Path) -> None:
     assert canary(tmp_path, choosable(), package=False) == ([], False, False)
 

@@ -169,6 +169,7 @@ def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: P
     assert hub.served == []
 
 
+@pytest.mark.slow(reason="waits out the retries of a download")
 def test_an_interrupted_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     hub.cut = max(hub.directory.glob("*.safetensors"), key=lambda file: file.stat().st_size).name
     broken = resolve(REPO, tmp_path / "cache", hub.address, HF_HUB_DOWNLOAD_TIMEOUT="2")

@@ -113,6 +113,7 @@ def test_an_update_publishes_new_weights_under_a_new_version(
     assert trainer.pid is None
 
 
+@pytest.mark.slow(reason="starts two trainer processes, which import torch")
 def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_never_falls(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ async def fails_as_child(trainer: ProcessTrainer) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow(reason="starts trainer processes, which import torch")
 def test_resuming_gives_the_same_weights_as_never_having_stopped(
     random_qwen2: Path, tmp_path: Path
 ) -> None:

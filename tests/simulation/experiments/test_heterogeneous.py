@@ -123,6 +123,7 @@ def test_the_declared_seeds_are_its_own() -> None:
     assert not {*declared_seeds(4)} & {*declared_seeds(4, "heterogeneous")}
 
 
+@pytest.mark.slow(reason="simulates the five swarms of a comparison")
 def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
     respelt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

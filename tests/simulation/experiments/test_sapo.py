@@ -64,6 +64,7 @@ def reports(place: Path) -> dict[Path, SimulationReport | None]:
     return {path: load_report(path) for path in sorted(place.rglob("report.json"))}
 
 
+@pytest.mark.slow(reason="simulates three swarms and measures them as an experiment does")
 def test_an_experiment_resumes_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
