@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 import structlog
 from builders import write_model
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no bug: no example has a deadline, and none is drawn too slowly.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 #: As Qwen's: turns between <|im_start|> and <|im_end|>, thinking switched off by an empty thought.
 CHAT_TEMPLATE = (
@@ -68,7 +73,7 @@ def make_model() -> Callable[..., Path]:
         import transformers
 
         tokenizer = _bpe_tokenizer()
-        settings: dict[str, Any] = {
+        shape: dict[str, Any] = {
             "vocab_size": 300,
             "hidden_size": 32,
             "intermediate_size": 64,
@@ -81,7 +86,7 @@ def make_model() -> Callable[..., Path]:
             "eos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
         }
         family = model_type.capitalize()
-        config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
+        config = getattr(transformers, f"{family}Config")(**{**shape, **changes})
         transformers.set_seed(7)
         model = getattr(transformers, f"{family}ForCausalLM")(config)
         model.save_pretrained(path, max_shard_size=shard)

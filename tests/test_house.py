@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from builders import ROOT
@@ -144,8 +145,14 @@ def test_every_link_of_a_page_leads_somewhere_and_the_index_names_every_page() -
 def nodes(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
     """Every node of the trees of these files."""
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in tree(path):
             yield path, node
+
+
+@cache
+def tree(path: Path) -> list[ast.AST]:
+    """Every node of a file's tree, parents before children."""
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def told(path: Path) -> str:

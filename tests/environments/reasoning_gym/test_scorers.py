@@ -317,6 +317,7 @@ def test_code_in_an_answer_is_never_run(tmp_path: Path) -> None:
     assert canary(tmp_path, choosable(), package=False) == ([], False, False)
 
 
+@pytest.mark.slow(reason="starts a process that imports the package")
 def test_the_canary_sings_in_the_packages_own_scorers(tmp_path: Path) -> None:
     seen, touched, imported = canary(tmp_path, ["binary_matrix", "countdown"], package=True)
     assert touched

@@ -83,9 +83,9 @@ def with_child(tmp_path: Path) -> Callable[[Body], None]:
 
 def test_requests_are_answered_when_they_are_done(with_child: Callable[[Body], None]) -> None:
     async def body(child: EngineChild) -> None:
-        slow = asyncio.ensure_future(child.call({"op": "wait", "seconds": 1.0}, patience=20))
+        slow = asyncio.ensure_future(child.call({"op": "wait", "seconds": 2.0}, patience=60))
         values = [b"\x00" * 300_000, "text", None]
-        calls = (child.call({"op": "echo", "value": value}, patience=20) for value in values)
+        calls = (child.call({"op": "echo", "value": value}, patience=60) for value in values)
         assert [reply["value"] for reply in await asyncio.gather(*calls)] == values
         assert not slow.done()
         assert (await slow)["ended"] == "late"
@@ -97,9 +97,9 @@ def test_a_call_can_be_cut_short_and_still_answers(with_child: Callable[[Body], 
     async def body(child: EngineChild) -> None:
         cut = asyncio.Event()
         call = asyncio.ensure_future(
-            child.call({"op": "wait", "seconds": 60}, patience=20, cut=cut)
+            child.call({"op": "wait", "seconds": 60}, patience=60, cut=cut)
         )
-        await child.call({"op": "echo"}, patience=20)
+        await child.call({"op": "echo"}, patience=60)
         cut.set()
         assert (await call)["ended"] == "early"
 
@@ -108,12 +108,12 @@ def test_a_call_can_be_cut_short_and_still_answers(with_child: Callable[[Body], 
 
 def test_a_cancelled_call_is_dropped_in_the_child(with_child: Callable[[Body], None]) -> None:
     async def body(child: EngineChild) -> None:
-        call = asyncio.ensure_future(child.call({"op": "wait", "seconds": 60}, patience=20))
-        await child.call({"op": "echo"}, patience=20)
+        call = asyncio.ensure_future(child.call({"op": "wait", "seconds": 60}, patience=60))
+        await child.call({"op": "echo"}, patience=60)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        assert (await child.call({"op": "dropped"}, patience=20))["count"] == 1
+        assert (await child.call({"op": "dropped"}, patience=60))["count"] == 1
 
     with_child(body)
 
@@ -121,8 +121,8 @@ def test_a_cancelled_call_is_dropped_in_the_child(with_child: Callable[[Body], N
 def test_a_reported_error_leaves_it_alive(with_child: Callable[[Body], None]) -> None:
     async def body(child: EngineChild) -> None:
         with pytest.raises(ChildError, match="no such thing"):
-            await child.call({"op": "fail"}, patience=20)
-        assert (await child.call({"op": "echo", "value": 1}, patience=20))["value"] == 1
+            await child.call({"op": "fail"}, patience=60)
+        assert (await child.call({"op": "echo", "value": 1}, patience=60))["value"] == 1
 
     with_child(body)
 
@@ -134,9 +134,9 @@ def test_a_dead_child_fails_every_call_and_can_be_started_again(
     with_child: Callable[[Body], None], op: str, message: str
 ) -> None:
     async def body(child: EngineChild) -> None:
-        other = asyncio.ensure_future(child.call({"op": "wait", "seconds": 60}, patience=20))
+        other = asyncio.ensure_future(child.call({"op": "wait", "seconds": 60}, patience=60))
         with pytest.raises(ChildError, match=message):
-            await child.call({"op": op}, patience=20)
+            await child.call({"op": op}, patience=60)
         with pytest.raises(ChildError, match=message):
             await other
         with pytest.raises(ChildError, match="not running"):
@@ -147,7 +147,7 @@ def test_a_dead_child_fails_every_call_and_can_be_started_again(
 
 def test_a_silent_child_is_killed_with_its_helpers(with_child: Callable[[Body], None]) -> None:
     async def body(child: EngineChild) -> None:
-        helper = psutil.Process((await child.call({"op": "helper"}, patience=20))["pid"])
+        helper = psutil.Process((await child.call({"op": "helper"}, patience=60))["pid"])
         pid = child.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_a_silent_child_is_killed_with_its_helpers(with_child: Callable[[Body], 
             await child.call({"op": "echo"}, patience=0.5)
         assert child.pid is None
         assert not psutil.pid_exists(pid)
-        gone, _ = psutil.wait_procs([helper], timeout=5)
+        gone, _ = psutil.wait_procs([helper], timeout=60)
         assert gone or helper.status() == psutil.STATUS_ZOMBIE
 
     with_child(body)
