@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.ready
 
-.PHONY: setup demo test lint bench bench-trl experiments image clean
+.PHONY: setup demo test test-fast lint bench bench-trl experiments image clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST)
+
+# All but what is marked slow and what starts whole nodes: for while you write.
+test-fast: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/integration -m "not slow" \
+		--numprocesses 2 --dist loadfile --quiet $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from builders import write_model
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no bug: no example has a deadline, and none is drawn too slowly.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 #: As Qwen's: turns between <|im_start|> and <|im_end|>, thinking switched off by an empty thought.
 CHAT_TEMPLATE = (
@@ -17,7 +23,37 @@ CHAT_TEMPLATE = (
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+#: Seconds of processor time, child processes included, above which a test says why it is slow.
+_FAST_SECONDS = 5.0
 _TEXTS = ["How many apples are left? 12 + 7 = 19", "The answer is 42.", "user\nassistant\n"] * 3
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Notes what a test costs that is not marked slow."""
+    before = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        spent = sum(os.times()[:4]) - before
+        if spent > _FAST_SECONDS and item.get_closest_marker("slow") is None:
+            item.user_properties.append(("costly", f"{spent:.0f} s of {item.nodeid}"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Names the tests that should say why they are slow. They may pass: a busy machine, which makes
+    processor time longer, too, is nobody's fault."""
+    costly = {
+        text
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, text in getattr(report, "user_properties", ())
+        if name == "costly"
+    }
+    if costly:
+        terminalreporter.section("not marked slow, and over five seconds of processor time")
+        for line in sorted(costly):
+            terminalreporter.line(line)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,7 +73,7 @@ def make_model() -> Callable[..., Path]:
         import transformers
 
         tokenizer = _bpe_tokenizer()
-        settings: dict[str, Any] = {
+        shape: dict[str, Any] = {
             "vocab_size": 300,
             "hidden_size": 32,
             "intermediate_size": 64,
@@ -50,7 +86,7 @@ def make_model() -> Callable[..., Path]:
             "eos_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
         }
         family = model_type.capitalize()
-        config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
+        config = getattr(transformers, f"{family}Config")(**{**shape, **changes})
         transformers.set_seed(7)
         model = getattr(transformers, f"{family}ForCausalLM")(config)
         model.save_pretrained(path, max_shard_size=shard)

@@ -1,58 +1,181 @@
-"""Rules of the house that a linter does not check."""
+"""Rules of the house that a linter does not check: each is one test that lists every offender."""
+
+from __future__ import annotations
 
 import ast
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
+from builders import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCES = sorted([*(ROOT / "swarm_node").rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
+PACKAGE = ROOT / "swarm_node"
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 HEAVY = ("torch", "vllm", "transformers", "peft", "hivemind", "reasoning_gym", "matplotlib")
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "swarm_node.cli.main",
-        "swarm_node.config",
-        "swarm_node.rollout",
-        "swarm_node.node.control",
-        "swarm_node.node.home",
-        "swarm_node.p2p.envelope",
-        "swarm_node.p2p.wire",
-        "swarm_node.p2p.exchange",
-        "swarm_node.policy.experience.replay",
-        "swarm_node.policy.choices",
-        "swarm_node.cli.views",
-        "swarm_node.environments.host",
-    ],
+LIGHT = (
+    "swarm_node.cli.main",
+    "swarm_node.cli.views",
+    "swarm_node.config",
+    "swarm_node.environments.host",
+    "swarm_node.node.control",
+    "swarm_node.node.home",
+    "swarm_node.p2p.envelope",
+    "swarm_node.p2p.exchange",
+    "swarm_node.p2p.wire",
+    "swarm_node.policy.choices",
+    "swarm_node.policy.experience.replay",
+    "swarm_node.rollout",
 )
-def test_a_light_module_pulls_in_nothing_heavy(module: str) -> None:
-    code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+#: The node's loops, and the servers of child processes, whose task groups end with them.
+BEGIN_TASKS = {"node/node.py", "process/server.py"}
+RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
+#: One import for each contract that it breaks, and one module that no layer names.
+PLANTED = {
+    "policy/choices.py": "swarm_node.config",
+    "policy/experience/advantage.py": "swarm_node.policy.sampling.sampler",
+    "environments/base.py": "swarm_node.policy.choices",
+    "newcomer.py": "swarm_node.errors",
+    "policy/newcomer.py": "swarm_node.errors",
+}
+
+
+def test_a_light_module_pulls_in_nothing_heavy() -> None:
+    code = (
+        "import importlib, sys\n"
+        "known = set()\n"
+        f"for name in {LIGHT!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = {set(HEAVY)!r} & sys.modules.keys() - known\n"
+        "    known |= heavy\n"
+        "    for each in sorted(heavy):\n"
+        "        print(name, 'pulls in', each)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= 400
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < 60, node.name
+def test_no_module_has_more_than_400_lines() -> None:
+    assert [told(path) for path in SOURCES if path.read_text().count("\n") > 400] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_that_runs_foreign_code_or_leaves_a_task_behind(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            called = f"{node.value.id}.{node.attr}"
-            assert called not in ("pickle.loads", "pickle.load", "torch.load", "yaml.load")
-            if node.attr == "create_task":
-                assert path.name == "node.py"
+def test_no_function_has_60_lines() -> None:
+    assert [
+        f"{told(path)}: {node.name}"
+        for path, node in nodes(SOURCES)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= 60
+    ] == []
+
+
+def test_at_most_twelve_modules_lie_at_the_root_and_four_in_the_root_of_the_policy() -> None:
+    for place, most in ((PACKAGE, 12), (PACKAGE / "policy", 4)):
+        modules = [path.name for path in sorted(place.glob("*.py"))]
+        assert len(modules) <= most, modules
+
+
+def test_tasks_begin_in_the_node_and_in_the_servers_of_child_processes() -> None:
+    assert [
+        f"{told(path)}:{node.lineno}"
+        for path, node in nodes(SOURCES)
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("create_task", "ensure_future")
+        and told(path).removeprefix("swarm_node/") not in BEGIN_TASKS
+    ] == []
+
+
+def test_nothing_runs_foreign_code() -> None:
+    offenders = []
+    for path, node in nodes(SOURCES):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in RUNS_FOREIGN_CODE:
+            offenders.append(f"{told(path)}: {ast.unparse(node)}")
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            assert isinstance(node.value, ast.Constant)
-            assert node.value.value is False
+            said_no = isinstance(node.value, ast.Constant) and node.value.value is False
+            offenders += [] if said_no else [f"{told(path)}: trust_remote_code"]
+    assert offenders == []
+
+
+def test_every_slow_test_says_why() -> None:
+    marks, explained = {}, set()
+    for path, node in nodes(TESTS):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "pytest.mark.slow":
+            marks[node] = f"{told(path)}:{node.lineno}"
+        if isinstance(node, ast.Call) and reason(node):
+            explained.add(node.func)
+    assert marks, "the tests write the marker in another form than this test looks for"
+    offenders = [place for mark, place in marks.items() if mark not in explained]
+    assert offenders == [], 'write @pytest.mark.slow(reason="one line")'
+
+
+def test_a_planted_import_breaks_the_contracts(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    skipped = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.json")
+    shutil.copytree(PACKAGE, tmp_path / "swarm_node", ignore=skipped)
+    before = contracts(tmp_path)
+    assert before.returncode == 0, before.stdout
+    for module, imported in PLANTED.items():
+        with (tmp_path / "swarm_node" / module).open("a") as file:
+            file.write(f"\nimport {imported}\n")
+    after = contracts(tmp_path)
+    assert after.returncode == 1
+    for module, imported in PLANTED.items():
+        name = f"swarm_node.{module.removesuffix('.py').replace('/', '.')}"
+        arrow = f"- {name}\n" if name.endswith("newcomer") else f"- {name} -> {imported} "
+        assert arrow in after.stdout, after.stdout
+
+
+def test_every_link_of_a_page_leads_somewhere_and_the_index_names_every_page() -> None:
+    links = {page: set(re.findall(r"\]\(([^)#\s]+)", page.read_text())) for page in PAGES}
+    assert [
+        f"{told(page)}: {link}"
+        for page, targets in links.items()
+        for link in sorted(targets)
+        if "://" not in link and not (page.parent / link).exists()
+    ] == []
+    index = ROOT / "docs" / "README.md"
+    pages = {page.name for page in index.parent.glob("*.md")} - {index.name}
+    assert pages <= links[index]
+
+
+def nodes(paths: list[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    """Every node of the trees of these files."""
+    for path in paths:
+        for node in tree(path):
+            yield path, node
+
+
+@cache
+def tree(path: Path) -> list[ast.AST]:
+    """Every node of a file's tree, parents before children."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def told(path: Path) -> str:
+    """A path as a message names it."""
+    return str(path.relative_to(ROOT))
+
+
+def reason(call: ast.Call) -> str:
+    """The `reason` of a call, "" unless it is one line of text."""
+    for keyword in call.keywords:
+        if keyword.arg == "reason" and isinstance(keyword.value, ast.Constant):
+            text = keyword.value.value
+            return text if isinstance(text, str) and "\n" not in text else ""
+    return ""
+
+
+def contracts(directory: Path) -> subprocess.CompletedProcess[str]:
+    """`lint-imports` on the copy of the package below `directory`."""
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", "--no-logo"],
+        cwd=directory,
+        env={"PYTHONPATH": str(directory), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )

@@ -12,6 +12,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from swarm_node.storage import MAX_LISTED, Storage
 
 KILLS = 25
@@ -64,6 +66,7 @@ while True:
 """
 
 
+@pytest.mark.slow(reason="starts and kills 25 processes")
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """A process that publishes, accepts, uses and claims is killed at a random moment, again and
     again; whatever it had said to be done must be there, and nothing may be there twice."""

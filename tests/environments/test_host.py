@@ -210,6 +210,7 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: s
     assert (judged.lost, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
+@pytest.mark.slow(reason="waits out the patience with a judge, twice")
 def test_a_judge_that_does_not_answer_is_ended(hostile: str) -> None:
     """It waits without using its time, as no text should be able to make it do."""
     host = ProcessEnvironmentHost(hostile, {}, derive_seconds=0.1, score_seconds=0.1)

@@ -52,14 +52,14 @@ class RunningNode:
             [*COMMAND, verb, "--home", str(self.home), *rest],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
         )
 
     def status(self) -> dict[str, Any] | None:
         done = self.run("status", "--json")
         return json.loads(done.stdout) if done.returncode == 0 else None
 
-    def wait(self, what: Callable[[dict[str, Any]], bool], seconds: float = 120) -> dict[str, Any]:
+    def wait(self, what: Callable[[dict[str, Any]], bool], seconds: float = 300) -> dict[str, Any]:
         """Poll the status until `what` holds."""
         deadline = time.monotonic() + seconds
         status = None
@@ -74,11 +74,11 @@ class RunningNode:
     def kill(self) -> None:
         """What a power cut does: nothing gets to say goodbye."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def log(self) -> str:
         return (self.home / "log").read_text(errors="replace")[-4000:]
@@ -112,4 +112,4 @@ def start_node(tmp_path: Path, hears_ctrl_c: None) -> Iterator[Callable[..., Run
         if node.process.poll() is None:
             children = psutil.Process(node.process.pid).children(recursive=True)
             node.kill()
-            psutil.wait_procs(children, timeout=10)
+            psutil.wait_procs(children, timeout=60)

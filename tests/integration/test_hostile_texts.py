@@ -12,7 +12,8 @@ import pytest
 HOSTILE_MEMBER = Path(__file__).resolve().parents[1] / "hostile_member.py"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(900)
 def test_code_of_a_member_is_never_run_and_its_author_is_counted(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:

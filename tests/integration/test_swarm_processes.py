@@ -25,7 +25,8 @@ def _ticket(node: Any, path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(900)
 def test_three_nodes_train_on_each_others_rollouts_and_get_better(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
@@ -67,7 +68,8 @@ def _learnt(status: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(900)
 def test_a_killed_node_resumes_and_trains_nothing_twice(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
@@ -103,7 +105,8 @@ def _stored(database: Path) -> tuple[int, dict[bytes, int]]:
     return published, uses
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(900)
 def test_a_dead_trainer_is_restarted_and_the_node_lives_on(start_node: NodeStarter) -> None:
     node = start_node("alone")
     status = node.wait(lambda status: status["updates"] >= 15)
@@ -118,14 +121,16 @@ def test_a_dead_trainer_is_restarted_and_the_node_lives_on(start_node: NodeStart
     assert node.stop() == 0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(600)
 def test_dead_bootstraps_never_stop_a_start(start_node: NodeStarter) -> None:
     dead = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
     node = start_node("alone", "--bootstrap", dead, "--bootstrap", "/ip4/127.0.0.1/tcp/10")
-    node.wait(lambda status: status["updates"] >= 1, 60)
+    node.wait(lambda status: status["updates"] >= 1)
     assert node.stop() == 0
 
 
+@pytest.mark.slow(reason="starts a node, which imports torch")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,7 +146,7 @@ def test_what_cannot_start_says_why_in_one_line(
     start_node: NodeStarter, arguments: list[str], message: str
 ) -> None:
     node = start_node("bad", *arguments)
-    assert node.process.wait(60) == 1
+    assert node.process.wait(240) == 1
     errors = [line for line in node.log().splitlines() if line.startswith("swarm-node: ")]
     assert len(errors) == 1
     assert message in errors[0]

@@ -28,7 +28,7 @@ from swarm_node.rollout import Completion, Provenance
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,
+    pytest.mark.slow(reason="starts vLLM, which compiles for the GPU"),
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None,

@@ -50,7 +50,7 @@ from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
 ]

@@ -49,7 +49,7 @@ def test_the_service_manager_hears_that_the_node_is_ready(
     name = f"@swarm-node-{uuid4().hex}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + name[1:] if abstract else name)
-        manager.settimeout(5)
+        manager.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", name)
         notify("READY=1")
         assert manager.recv(64) == b"READY=1"

@@ -28,7 +28,7 @@ def run_pair(talk: Callable[[Stream, Stream], Awaitable[None]]) -> None:
         one = await asyncio.open_connection(sock=left)
         other = await asyncio.open_connection(sock=right)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await talk(one, other)
         finally:
             for _, writer in (one, other):

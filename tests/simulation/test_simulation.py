@@ -41,6 +41,7 @@ def test_the_same_seed_gives_the_same_hash_and_another_does_not(first: Simulatio
     assert {node.weights for node in other.nodes}.isdisjoint(node.weights for node in first.nodes)
 
 
+@pytest.mark.slow(reason="starts two processes that simulate a swarm each")
 def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarm_node", "simulate", "--nodes", "2", "--rounds", "3"]
     options = ["--delay", "0,1", "--loss", "0.1", "--speeds", "0.5,2"]
@@ -91,6 +92,7 @@ def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() ->
     assert len({node.speed for node in report.nodes}) == 3
 
 
+@pytest.mark.slow(reason="simulates twelve rounds of four nodes")
 def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None:
     report = run(nodes=4, rounds=12, eval_rounds=12, delay=(0.5, 4.0), loss=0.1)
     trained = sum(node.trained_external for node in report.nodes)
@@ -99,6 +101,7 @@ def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None
     assert all(node.rejected["unreachable"] for node in report.nodes)
 
 
+@pytest.mark.slow(reason="simulates two more swarms")
 def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
     late = run(behind=2, experience={"max_lag": 3}, nodes=2, rounds=5)
     prompt = run(experience={"max_lag": 0}, nodes=1, rounds=2)

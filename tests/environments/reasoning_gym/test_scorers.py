@@ -312,10 +312,12 @@ def canary(tmp_path: Path, families: list[str], package: bool) -> tuple[list[Any
     return seen, file.exists(), imported
 
 
+@pytest.mark.slow(reason="scores every payload in each of 97 data sets")
 def test_code_in_an_answer_is_never_run(tmp_path: Path) -> None:
     assert canary(tmp_path, choosable(), package=False) == ([], False, False)
 
 
+@pytest.mark.slow(reason="starts a process that imports the package")
 def test_the_canary_sings_in_the_packages_own_scorers(tmp_path: Path) -> None:
     seen, touched, imported = canary(tmp_path, ["binary_matrix", "countdown"], package=True)
     assert touched

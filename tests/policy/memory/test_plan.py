@@ -233,7 +233,7 @@ def test_a_model_that_is_huge_in_every_way_is_planned_for_without_fainting() -> 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "swarm_node", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_the_command_says_it_in_json_and_in_a_table() -> None:

@@ -110,6 +110,7 @@ def test_wrong_answers_come_from_the_same_family() -> None:
     assert {*spoilt} == {("a", "a"), ("b", "b")}
 
 
+@pytest.mark.slow(reason="trains a model twice")
 def test_the_same_seed_builds_the_same_bytes(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     losses: list[float] = []

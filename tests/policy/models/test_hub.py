@@ -135,11 +135,12 @@ def resolve(name: str, home: Path, endpoint: str, **more: str) -> subprocess.Com
         env={**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, **more},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
 
+@pytest.mark.slow(reason="starts a process for every download")
 def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     import torch
 
@@ -170,6 +171,7 @@ def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: P
     assert hub.served == []
 
 
+@pytest.mark.slow(reason="waits out the retries of a download")
 def test_an_interrupted_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     hub.cut = max(hub.directory.glob("*.safetensors"), key=lambda file: file.stat().st_size).name
     broken = resolve(REPO, tmp_path / "cache", hub.address, HF_HUB_DOWNLOAD_TIMEOUT="2")
@@ -184,6 +186,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(hub: Hub, tmp_path: Pa
     assert "config.json" not in names  # was whole
 
 
+@pytest.mark.slow(reason="starts a process for every download")
 def test_what_cannot_be_fetched_is_refused_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
     cases = [
         ("org/other", hub.address, {}, "the hub has no model org/other"),
@@ -202,6 +205,7 @@ def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+@pytest.mark.slow(reason="starts a process for every download")
 def test_nothing_large_is_fetched_of_a_model_that_will_not_run(hub: Hub, tmp_path: Path) -> None:
     config = hub.directory / "config.json"
     whole = config.read_text()

@@ -132,6 +132,7 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.slow(reason="starts a process that imports torch and runs out of memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space")
 def test_micro_batches_that_do_not_fit_are_halved_and_the_result_is_the_same(
     long_model: Path,
@@ -142,6 +143,7 @@ def test_micro_batches_that_do_not_fit_are_halved_and_the_result_is_the_same(
     assert 304 <= int(words[3]) < 16 * 304
 
 
+@pytest.mark.slow(reason="starts a process that imports torch and runs out of memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its address space")
 def test_a_row_that_does_not_fit_alone_is_an_error_that_says_what_to_do(long_model: Path) -> None:
     said = trained(long_model, megabytes=0, length=900)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -38,6 +39,7 @@ def test_it_is_torchs_adamw_step_for_step() -> None:
             torch.testing.assert_close(optimizer.state[one][kind], value)
 
 
+@pytest.mark.slow(reason="starts a process that imports torch")
 def test_training_imports_no_compiler(random_qwen2: Path, tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys

@@ -83,6 +83,7 @@ def inline_trainer(model: Path, home: Path, name: str) -> InlineTrainer:
     return InlineTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS)
 
 
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
 def test_an_update_publishes_new_weights_under_a_new_version(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_an_update_publishes_new_weights_under_a_new_version(
     assert trainer.pid is None
 
 
+@pytest.mark.slow(reason="starts two trainer processes, which import torch")
 def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_never_falls(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ async def fails_as_child(trainer: ProcessTrainer) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow(reason="starts trainer processes, which import torch")
 def test_resuming_gives_the_same_weights_as_never_having_stopped(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
@@ -193,6 +196,7 @@ def test_a_new_trainer_on_the_same_checkpoints_resumes(random_qwen2: Path, tmp_p
     assert asyncio.run(scenario("second")) == (1, {"name": "first"})
 
 
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
 def test_in_line_and_in_a_process_train_alike(random_qwen2: Path, tmp_path: Path) -> None:
     trainers: list[Trainer] = [
         process_trainer(random_qwen2, tmp_path, "process"),
@@ -232,6 +236,7 @@ def test_what_peers_claim_leaves_the_weights_bit_identical(
     assert not same(honest, trained_on("judged", judged_otherwise))
 
 
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
 def test_an_error_in_the_child_is_reported_and_the_child_lives(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +256,7 @@ def test_an_error_in_the_child_is_reported_and_the_child_lives(
     run_with(trainer, scenario)
 
 
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
 def test_a_model_that_is_not_there_is_reported(tmp_path: Path) -> None:
     trainer = process_trainer(tmp_path / "missing", tmp_path)
 

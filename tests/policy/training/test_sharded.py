@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 #: Micro-batches so small that the two processes have several, and not equally many.
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)
 UPDATES = 5
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="starts processes that import torch and train together")
 
 
 def batch(seed: int) -> Batch:

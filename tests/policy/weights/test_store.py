@@ -59,6 +59,7 @@ def test_the_directory_is_private_and_new_each_time() -> None:
         WeightStore(second).close()
 
 
+@pytest.mark.slow(reason="starts a process that imports torch")
 def test_directories_of_dead_processes_are_removed() -> None:
     program = "from swarm_node.policy.weights.store import shared_memory_dir as d; print(d('bob'))"
     done = subprocess.run(

@@ -67,6 +67,7 @@ def test_the_respelt_model_uses_other_ids_for_the_same_text(respelt: str) -> Non
     assert ours.decode(theirs.encode_answer(TEXT)) != TEXT
 
 
+@pytest.mark.slow(reason="simulates a swarm of two kinds")
 def test_groups_cross_tokenizers_both_ways(together: SimulationReport) -> None:
     report = together
     assert [node.model for node in report.nodes] == [0, 1, 0, 1]
@@ -82,6 +83,7 @@ def test_groups_cross_tokenizers_both_ways(together: SimulationReport) -> None:
     assert {entry for entry, _ in theirs.curve} == {0, 3}
 
 
+@pytest.mark.slow(reason="simulates a swarm of two kinds")
 def test_a_mixed_swarm_gives_the_same_hash_again(respelt: str, together: SimulationReport) -> None:
     assert mixed("tiny", respelt).hash == together.hash
 
@@ -123,6 +125,7 @@ def test_the_declared_seeds_are_its_own() -> None:
     assert not {*declared_seeds(4, "sapo")} & {*declared_seeds(4, "heterogeneous")}
 
 
+@pytest.mark.slow(reason="simulates the five swarms of a comparison")
 def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
     respelt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_comparison_resumes_and_its_table_is_of_runs_with_the_same_seed(
     assert swarm.curve(both, "weak") == both.models[1].curve
 
 
+@pytest.mark.slow(reason="simulates a swarm of two kinds")
 def test_the_gain_is_against_the_same_kind_alone(together: SimulationReport) -> None:
     report = together
     alone, shared = chosen_arms(("8/0", "4/4"))

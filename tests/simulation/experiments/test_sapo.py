@@ -60,6 +60,7 @@ def reports(place: Path) -> dict[Path, SimulationReport | None]:
     return {path: load_report(path) for path in sorted(place.rglob("report.json"))}
 
 
+@pytest.mark.slow(reason="simulates three swarms and measures them as an experiment does")
 def test_an_experiment_resumes_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_an_experiment_resumes_where_it_stopped(
     assert again.hash == first[broken].hash  # type: ignore[union-attr]
 
 
+@pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_a_report_of_other_settings_is_not_taken_for_the_asked_one(tmp_path: Path) -> None:
     Sapo(1, 1, 1, {}, "dense", ("8/0",)).run(tmp_path)
     (before,) = reports(tmp_path).values()

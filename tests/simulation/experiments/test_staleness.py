@@ -26,6 +26,7 @@ def test_a_lag_is_the_oldest_age_and_the_weights_come_one_update_sooner() -> Non
     assert len({case.name for case in cases.values()}) == 12
 
 
+@pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_it_runs_shows_lags_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,54 @@
+"""Every file in examples/ loads or runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from builders import ROOT
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.config import Settings, load_settings
+from swarm_node.environments.registry import create_environment
+from swarm_node.rollout import TaskRef
+
+EXAMPLES = ROOT / "examples"
+SETTINGS = sorted(EXAMPLES.glob("*.toml"))
+
+
+def test_every_example_is_tested_here_and_named_in_the_documentation() -> None:
+    files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    assert files == {path.name for path in SETTINGS} | {"successor.py"}
+    pages = (ROOT / "docs" / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    assert {name for name in files if f"examples/{name})" not in pages} == set()
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
+def test_settings_load_and_say_how_they_are_used(path: Path) -> None:
+    settings = load_settings({}, environ={}, config=path)
+    assert settings.model_fields_set
+    assert settings != Settings()
+    assert f"swarm-node join --config examples/{path.name}" in path.read_text()
+
+
+def test_the_consumer_card_of_the_example_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NODE_CONFIG", str(EXAMPLES / "consumer-card.toml"))
+    shown = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["plan", "--vram", "12GB"])
+    assert shown.exit_code == 0
+    assert "Fits into 12 GiB" in shown.output
+
+
+def test_the_environment_of_your_own_is_the_one_of_the_documentation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = (EXAMPLES / "successor.py").read_text()
+    page = (ROOT / "docs" / "environments.md").read_text()
+    assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == [text]
+    monkeypatch.syspath_prepend(EXAMPLES)
+    environment = create_environment("successor:create", {})
+    task = environment.derive(TaskRef("successor", "1", "small", 11))
+    number = int(re.findall(r"\d+", environment.render(task))[0])
+    assert environment.score(task, str(number + 1)) == 1.0
+    assert environment.score(task, str(number)) == 0.0
