@@ -7,7 +7,7 @@ out. A run is deterministic for a seed. Held-out rewards are means over all node
 for each of 32 tasks per family that nobody trains on; the adaptive arm's probe uses other ones.
 
     python benchmarks/mixture.py --nodes 3 --families specialised --rounds 150 --seeds 2 \
-        --arms 8/0 4/4 2/6 auto [--draw weighted] [--staleness none|advantages|draw] [--lag 8]
+        --arms 8/0 4/4 2/6 auto [--lag 8]
 
 Prints a JSON object per run, with the curve, and a table of means in the end.
 """
@@ -36,7 +36,6 @@ from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.policy.experience import mixture as mix
 from swarm_node.policy.experience.batch import Batch, build_batch
-from swarm_node.policy.experience.drawing import staleness_weight
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
@@ -56,14 +55,10 @@ class Arm:
     """One way of making batches; `own` None means adaptive."""
 
     own: int | None
-    draw: str
-    staleness: str
-    half_life: float
 
     @property
     def name(self) -> str:
-        mixture = "auto" if self.own is None else f"{self.own}/{BATCH - self.own}"
-        return f"{mixture} {self.draw} {self.staleness}"
+        return "auto" if self.own is None else f"{self.own}/{BATCH - self.own}"
 
 
 @dataclass
@@ -163,15 +158,7 @@ class Swarm:
     def _buffer(self) -> ReplayBuffer:
         arm, most = self.arm, self.controller.most_external
         own = BATCH - most if arm.own is None else arm.own
-        return ReplayBuffer(
-            ReplaySettings(
-                own=own,
-                external=BATCH - own,
-                max_age=MAX_AGE,
-                draw="weighted" if arm.draw == "weighted" else "uniform",
-                half_life=arm.half_life if arm.staleness == "draw" else math.inf,
-            )
-        )
+        return ReplayBuffer(ReplaySettings(own=own, external=BATCH - own, max_age=MAX_AGE))
 
     async def _make(self, member: Member) -> list[VerifiedGroup]:
         own = member.buffer.mixture.own if member.state is None else member.state.current.own
@@ -207,23 +194,16 @@ class Swarm:
         self.totals.drawn += 1
         self.totals.informative += sum(group.informative for group in drawn.groups)
         self.totals.own_chosen += drawn.own_count
-        batch = self._batch(drawn.groups, version)
+        batch = self._batch(drawn.groups)
         started = time.process_time()
         if member.core.update(batch).skipped is None:
             save_file(member.core.weights(), self.weights)
             await member.sampler.load(self.weights, member.core.version)
         self.totals.learn_seconds += time.process_time() - started
 
-    def _batch(self, groups: Sequence[VerifiedGroup], version: int) -> Batch:
-        rows = []
-        for group in groups:
-            weight = 1.0
-            if self.arm.staleness == "advantages" and group.provenance is not Provenance.OWN:
-                weight = staleness_weight(version - group.arrived, self.arm.half_life, MAX_AGE)
-            codec = self.codec
-            part = build_batch([group], codec.encode_prompt, codec.encode_answer, codec.eos_id)
-            rows += [replace(row, advantage=weight * row.advantage) for row in part.rows]
-        return Batch(tuple(rows))
+    def _batch(self, groups: Sequence[VerifiedGroup]) -> Batch:
+        codec = self.codec
+        return build_batch(groups, codec.encode_prompt, codec.encode_answer, codec.eos_id)
 
     def _control(self, member: Member, groups: Sequence[VerifiedGroup], offered: int) -> None:
         assert member.state is not None
@@ -345,9 +325,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--arms", nargs="+", default=["8/0", "4/4", "2/6", "auto"])
-    parser.add_argument("--draw", choices=("uniform", "weighted"), default="uniform")
-    parser.add_argument("--staleness", choices=("none", "advantages", "draw"), default="none")
-    parser.add_argument("--half-life", type=float, default=8.0)
     parser.add_argument(
         "--lag", type=int, default=0, help="Groups wait 0 to LAG rounds, at random."
     )
@@ -356,7 +333,7 @@ def main() -> None:
     rows = []
     for text in options.arms:
         own = None if text == "auto" else int(text.partition("/")[0])
-        arm = Arm(own, options.draw, options.staleness, options.half_life)
+        arm = Arm(own)
         for seed in range(options.seeds):
             rows.append(asyncio.run(run(arm, options, seed)))
             print(json.dumps(rows[-1]), flush=True)

@@ -32,8 +32,12 @@ LIGHT = (
     "swarm_node.policy.experience.replay",
     "swarm_node.rollout",
 )
-#: The node's loops, and the servers of child processes, whose task groups end with them.
-BEGIN_TASKS = {"node/node.py", "process/server.py"}
+#: The node's loops and both ends of child processes, whose task groups end with them; and vLLM's
+#: worker, which cancels the one that waits for a cut when its sample is done.
+BEGIN_TASKS = {
+    *("node/node.py", "process/child.py", "process/server.py"),
+    "policy/sampling/vllm/worker.py",
+}
 RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and one module that no layer names.
 PLANTED = {

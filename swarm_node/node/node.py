@@ -82,7 +82,7 @@ class Node:
         self.started = parts.clock.now()
         self.running_since: float | None = None
         self.directory = Directory(membership.identity.peer_id)
-        self.buffer = ReplayBuffer(replay_settings(settings), self.directory.quality)
+        self.buffer = ReplayBuffer(replay_settings(settings))
         self.slots = Slots(self.buffer, settings.sampling.tasks_per_call)
         # Separate generators, so that a slow peer does not change what is drawn for training.
         seed = f"{settings.run.seed}:{membership.identity.peer_id}"

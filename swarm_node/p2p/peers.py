@@ -82,13 +82,6 @@ class Peer:
         self.offences = min(self.offences + 1, 16)
         self.retry_at = max(self.retry_at, self.shunned_until)
 
-    @property
-    def quality(self) -> float:
-        """Share of its groups that were let in, 1 while nothing is known: (received + 1) /
-        (received + refused by its fault + 1)."""
-        bad = sum(n for reason, n in self.rejected.items() if reason not in BLAMELESS)
-        return (self.received + 1) / (self.received + bad + 1)
-
     def answered(self, now: float) -> None:
         self.failures = 0
         self.retry_at = max(now, self.shunned_until)  # it may answer what was asked before
@@ -108,11 +101,6 @@ class Directory:
 
     def get(self, peer_id: str) -> Peer | None:
         return self._peers.get(peer_id)
-
-    def quality(self, peer_id: str) -> float:
-        """The peer's `quality`; 1 for one that is not known."""
-        peer = self._peers.get(peer_id)
-        return 1.0 if peer is None else peer.quality
 
     def meet(self, peer_id: str, now: float) -> Peer:
         """The record of `peer_id`, made if new."""

@@ -171,13 +171,10 @@ class Child:
 
 async def _cut_first(answer: asyncio.Future[bytes], cut: asyncio.Event) -> bool:
     """Wait for either; whether `cut` came first."""
-    waiting = asyncio.ensure_future(cut.wait())
-    either: set[asyncio.Future[Any]] = {answer, waiting}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        return not answer.done()
-    finally:
-        waiting.cancel()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(cut.wait())
+        answer.add_done_callback(lambda _: waiting.cancel())
+    return not answer.done()
 
 
 class _Wire(asyncio.SubprocessProtocol):

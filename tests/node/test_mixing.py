@@ -12,7 +12,6 @@ from swarm_node.errors import ConfigError
 from swarm_node.node.mixing import Mixer, replay_settings
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint
-from swarm_node.p2p.peers import Directory
 from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, MixtureState, start
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
@@ -120,17 +119,6 @@ def test_external_is_a_number_or_auto(value: str | int) -> None:
     with pytest.raises(ConfigError, match=r"experience\.external"):
         load_settings({"experience.external": value}, environ={})
     assert load_settings({"experience.external": "3"}, environ={}).experience.external == 3
-
-
-def test_a_peers_quality_is_what_was_let_in() -> None:
-    directory = Directory("me")
-    assert directory.quality("stranger") == 1.0
-    peer = directory.meet("a", 0.0)
-    assert directory.quality("a") == 1.0
-    peer.received, peer.rejected["stale"] = 3, 50
-    assert directory.quality("a") == 1.0
-    peer.rejected["signature"] = 4
-    assert directory.quality("a") == 0.5
 
 
 def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:

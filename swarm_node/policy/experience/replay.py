@@ -9,14 +9,12 @@ derives from the buffer how many more groups may be under way.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.advantage import Baselines
-from swarm_node.policy.experience.drawing import DrawPolicy, Quality, draw_weight, weighted_sample
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.rollout import Provenance, VerifiedGroup
 
@@ -36,9 +34,9 @@ class ReplaySettings:
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
     capacity). `own` and `external` (I and J) are the first mixture, and they bound the capacities.
 
-    `half_life` is for the weighted draw. With `filter_own`, own groups whose rewards are all equal
-    leave at once: every batch is then full of informative groups (DAPO's dynamic sampling, arXiv
-    2503.14476), at the price of more sampling. With `merge`, the groups of one task share a
+    With `filter_own`, own groups whose rewards are all equal leave at once: every batch is then
+    full of informative groups (DAPO's dynamic sampling, arXiv 2503.14476), at the price of more
+    sampling. With `merge`, the groups of one task share a
     baseline (`advantage.Baselines`).
 
     Raises:
@@ -54,8 +52,6 @@ class ReplaySettings:
     external_batches: int = 8
     peer_share: float = 0.25
     peer_minimum: int = 8
-    draw: DrawPolicy = "uniform"
-    half_life: float = math.inf
     filter_own: bool = False
     merge: bool = False
 
@@ -72,8 +68,6 @@ class ReplaySettings:
             )
         if not 0.0 <= self.peer_share <= 1.0:
             raise ConfigError("experience.peer_share must be within 0 and 1")
-        if not self.half_life > 0:
-            raise ConfigError("experience.half_life must be more than 0")
 
     @property
     def capacity_own(self) -> int:
@@ -135,12 +129,9 @@ class _Held:
 class ReplayBuffer:
     """Holds groups from their admission to their last use. Deterministic given `rng`."""
 
-    def __init__(self, settings: ReplaySettings, quality: Quality = lambda author: 1.0) -> None:
-        """The weighted draw asks for the `quality` of an author, in [0, 1]."""
+    def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
         self.mixture = Mixture(settings.own, settings.external)
-        self._quality = quality
-        self._own_families: Counter[str] = Counter()
         self._own: dict[bytes, _Held] = {}
         self._external: dict[bytes, _Held] = {}
         self._memory = _MEMORY * (settings.capacity_own + settings.capacity_external)
@@ -197,7 +188,7 @@ class ReplayBuffer:
         """
         if not self.ready(version):
             return None
-        external = self._draw_external(version, rng)
+        external = self._draw_external(rng)
         wanted = self.mixture.size - len(external)
         own = sorted(self._own.values(), key=lambda held: held.uses)[:wanted]
         for held in (*own, *external):
@@ -255,22 +246,9 @@ class ReplayBuffer:
             rejected=dict(self._rejected),
         )
 
-    def _draw_external(self, version: int, rng: random.Random) -> list[_Held]:
-        settings, held = self.settings, list(self._external.values())
-        if settings.draw == "uniform":
-            return rng.sample(held, min(self.mixture.external, len(held)))
-        weights = [
-            draw_weight(
-                each.group,
-                version=version,
-                half_life=settings.half_life,
-                max_age=settings.max_age,
-                own_families=self._own_families,
-                quality=self._quality,
-            )
-            for each in held
-        ]
-        return weighted_sample(held, weights, self.mixture.external, rng)
+    def _draw_external(self, rng: random.Random) -> list[_Held]:
+        held = list(self._external.values())
+        return rng.sample(held, min(self.mixture.external, len(held)))
 
     def _admit(self, held: _Held, version: int) -> Rejected | None:
         group = held.group
@@ -288,7 +266,6 @@ class ReplayBuffer:
             return Rejected("stale", f"{behind} versions behind")
         self._totals["own_admitted"] += 1
         self._totals["own_informative"] += held.group.informative
-        self._own_families[held.group.group.task.family] += 1
         if self.settings.filter_own and not held.group.informative:
             self._totals["own_filtered"] += 1
             self._remember(held.group.id)

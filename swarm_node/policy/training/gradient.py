@@ -25,7 +25,6 @@ from swarm_node.policy.training.losses import (
     LossFn,
     LossSums,
     check_claims,
-    off_policy_mask,
 )
 from swarm_node.policy.training.packing import padded_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
@@ -42,7 +41,6 @@ class Accumulated:
 
     loss: float = 0.0
     implausible: int = 0
-    masked: int = 0
     sums: LossSums = field(default_factory=LossSums)
 
 
@@ -62,7 +60,6 @@ class GradientPass:
         *,
         temperature: float,
         token_budget: int,
-        off_policy_mask: float | None = None,
         reference: ReferencePolicy | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -73,7 +70,6 @@ class GradientPass:
         self._loss = loss
         self._bounds = bounds
         self._temperature = temperature
-        self._mask = off_policy_mask
         self._reference = reference
         self._ranks = ranks
 
@@ -130,9 +126,6 @@ class GradientPass:
             tokens = token_vectors(part, logp, version, known)
             tokens, implausible = check_claims(tokens, claimed_tokens(part))
             done.implausible += implausible
-            if self._mask is not None:
-                tokens, masked = off_policy_mask(tokens, self._mask)
-                done.masked += masked
             loss, sums = self._loss(tokens, self._bounds, size)
             loss.backward()  # type: ignore[no-untyped-call]
             done.loss += float(loss.detach())
@@ -142,9 +135,9 @@ class GradientPass:
 
     def _added(self, done: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [done.loss, done.implausible, done.masked]
-        loss, implausible, masked, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
-        return Accumulated(loss, round(implausible), round(masked), LossSums(*sums))
+        counts = [done.loss, done.implausible]
+        loss, implausible, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
+        return Accumulated(loss, round(implausible), LossSums(*sums))
 
     def _clear(self) -> None:
         for parameter in self._parameters:

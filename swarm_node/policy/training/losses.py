@@ -181,18 +181,6 @@ def check_claims(tokens: Tokens, claimed: Tensor) -> tuple[Tokens, int]:
     return tokens.unmeasured(implausible).select(keep), rows
 
 
-def off_policy_mask(tokens: Tokens, delta: float) -> tuple[Tokens, int]:
-    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1). A row stays iff
-    A ≥ 0 or mean_t(log μ − log π) ≤ `delta`, in nats per token; where μ was not measured, the mean
-    is 0. Returns the tokens left and the number of masked rows."""
-    difference = torch.where(
-        tokens.measured, tokens.behaviour.double() - tokens.logp.detach().double(), 0.0
-    )
-    far = (row_means(difference, tokens.row) > delta)[tokens.row]
-    masked = far & (tokens.advantage < 0)
-    return tokens.select(~masked), len(set(tokens.row[masked].tolist()))
-
-
 def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
     """Policy gradient (Williams 1992): Σ −A·log π / N. It treats every token as on-policy, however
     stale it is, and so shows what the off-policy corrections of the other losses are worth."""

@@ -47,11 +47,10 @@ class TrainerSettings:
     `learning_rate` after it.
 
     `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
-    memory, but not the result. `longest_answer` is the sampler's limit in tokens.
-    `off_policy_mask` leaves out rows of negative advantage whose log-probs differ from the sampling
-    policy's by more than that many nats per token; None leaves out none. With a `lora_rank`, only
-    adapters of that rank are trained; 0 trains all weights. `published` can be "adapter" only with
-    a rank. `activation_checkpointing` saves memory, costs time and leaves the result as it is.
+    memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
+    `lora_rank`, only adapters of that rank are trained; 0 trains all weights. `published` can be
+    "adapter" only with a rank. `activation_checkpointing` saves memory, costs time and leaves the
+    result as it is.
     `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
 
     Raises:
@@ -70,7 +69,6 @@ class TrainerSettings:
     temperature: float = 1.0
     micro_batch_tokens: int = 8192
     longest_answer: int = 24
-    off_policy_mask: float | None = None
     activation_checkpointing: bool = False
     lora_rank: int = 0
     published: Published = "merged"
@@ -94,7 +92,6 @@ class TrainerSettings:
             "temperature": 0 < self.temperature < math.inf,
             "micro_batch_tokens": self.micro_batch_tokens > 0,
             "longest_answer": self.longest_answer > 0,
-            "off_policy_mask": self.off_policy_mask is None or 0 < self.off_policy_mask < math.inf,
             "lora_rank": 0 <= self.lora_rank <= 1024,
             "published": self.published != "adapter" or self.lora_rank > 0,
             "optimizer": self.optimizer in get_args(OptimizerName),
@@ -127,7 +124,7 @@ class UpdateStats:
     `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
     fit the model: they are too long, or have token ids outside its vocabulary. `implausible` have
-    stated log-probs that were not believed. `masked` were too far off-policy.
+    stated log-probs that were not believed.
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
     over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
@@ -144,7 +141,6 @@ class UpdateStats:
     informative: int
     refused: int
     implausible: int
-    masked: int
     clipped_share: float
     mean_ratio: float
     kl: float
@@ -199,7 +195,6 @@ class TrainerCore:
             ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
             temperature=settings.temperature,
             token_budget=settings.micro_batch_tokens,
-            off_policy_mask=settings.off_policy_mask,
             reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
             ranks=ranks,
         )
@@ -242,7 +237,6 @@ class TrainerCore:
             informative=len(informative),
             refused=len(batch.rows) - len(rows),
             implausible=done.implausible,
-            masked=done.masked,
             clipped_share=done.sums.mean("clipped", 0.0),
             mean_ratio=done.sums.mean("ratio", 1.0),
             kl=done.sums.mean("kl", 0.0),

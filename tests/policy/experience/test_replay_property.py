@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from swarm_node.policy.experience.drawing import DrawPolicy
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
@@ -30,7 +29,6 @@ class ReplayMachine(RuleBasedStateMachine):
         batches=st.tuples(st.integers(1, 3), st.integers(1, 3)),
         peer_share=st.sampled_from([0.0, 0.25, 1.0]),
         peer_minimum=st.integers(1, 3),
-        draw=st.sampled_from(["uniform", "weighted"]),
         seed=st.integers(0, 1 << 32),
     )
     def begin(
@@ -43,7 +41,6 @@ class ReplayMachine(RuleBasedStateMachine):
         batches: tuple[int, int],
         peer_share: float,
         peer_minimum: int,
-        draw: DrawPolicy,
         seed: int,
     ) -> None:
         self.settings = ReplaySettings(
@@ -56,7 +53,6 @@ class ReplayMachine(RuleBasedStateMachine):
             external_batches=batches[1],
             peer_share=peer_share,
             peer_minimum=peer_minimum,
-            draw=draw,
         )
         self.buffer = ReplayBuffer(self.settings)
         self.slots = Slots(self.buffer, 8)

@@ -15,7 +15,6 @@ from swarm_node.policy.training.losses import (
     Tokens,
     check_claims,
     dapo,
-    off_policy_mask,
 )
 
 BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
@@ -219,25 +218,3 @@ def test_own_and_unmeasured_rows_are_not_doubted() -> None:
     assert checked.row.tolist() == [0, 0, 0]
     unmeasured = rows_of((-1.0, [9.0] * 3), measured=False)
     assert check_claims(unmeasured, everyone(unmeasured))[1] == 0
-
-
-def test_the_off_policy_mask_against_its_formula() -> None:
-    rng = np.random.default_rng(2)
-    rows = [
-        (float(rng.normal()), rng.normal(0, 0.6, int(rng.integers(1, 7))).tolist())
-        for _ in range(40)
-    ]
-    kept, count = off_policy_mask(rows_of(*rows), 0.1)
-    expected = [
-        n
-        for n, (advantage, gaps) in enumerate(rows)
-        if advantage >= 0 or -sum(gaps) / len(gaps) <= 0.1
-    ]
-    assert sorted(set(kept.row.tolist())) == expected
-    assert count == 40 - len(expected) > 0
-
-
-def test_the_off_policy_mask_keeps_what_was_not_measured() -> None:
-    tokens = rows_of((-1.0, [-9.0] * 3), measured=False)
-    kept, count = off_policy_mask(tokens, 0.1)
-    assert (len(kept.row), count) == (3, 0)

@@ -257,7 +257,6 @@ def test_other_settings_than_the_checkpoint_are_told(
         {"temperature": 0.0},
         {"micro_batch_tokens": 0},
         {"longest_answer": 0},
-        {"off_policy_mask": 0.0},
         {"lora_rank": -1},
         {"published": "adapter"},
     ],

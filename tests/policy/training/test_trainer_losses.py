@@ -103,13 +103,6 @@ def test_plausible_claims_and_own_log_probs_are_used(random_qwen2: Path) -> None
     assert stats.mean_ratio > 1.5
 
 
-def test_the_off_policy_mask_leaves_out_and_counts(random_qwen2: Path) -> None:
-    rows = (row(1.0, 1, gap=-1.0), row(-1.0, 2, gap=-1.0), row(-1.0, 3, gap=1.0))
-    stats = TrainerCore(random_qwen2, replace(SETTINGS, off_policy_mask=0.5)).update(Batch(rows))
-    assert (stats.masked, stats.implausible) == (1, 0)
-    assert TrainerCore(random_qwen2, SETTINGS).update(Batch(rows)).masked == 0
-
-
 def test_versions_become_how_far_behind_a_token_is(random_qwen2: Path) -> None:
     own = replace(row(1.0, 1), versions=np.array([2, 3, 7, 9], np.int64))
     logp = torch.zeros(4 + 5)
