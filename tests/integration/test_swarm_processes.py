@@ -52,7 +52,8 @@ def test_three_nodes_train_on_each_others_rollouts_and_get_better(
     assert set(point["families"]) >= set(Families[0].split(","))
     for node in swarm:
         children = psutil.Process(node.process.pid).children(recursive=True)
-        assert len(children) == 5  # trainer, environment, its two judges, p2pd
+        # p2pd; trainer and environment with a guard each; the environment's two judges.
+        assert len(children) == 7
         assert node.stop() == 0, node.log()
         assert not [child for child in children if child.is_running()]
         assert node.run("status").returncode == 1
@@ -134,7 +135,8 @@ def test_dead_bootstraps_never_stop_a_start(start_node: NodeStarter) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "policy.owns=1"], "policy.owns"),
+        (["--set", "experience.owns=1"], "experience.owns"),
+        (["--set", "policy.own=1"], "use experience.own"),
         (["--own", "0"], "experience.own"),
         (["--families", "astrology"], "astrology"),
         (["--model", "/nowhere"], "/nowhere"),
