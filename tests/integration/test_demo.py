@@ -71,4 +71,5 @@ def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float) -> None:
     output, _ = process.communicate(timeout=300)
     assert process.returncode in (0, 130), output
     assert "Traceback" not in output
-    assert not [child for child in children if child.is_running()]
+    _, alive = psutil.wait_procs(children, timeout=10)  # init takes note of the guards' end
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
