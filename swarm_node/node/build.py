@@ -71,6 +71,7 @@ def build_parts(
             need=3 * sum(file.stat().st_size for file in weight_files(model.directory)),
         ),
         replace(training, published=published(settings, found, rank)),
+        digest=model.policy.model,
         threads=settings.run.threads,
     )
     transport = HivemindTransport(

@@ -244,6 +244,7 @@ class _Swarm:
             place / "checkpoints",
             weights,
             replace(trainer_settings(settings), device="cpu", dtype="float32"),
+            digest=model.policy.model,
             clock=self._clock,
         )
         members = self._members
