@@ -36,7 +36,7 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
         membership=membership,
         parts=parts,
         shared=shared,
-        learner=make_learner(settings, membership.identity.peer_id, parts, shared),
+        learner=_learner(settings, membership.identity.peer_id, parts, shared),
         open_work=partial(_open_work, settings, membership, parts, shared),
     )
 
@@ -52,7 +52,7 @@ def make_shared(settings: Settings, peer_id: str) -> Shared:
     )
 
 
-def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
+def _learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
     """The learner of the node `peer_id`."""
     return Learner(
         settings,

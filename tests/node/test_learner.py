@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from in_memory import World, small_settings, tiny
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError
-from swarm_node.node.assembly import make_learner, make_shared
+from swarm_node.node.assembly import make_shared
+from swarm_node.node.learner import Learner
+from swarm_node.node.mixing import Mixer, adaptive_settings
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.experience.mixture import Mixture
+from swarm_node.policy.experience.mixture import Mixture, start
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
@@ -33,8 +36,10 @@ class Life:
         peer_id = world.memberships[0].identity.peer_id
         self.parts = parts
         self.shared = make_shared(settings, peer_id)
-        self.learner = make_learner(settings, peer_id, parts, self.shared)
         self.tally = self.shared.tally
+        self.mixer = Mixer(settings.experience, self.tally, self.shared.buffer)
+        rng = random.Random(0)
+        self.learner = Learner(settings, parts, self.shared, self.mixer, rng)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
@@ -216,9 +221,11 @@ def test_a_learner_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
         first = Life(world, settings, world.parts(settings))
         await first.learner.start()
         first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
+        first.mixer.resume(start(adaptive_settings(settings.experience), 3))
         for _ in range(3):  # the third update comes after the checkpoint
             first.offer(4)
             assert await first.step()
+            assert first.shared.buffer.mixture == Mixture(3, 1)
         await first.close()
         second = Life(world, settings, world.parts(settings))
         await second.learner.start()
@@ -226,7 +233,7 @@ def test_a_learner_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
         assert second.tally.updates == 2
         assert second.tally.groups.trained_own == 8
         assert second.tally.evals == first.tally.evals
-        assert second.shared.buffer.mixture == Mixture(2, 2)
+        assert second.shared.buffer.mixture == Mixture(3, 1)
         second.offer(4)
         assert await second.step()
         assert (second.tally.updates, second.parts.sampler.version) == (3, 3)
