@@ -1,4 +1,7 @@
-"""Builds a real node from its settings: the one place that picks engines and network stacks."""
+"""Builds a real node from its settings: the one place that picks engines and network stacks.
+
+This module makes the parts, and `assembly.py` makes the node of them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
+from swarm_node.node.assembly import assemble
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import (
     engine_plan,
@@ -24,9 +28,7 @@ from swarm_node.node.derive import (
 )
 from swarm_node.node.fit import MAX_ROWS, Fit
 from swarm_node.node.home import Home, Membership
-from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts
-from swarm_node.node.status import take_snapshot
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import Model
@@ -71,6 +73,7 @@ def build_parts(
             need=3 * sum(file.stat().st_size for file in weight_files(model.directory)),
         ),
         replace(training, published=published(settings, found, rank)),
+        digest=model.policy.model,
         threads=settings.run.threads,
     )
     transport = HivemindTransport(
@@ -145,10 +148,11 @@ async def run_node(
     Raises:
         SwarmNodeError: it cannot start.
     """
-    node = Node(settings, membership, build_parts(settings, home, membership, model, found))
+    parts = build_parts(settings, home, membership, model, found)
+    node = assemble(settings, membership, parts)
     control = ControlServer(
         home.control_file,
-        snapshot=lambda: take_snapshot(node),
+        snapshot=node.snapshot,
         evaluate=node.evaluate,
         stop=node.stop,
     )

@@ -14,11 +14,10 @@ import structlog
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
 from swarm_node.node.mixing import Mixer
-from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.policy.experience.batch import build_batch
-from swarm_node.policy.experience.replay import Drawn, ReplayBuffer
-from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.experience.replay import Drawn
 from swarm_node.policy.sampling.sampler import RestingSampler
 from swarm_node.policy.training.trainer import UpdateStats
 
@@ -34,18 +33,18 @@ class Learner:
         self,
         settings: Settings,
         parts: Parts,
-        tally: Tally,
-        buffer: ReplayBuffer,
-        slots: Slots,
+        shared: Shared,
+        mixer: Mixer,
         rng: random.Random,
     ) -> None:
+        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches."""
         self._settings = settings
         self._parts = parts
-        self._tally = tally
-        self._buffer = buffer
-        self._slots = slots
+        self._tally = shared.tally
+        self._buffer = shared.buffer
+        self._slots = shared.slots
+        self._mixer = mixer
         self._rng = rng
-        self._mixer = Mixer(settings.experience, tally, buffer)
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler.

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import structlog
@@ -38,19 +39,12 @@ from swarm_node.errors import ChildError, Rejected, SwarmNodeError
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
-from swarm_node.node.mixing import replay_settings
-from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import EvalPoint
-from swarm_node.node.tasks import SeededTasks, chosen_families
+from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
+from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
-from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import Server
-from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
-from swarm_node.policy.experience.replay import ReplayBuffer
-from swarm_node.policy.experience.slots import Slots
-from swarm_node.policy.models.codec import check_tokens
+from swarm_node.p2p.verify import restored_group
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
@@ -63,37 +57,55 @@ _LIST_PEERS = 3
 _PARALLEL_PULLS = 4
 _KNOWN_PEERS = 32
 _KEEP_OWN_GROUPS = 4096
-_REQUESTS_PER_SECOND = 50.0
-_REQUEST_BURST = 500.0
+_SHOWN_EVALS = 2000
+_SHOWN_PEERS = 200
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the loops work with. It needs an environment that has started."""
+
+    maker: RolloutMaker
+    evaluator: Evaluator
+    exchange: Exchange
+
+
+#: Makes the work, given what the environment says of itself and the families that the node samples.
+OpenWork = Callable[[EnvironmentInfo, tuple[str, ...]], Work]
 
 
 class Node:
     """One member of a swarm. `run` lives until `stop` is called."""
 
-    def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
-        self.settings = settings
-        self.membership = membership
-        self.parts = parts
-        self.tally = Tally()
-        self.state = "starting"
-        self.info: EnvironmentInfo | None = None
-        self.own_families: tuple[str, ...] = ()
-        self.started = parts.clock.now()
-        self.running_since: float | None = None
-        self.directory = Directory(membership.identity.peer_id)
-        self.buffer = ReplayBuffer(replay_settings(settings))
-        self.slots = Slots(self.buffer, settings.sampling.tasks_per_call)
-        # Separate generators, so that a slow peer does not change what is drawn for training.
-        seed = f"{settings.run.seed}:{membership.identity.peer_id}"
-        train_rng = random.Random(f"train:{seed}")  # noqa: S311 - reproducible, not secret
-        self._share_rng = random.Random(f"share:{seed}")  # noqa: S311
-        self._learner = Learner(settings, parts, self.tally, self.buffer, self.slots, train_rng)
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        membership: Membership,
+        parts: Parts,
+        shared: Shared,
+        learner: Learner,
+        open_work: OpenWork,
+    ) -> None:
+        """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
+        self._settings = settings
+        self._membership = membership
+        self._parts = parts
+        self._tally = shared.tally
+        self._directory = shared.directory
+        self._buffer = shared.buffer
+        self._slots = shared.slots
+        self._learner = learner
+        self._open_work = open_work
+        self._state = "starting"
+        self._started = parts.clock.now()
+        self._running_since: float | None = None
+        self._info: EnvironmentInfo | None = None
+        self._own_families: tuple[str, ...] = ()
+        self._opened: Work | None = None
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._evaluator: Evaluator | None = None
-        self._maker: RolloutMaker | None = None
-        self._exchange: Exchange | None = None
 
     def stop(self) -> None:
         """End `run` soon: finish the running update, store a checkpoint, close every part."""
@@ -108,10 +120,10 @@ class Node:
         """
         try:
             await self._open()
-            self.state = "running"
-            self.running_since = self.parts.clock.now()
+            self._state = "running"
+            self._running_since = self._parts.clock.now()
             if on_running is not None:
-                on_running(self.parts.transport.addresses())
+                on_running(self._parts.transport.addresses())
             await self._live()
             await self._learner.checkpoint()
         except BaseExceptionGroup as group:
@@ -128,11 +140,50 @@ class Node:
         Raises:
             SwarmNodeError: the node has not started, or the environment failed.
         """
-        if self._evaluator is None:
+        if self._opened is None:
             raise SwarmNodeError("the node is still starting; try again in a few seconds")
-        point = await self._evaluator.measure()
-        self.tally.evals.append(point)
+        point = await self._opened.evaluator.measure()
+        self._tally.evals.append(point)
         return point
+
+    def snapshot(self) -> Snapshot:
+        """Everything worth showing of this node now."""
+        parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
+        now = parts.clock.now()
+        known = self._directory.live(now, float("inf"))
+        known.sort(key=lambda peer: now - peer.last_seen)
+        buffer = asdict(self._buffer.stats()).items()
+        busy = None
+        if self._running_since is not None:
+            seconds = now - self._running_since
+            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, seconds)
+        return Snapshot(
+            schema=SCHEMA,
+            peer_id=self._membership.identity.peer_id,
+            swarm=swarm.name,
+            swarm_id=swarm.swarm_id.hex(),
+            model=self._settings.model,
+            state=self._state,
+            seconds=now - self._started,
+            version=parts.trainer.version,
+            updates=tally.updates,
+            skipped_updates=tally.skipped_updates,
+            trainer_restarts=tally.trainer_restarts,
+            groups=tally.groups,
+            rejected=dict(tally.rejected),
+            faults=dict(tally.faults + Counter(parts.sampler.faults)),
+            evals=tally.evals[-_SHOWN_EVALS:],
+            families=list(info.families) if info else [],
+            own_families=list(self._own_families),
+            peers=[PeerRow.of(peer, now) for peer in known[:_SHOWN_PEERS]],
+            buffer={key: value for key, value in buffer if isinstance(value, int)},
+            update=tally.last_update,
+            addresses=parts.transport.addresses() if self._state == "running" else [],
+            processes=dict(parts.processes()),
+            mixture=tally.mixture,
+            busy=busy,
+            sandbox=info.sandbox.described() if info and info.sandbox else "",
+        )
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -140,7 +191,7 @@ class Node:
                 name: group.create_task(loop(), name=name) for name, loop in self._loops().items()
             }
             await self._stop.wait()
-            self.state = "stopping"
+            self._state = "stopping"
             await self._notify()
             await asyncio.wait({loops["train"]}, timeout=_STOP_SECONDS)
             for task in loops.values():
@@ -159,46 +210,45 @@ class Node:
 
     async def _sample(self) -> None:
         """Sample groups whenever enough slots are free, publish them and admit them."""
-        assert self._maker is not None
         while True:
-            await self._until(lambda: self.slots.sampling_batch(self.parts.trainer.version) > 0)
+            await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
             try:
-                await self._maker.make(
-                    self.slots.sampling_batch(self.parts.trainer.version), self._share
+                await self._work.maker.make(
+                    self._slots.sampling_batch(self._parts.trainer.version), self._share
                 )
             except ChildError as error:
                 await self._environment_failed(error)
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._sharing.publish(scored, self.parts.trainer.version):
+        for group in await self._work.exchange.publish(scored, self._parts.trainer.version):
             self._admit(group)
-        self.tally.groups.published += len(scored)
+        self._tally.groups.published += len(scored)
         await self._notify()
 
     async def _train(self) -> None:
         """Update whenever a batch is ready; never wait for a peer."""
-        limit = self.settings.run.updates
+        limit = self._settings.run.updates
         while not self._stop.is_set():
             await self._until(
-                lambda: self._stop.is_set() or self.buffer.ready(self.parts.trainer.version)
+                lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
             if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
                 await self._notify()
-            if limit and self.tally.updates >= limit:
+            if limit and self._tally.updates >= limit:
                 self._stop.set()
 
     async def _list(self) -> None:
         """List the newest announcements of a few random peers, as many as can be pulled."""
-        storage = self.parts.storage
+        storage = self._parts.storage
         while True:
             free = self._free_external()
-            wanted = free(None) - self._sharing.on_offer(free)
-            self.tally.offered += await self._sharing.list_some(_LIST_PEERS, wanted)
+            wanted = free(None) - self._work.exchange.on_offer(free)
+            self._tally.offered += await self._work.exchange.list_some(_LIST_PEERS, wanted)
             await self._notify()
-            await storage.run(storage.retire, self.buffer.collect_departed())
+            await storage.run(storage.retire, self._buffer.collect_departed())
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)
-            await asyncio.sleep(self.settings.network.poll_seconds)
+            await asyncio.sleep(self._settings.network.poll_seconds)
 
     async def _pull(self) -> None:
         """Pull and verify offered groups while external slots are free. A few pulls run at once, so
@@ -209,33 +259,33 @@ class Node:
 
     async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._sharing.on_offer(self._free_external()) > 0)
-            version = self.parts.trainer.version
+            await self._until(lambda: self._work.exchange.on_offer(self._free_external()) > 0)
+            version = self._parts.trainer.version
             try:
-                group = await self._sharing.pull(self._free_external(), version)
+                group = await self._work.exchange.pull(self._free_external(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
             if group is not None:
                 self._admit(group)
-                self.tally.groups.received += 1
+                self._tally.groups.received += 1
                 await self._notify()
 
     async def _meet(self) -> None:
         """Find peers, announce this node, repair the network: often at first, then at every
         heartbeat."""
-        network, storage, clock = self.settings.network, self.parts.storage, self.parts.clock
+        network, storage, clock = self._settings.network, self._parts.storage, self._parts.clock
         heartbeat = _POLLS_PER_HEARTBEAT * network.poll_seconds
         pause, next_beat = 1.0, 0.0
         while True:
             known = await storage.run(storage.known_peers, _KNOWN_PEERS)
             addresses = [*network.bootstrap, *(a for peer in known for a in peer.addresses)]
-            done = await self.parts.transport.heal(addresses)
+            done = await self._parts.transport.heal(addresses)
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
-                await self._sharing.beat(self.parts.trainer.version, heartbeat)
-                for peer in self.directory.live(clock.now(), pause):
+                await self._work.exchange.beat(self._parts.trainer.version, heartbeat)
+                for peer in self._directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
                 pause = min(heartbeat, pause * 1.5)
@@ -247,18 +297,18 @@ class Node:
                 await self.evaluate()
             except ChildError as error:
                 await self._environment_failed(error)
-            await asyncio.sleep(self.settings.run.eval_seconds)
+            await asyncio.sleep(self._settings.run.eval_seconds)
 
     async def _report(self) -> None:
         """Log one line on what the node does and whether it gets better."""
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
-            tally = self.tally
+            tally = self._tally
             _log.info(
                 "progress",
-                version=self.parts.trainer.version,
+                version=self._parts.trainer.version,
                 held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self.directory.live(self.parts.clock.now(), _SEEN_SECONDS)),
+                peers=len(self._directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
                 published=tally.groups.published,
                 trained_own=tally.groups.trained_own,
                 trained_external=tally.groups.trained_external,
@@ -266,103 +316,45 @@ class Node:
             )
 
     async def _open(self) -> None:
-        parts = self.parts
-        self.info = info = await parts.environment.start()
-        self.own_families = chosen_families(self.settings.environment.families, info)
+        parts = self._parts
+        self._info = info = await parts.environment.start()
+        self._own_families = chosen_families(self._settings.environment.families, info)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
         # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self.tally.groups.published = await parts.storage.run(parts.storage.head)
-        tasks = SeededTasks(
-            info,
-            self.own_families,
-            parts.storage,
-            parts.clock,
-            seed=self.settings.run.seed,
-            peer_id=self.membership.identity.peer_id,
-            swarm_id=self.membership.swarm.swarm_id,
-            common_share=self.settings.sampling.common_share,
-        )
-        self._maker = maker = RolloutMaker(
-            self.settings,
-            parts,
-            self.tally,
-            tasks,
-            self.slots,
-            self.membership.identity.peer_id,
-        )
-        self._evaluator = Evaluator(
-            settings=self.settings,
-            parts=parts,
-            info=info,
-            own_families=self.own_families,
-            earlier=self.tally.evals[-1].seconds if self.tally.evals else 0.0,
-        )
-        self._exchange = self._open_exchange(info, maker)
-        for row in await parts.storage.run(parts.storage.live, self.settings.experience.reuse):
-            self.buffer.restore(restored_group(row), row.uses, parts.trainer.version)
+        self._tally.groups.published = await parts.storage.run(parts.storage.head)
+        self._opened = self._open_work(info, self._own_families)
+        for row in await parts.storage.run(parts.storage.live, self._settings.experience.reuse):
+            self._buffer.restore(restored_group(row), row.uses, parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",
-            peer=self.membership.identity.peer_id,
-            swarm=self.membership.swarm.name,
+            peer=self._membership.identity.peer_id,
+            swarm=self._membership.swarm.name,
             version=parts.trainer.version,
-            families=",".join(self.own_families),
-        )
-
-    def _open_exchange(self, info: EnvironmentInfo, maker: RolloutMaker) -> Exchange:
-        parts, membership = self.parts, self.membership
-        verifier = GroupVerifier(
-            membership.swarm.swarm_id,
-            Expected(info.name, info.version, frozenset(info.families), parts.policy),
-            parts.storage,
-            maker.judge,
-            partial(check_tokens, parts.codec),
-        )
-        Server(
-            transport=parts.transport,
-            swarm=membership.swarm,
-            chain=membership.chain,
-            storage=parts.storage,
-            directory=self.directory,
-            gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
-            rejected=self.tally.rejected,
-            clock=parts.clock,
-            rng=self._share_rng,
-        )
-        return Exchange(
-            transport=parts.transport,
-            identity=membership.identity,
-            swarm=membership.swarm,
-            chain=membership.chain,
-            storage=parts.storage,
-            verifier=verifier,
-            directory=self.directory,
-            rejected=self.tally.rejected,
-            clock=parts.clock,
-            rng=self._share_rng,
+            families=",".join(self._own_families),
         )
 
     @property
-    def _sharing(self) -> Exchange:
-        assert self._exchange is not None, "loops start after _open"
-        return self._exchange
+    def _work(self) -> Work:
+        assert self._opened is not None, "loops start after _open"
+        return self._opened
 
     def _free_external(self) -> Callable[[str | None], int]:
         """Free slots for peers' groups, of one author or of anybody."""
-        return partial(self.slots.free_external, self.parts.trainer.version)
+        return partial(self._slots.free_external, self._parts.trainer.version)
 
     def _admit(self, group: VerifiedGroup) -> None:
-        refused = self.buffer.admit(group, self.parts.trainer.version)
+        refused = self._buffer.admit(group, self._parts.trainer.version)
         if isinstance(refused, Rejected):
-            self._sharing.reject(refused, group.author)
+            self._work.exchange.reject(refused, group.author)
 
     async def _environment_failed(self, error: SwarmNodeError) -> None:
         """Count and log the fault, then pause so that the environment's process can recover."""
-        self.tally.faults["environment"] += 1
+        self._tally.faults["environment"] += 1
         _log.warning("the environment failed", error=str(error))
         await asyncio.sleep(_FAULT_SECONDS)
 
@@ -375,17 +367,23 @@ class Node:
             self._changed.notify_all()
 
     async def _close(self) -> None:
-        """Close every part, whatever state it is in; each bounds the time that it takes."""
-        parts = self.parts
-        for close in (
-            parts.transport.stop,
-            parts.sampler.close,
-            parts.trainer.close,
-            parts.environment.close,
-        ):
-            with contextlib.suppress(SwarmNodeError):
-                await close()
-        parts.storage.close()
+        """Close every part, whatever state it is in; each bounds the time that it takes. An error
+        of one part leaves no other part open."""
+        parts = self._parts
+        async with contextlib.AsyncExitStack() as stack:  # the last one in is closed first
+            stack.callback(parts.storage.close)
+            for close in (
+                parts.environment.close,
+                parts.trainer.close,
+                parts.sampler.close,
+                parts.transport.stop,
+            ):
+                stack.push_async_callback(_quietly, close)
+
+
+async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:
+    with contextlib.suppress(SwarmNodeError):
+        await close()
 
 
 def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:

@@ -1,4 +1,4 @@
-"""The parts of a node, and its counters."""
+"""The parts of a node, what its loops share, and its counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import Transport
+from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler
 from swarm_node.policy.training.process import Trainer
@@ -73,3 +76,14 @@ class Tally:
     drawing: Timing = field(default_factory=Timing)
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the loops of one node share: its counters, the peers it knows, the groups it may train
+    on, and the slots of groups under way."""
+
+    tally: Tally
+    directory: Directory
+    buffer: ReplayBuffer
+    slots: Slots

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import msgspec
 
+from swarm_node.p2p.peers import Peer
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
@@ -49,6 +52,19 @@ class PeerRow(msgspec.Struct, frozen=True):
     received: int
     rejected: int
     addresses: list[str]
+
+    @classmethod
+    def of(cls, peer: Peer, now: float) -> Self:
+        """The row of `peer` at `now`, a time of the node's monotonic clock."""
+        return cls(
+            peer_id=peer.peer_id,
+            version=peer.version,
+            seconds_since_seen=now - peer.last_seen,
+            published=peer.head,
+            received=peer.received,
+            rejected=peer.rejected.total(),
+            addresses=list(peer.addresses),
+        )
 
 
 class UpdateRow(msgspec.Struct, frozen=True):

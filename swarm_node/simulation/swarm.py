@@ -1,8 +1,9 @@
 """Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
 
-Each node is `swarm_node.node.node.Node` with an in-memory transport, a trainer and a sampler that
-compute inline, and a database of its own in shared memory. All nodes share one environment, which
-they only read. The nodes of one model share its codec and its probe (`SimulatedModel`).
+`swarm_node.node.assembly` makes each node, as it makes a real one. The parts are simulated: an
+in-memory transport, a trainer and a sampler that compute inline, and a database of the node's own
+in shared memory. All nodes share one environment, which they only read. The nodes of one model
+share its codec and its probe (`SimulatedModel`).
 
 A node's sampler and trainer keep separate models, as in a real node: the sampler uses version v
 while the trainer makes v + 1. For the tiny model that is 3.3 MB per node (two models, two moments
@@ -25,6 +26,7 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import ConfigError
+from swarm_node.node.assembly import assemble
 from swarm_node.node.derive import trainer_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
@@ -140,6 +142,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Member:
+    peer_id: str
     node: Node
     model: SimulatedModel
     trainer: PacedTrainer
@@ -197,7 +200,7 @@ class _Swarm:
         return self._report()
 
     async def _live(self, member: _Member) -> None:
-        ACCOUNT.set(member.node.membership.identity.peer_id)
+        ACCOUNT.set(member.peer_id)
         await member.node.run()
 
     async def _round(self, member: _Member, weights: Path) -> None:
@@ -217,8 +220,8 @@ class _Swarm:
                 other.node.stop()
 
     def _finish(self, member: _Member) -> None:
-        peer_id = member.node.membership.identity.peer_id
-        member.sent, member.received = self._network.sent[peer_id], self._network.received[peer_id]
+        member.sent = self._network.sent[member.peer_id]
+        member.received = self._network.received[member.peer_id]
         member.received_groups = member.history.received
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
         self._unfinished -= 1
@@ -244,6 +247,7 @@ class _Swarm:
             place / "checkpoints",
             weights,
             replace(trainer_settings(settings), device="cpu", dtype="float32"),
+            digest=model.policy.model,
             clock=self._clock,
         )
         members = self._members
@@ -274,8 +278,8 @@ class _Swarm:
             own_families=families,
             earlier=0.0,
         )
-        node = Node(settings, membership, parts)
-        return _Member(node, model, trainer, evaluator, history, speed)
+        node = assemble(settings, membership, parts)
+        return _Member(membership.identity.peer_id, node, model, trainer, evaluator, history, speed)
 
     def _report(self) -> SimulationReport:
         members = self._members
@@ -314,14 +318,14 @@ def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurv
 
 
 def _row(member: _Member, model: int) -> SimulatedNode:
-    node, tally, history = member.node, member.node.tally, member.history
+    seen, history = member.node.snapshot(), member.history
     return SimulatedNode(
-        peer_id=node.membership.identity.peer_id,
+        peer_id=seen.peer_id,
         model=model,
         speed=member.speed,
-        families=list(node.own_families),
-        updates=tally.updates,
-        skipped_updates=tally.skipped_updates,
+        families=seen.own_families,
+        updates=seen.updates,
+        skipped_updates=seen.skipped_updates,
         groups_made=sum(history.made),
         groups_received=member.received_groups,
         trained_own=sum(history.drawn) - sum(history.external),
@@ -329,14 +333,14 @@ def _row(member: _Member, model: int) -> SimulatedNode:
         trained_foreign=sum(history.foreign),
         held_out_end=history.curve[-1][1],
         weights=member.trainer.digest,
-        rejected=dict(tally.rejected),
+        rejected=seen.rejected,
         bytes_sent=member.sent,
         bytes_received=member.received,
         cpu_seconds=member.cpu_seconds,
         own_lag=_mean(history.own_lags or [0]),
         own_lag_most=max(history.own_lags, default=0),
         peers_lag=_mean(history.peers_lags or [0]),
-        merged=node.buffer.stats().merged,
+        merged=seen.buffer["merged"],
     )
 
 

@@ -92,12 +92,14 @@ class ProcessTrainer:
         weights: Path,
         settings: TrainerSettings,
         *,
+        digest: bytes | None = None,
         threads: int = 1,
         patience: float = _PATIENCE,
     ) -> None:
-        """`patience` in seconds: a child that is silent for longer is killed."""
+        """`digest` is the sha256 of the model in `model_dir`; without one, the child hashes it.
+        `patience` in seconds: a child that is silent for longer is killed."""
         self._start = Start(
-            str(model_dir), str(checkpoints), str(weights), settings.plain(), threads
+            str(model_dir), str(checkpoints), str(weights), settings.plain(), threads, digest
         )
         self._weights = weights
         self._patience = patience
@@ -161,10 +163,13 @@ class InlineTrainer:
         weights: Path,
         settings: TrainerSettings,
         *,
+        digest: bytes | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """`digest` as in `ProcessTrainer`."""
         self._places = (model_dir, checkpoints, weights)
         self._settings = settings
+        self._digest = digest
         self._clock = clock
         self._version = 0
         self._host: TrainerHost | None = None
@@ -179,7 +184,11 @@ class InlineTrainer:
 
     async def start(self) -> tuple[Path, int]:
         self._host = TrainerHost(
-            *self._places, self._settings, at_least=self._version, clock=self._clock
+            *self._places,
+            self._settings,
+            digest=self._digest,
+            at_least=self._version,
+            clock=self._clock,
         )
         self._version = self._host.core.version
         return self._host.published, self._version

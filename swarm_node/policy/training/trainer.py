@@ -160,9 +160,12 @@ class TrainerCore:
         settings: TrainerSettings,
         clock: Clock = SYSTEM_CLOCK,
         ranks: Ranks = ALONE,
+        *,
+        digest: bytes | None = None,
     ) -> None:
         """Load the base model. With several `ranks`, each process has a core of its own, and all
-        processes make every call together.
+        processes make every call together. `digest` is the model's sha256, as `policy_digests`
+        gives it; without one, the core hashes the files.
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
@@ -187,7 +190,7 @@ class TrainerCore:
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
-        self._base, _ = policy_digests(model_dir)
+        self._base = policy_digests(model_dir)[0] if digest is None else digest
         self._gradient = GradientPass(
             self.model,
             self._trained.values(),

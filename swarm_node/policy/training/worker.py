@@ -24,13 +24,15 @@ from swarm_node.process import serve
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Load the newest checkpoint, or the base model. The version will be `at_least` this one."""
+    """Load the newest checkpoint, or the base model. The version will be `at_least` this one.
+    `digest` is the sha256 of the base model; without one, the trainer hashes the files."""
 
     model_dir: str
     checkpoints: str
     weights: str
     settings: dict[str, Any]
     threads: int
+    digest: bytes | None = None
     at_least: int = 0
 
 
@@ -90,12 +92,13 @@ class TrainerHost:
         weights: Path,
         settings: TrainerSettings,
         *,
+        digest: bytes | None = None,
         at_least: int = 0,
         clock: Clock = SYSTEM_CLOCK,
         ranks: Ranks = ALONE,
     ) -> None:
         """Load the newest valid checkpoint, or else the base model, and publish it. All `ranks`
-        make every call; only the first writes files.
+        make every call; only the first writes files. For `digest` see `TrainerCore`.
 
         Raises:
             ModelError: the base model cannot be trained here.
@@ -104,7 +107,7 @@ class TrainerHost:
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
         self._leads = not ranks.index
-        self.core = TrainerCore(model_dir, settings, clock, ranks)
+        self.core = TrainerCore(model_dir, settings, clock, ranks, digest=digest)
         self._buffers: DeviceBuffers | None = None
         if settings.published == "ipc" and self._leads:
             self._buffers = DeviceBuffers(self.core.placement)
@@ -188,6 +191,7 @@ class TrainerWorker:
             Path(request.checkpoints),
             Path(request.weights),
             settings,
+            digest=request.digest,
             at_least=request.at_least,
             ranks=self._ranks,
         )

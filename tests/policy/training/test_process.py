@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from swarm_node.errors import CheckpointError, ChildError
 from swarm_node.policy.experience.batch import Batch, build_batch
 from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
 from swarm_node.policy.training.trainer import TrainerSettings
@@ -26,6 +27,8 @@ from swarm_node.rollout import Provenance, VerifiedGroup
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings()
+#: What the node says of the model, which no trainer hashes again.
+DIGEST = b"d" * 32
 
 
 def encode(text: str) -> list[int]:
@@ -74,13 +77,13 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 def process_trainer(model: Path, home: Path, name: str = "a") -> ProcessTrainer:
     weights = home / f"weights-of-{name}"
     weights.mkdir(mode=0o700)
-    return ProcessTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS)
+    return ProcessTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS, digest=DIGEST)
 
 
 def inline_trainer(model: Path, home: Path, name: str) -> InlineTrainer:
     weights = home / f"weights-of-{name}"
     weights.mkdir(mode=0o700)
-    return InlineTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS)
+    return InlineTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS, digest=DIGEST)
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
@@ -123,7 +126,7 @@ def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_nev
     async def scenario() -> dict[str, torch.Tensor]:
         await trainer.start()
         stored = loaded((await trainer.update(batch_of(1))).weights)
-        await trainer.checkpoint({"drawn": 5})
+        assert read(await trainer.checkpoint({"drawn": 5})).model == DIGEST
         await trainer.update(batch_of(2))
         first = trainer.pid
         assert first is not None

@@ -13,6 +13,7 @@ import torch
 from swarm_node.clock import Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.training.logprobs import completion_logprobs
 from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.rollout import Provenance
@@ -227,6 +228,16 @@ def test_a_state_of_another_base_model_is_refused(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, SETTINGS)
     with pytest.raises(CheckpointError, match="another base model"):
         core.restore(replace(core.state(b"", {}), model=b"x" * 32))
+
+
+def test_the_digest_that_is_given_names_the_base_model(random_qwen2: Path) -> None:
+    """The node hashed the files before, and hashing a large model again takes minutes."""
+    given = TrainerCore(random_qwen2, SETTINGS, digest=b"d" * 32).state(b"", {})
+    assert given.model == b"d" * 32
+    hashed = TrainerCore(random_qwen2, SETTINGS)
+    assert hashed.state(b"", {}).model == policy_digests(random_qwen2)[0]
+    with pytest.raises(CheckpointError, match="another base model"):
+        hashed.restore(given)
 
 
 def test_other_settings_than_the_checkpoint_are_told(

@@ -1,0 +1,146 @@
+"""Assembles a node from its parts. A real node and a simulated one differ in the parts alone."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+from swarm_node.config import Settings
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.evaluation import Evaluator
+from swarm_node.node.home import Membership
+from swarm_node.node.learner import Learner
+from swarm_node.node.mixing import Mixer, replay_settings
+from swarm_node.node.node import Node, Work
+from swarm_node.node.parts import Parts, Shared, Tally
+from swarm_node.node.rollout_maker import RolloutMaker
+from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.serving import Server
+from swarm_node.p2p.verify import Expected, GroupVerifier
+from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.models.codec import check_tokens
+
+_REQUESTS_PER_SECOND = 50.0
+_REQUEST_BURST = 500.0
+
+
+def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
+    """A node of these parts, which does nothing until `Node.run`."""
+    shared = make_shared(settings, membership.identity.peer_id)
+    return Node(
+        settings=settings,
+        membership=membership,
+        parts=parts,
+        shared=shared,
+        learner=_learner(settings, membership.identity.peer_id, parts, shared),
+        open_work=partial(_open_work, settings, membership, parts, shared),
+    )
+
+
+def make_shared(settings: Settings, peer_id: str) -> Shared:
+    """What the loops of the node `peer_id` share, empty."""
+    buffer = ReplayBuffer(replay_settings(settings))
+    return Shared(
+        tally=Tally(),
+        directory=Directory(peer_id),
+        buffer=buffer,
+        slots=Slots(buffer, settings.sampling.tasks_per_call),
+    )
+
+
+def _learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
+    """The learner of the node `peer_id`."""
+    return Learner(
+        settings,
+        parts,
+        shared,
+        Mixer(settings.experience, shared.tally, shared.buffer),
+        _rng("train", settings, peer_id),
+    )
+
+
+def _open_work(
+    settings: Settings,
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    info: EnvironmentInfo,
+    families: tuple[str, ...],
+) -> Work:
+    peer_id = membership.identity.peer_id
+    tasks = SeededTasks(
+        info,
+        families,
+        parts.storage,
+        parts.clock,
+        seed=settings.run.seed,
+        peer_id=peer_id,
+        swarm_id=membership.swarm.swarm_id,
+        common_share=settings.sampling.common_share,
+    )
+    maker = RolloutMaker(settings, parts, shared.tally, tasks, shared.slots, peer_id)
+    evals = shared.tally.evals
+    evaluator = Evaluator(
+        settings=settings,
+        parts=parts,
+        info=info,
+        own_families=families,
+        earlier=evals[-1].seconds if evals else 0.0,
+    )
+    verifier = GroupVerifier(
+        membership.swarm.swarm_id,
+        Expected(info.name, info.version, frozenset(info.families), parts.policy),
+        parts.storage,
+        maker.judge,
+        partial(check_tokens, parts.codec),
+    )
+    # Server and exchange draw from one generator.
+    rng = _rng("share", settings, peer_id)
+    _serve(membership, parts, shared, rng)
+    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
+
+
+def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
+    """Answer peers over the node's transport, which holds the server."""
+    Server(
+        transport=parts.transport,
+        swarm=membership.swarm,
+        chain=membership.chain,
+        storage=parts.storage,
+        directory=shared.directory,
+        gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=rng,
+    )
+
+
+def _exchange(
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    verifier: GroupVerifier,
+    rng: random.Random,
+) -> Exchange:
+    return Exchange(
+        transport=parts.transport,
+        identity=membership.identity,
+        swarm=membership.swarm,
+        chain=membership.chain,
+        storage=parts.storage,
+        verifier=verifier,
+        directory=shared.directory,
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=rng,
+    )
+
+
+def _rng(purpose: str, settings: Settings, peer_id: str) -> random.Random:
+    """A generator for one purpose. What is drawn for training then does not depend on peers."""
+    seed = f"{purpose}:{settings.run.seed}:{peer_id}"
+    return random.Random(seed)  # noqa: S311 - reproducible, not secret

@@ -1,0 +1,120 @@
+"""Nodes of the shipped in-memory parts, on the virtual clock of the simulation."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from swarm_node.clock import Clock
+from swarm_node.config import Settings, load_settings
+from swarm_node.environments.base import Environment
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.registry import create_environment
+from swarm_node.node.derive import trainer_settings
+from swarm_node.node.parts import Parts
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.simulation.models import SimulatedModel
+from swarm_node.simulation.paced import PacedSampler
+from swarm_node.simulation.seeded import EPOCH, Seeded
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
+from swarm_node.storage import Storage
+
+_TOKEN_SECONDS = 0.01
+_SMALL = {
+    "experience.own": 2,
+    "experience.external": 0,
+    "network.poll_seconds": 1.0,
+    "run.eval_seconds": 86_400,
+    "run.eval_tasks": 1,
+    "sampling.group_size": 4,
+    "sampling.tasks_per_call": 2,
+}
+
+
+def small_settings(**changes: Any) -> Settings:
+    """Settings of a node that does little. A key is written with `__` for its dot."""
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return load_settings({**_SMALL, **given}, environ={})
+
+
+class World:
+    """The clock, the network and the members of one swarm. Node i lives in `place` / i, where a
+    later node finds what an earlier one left."""
+
+    def __init__(self, place: Path, loop: VirtualTimeLoop, members: int = 1) -> None:
+        self.clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
+        self.network = MemoryNetwork(random.Random(0))
+        self.memberships = Seeded(0).memberships(members)
+        self._place = place
+
+    def parts(self, settings: Settings, index: int = 0, **changes: Any) -> Parts:
+        """New parts of node `index`; `changes` take the place of the usual ones."""
+        home = self.home(index)
+        parts = Parts(
+            transport=MemoryTransport(self.network, self.memberships[index].identity),
+            sampler=Sampler(tiny().sampler(), _TOKEN_SECONDS, 0, home),
+            trainer=InlineTrainer(**self.training(settings, index)),
+            environment=Host(environment()),
+            storage=Storage(home / "node.db", wall=self.clock.wall, threads=False),
+            codec=tiny().codec,
+            policy=tiny().policy,
+            clock=self.clock,
+            processes=dict,
+        )
+        return replace(parts, **changes)
+
+    def training(self, settings: Settings, index: int = 0) -> dict[str, Any]:
+        """Arguments of the trainer of node `index`."""
+        home = self.home(index)
+        weights = home / "weights"
+        weights.mkdir(exist_ok=True)
+        return {
+            "model_dir": tiny().directory,
+            "checkpoints": home / "checkpoints",
+            "weights": weights,
+            "settings": trainer_settings(settings),
+            "digest": tiny().policy.model,
+            "clock": self.clock,
+        }
+
+    def home(self, index: int = 0) -> Path:
+        """The directory of node `index`."""
+        home = self._place / str(index)
+        home.mkdir(exist_ok=True)
+        return home
+
+
+class Host(InlineEnvironmentHost):
+    """The inline environment. It remembers that it was closed."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+        await super().close()
+
+
+class Sampler(PacedSampler):
+    """The paced sampler. It remembers that it was closed."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+        await super().close()
+
+
+@cache
+def tiny() -> SimulatedModel:
+    """The tiny model. All tests share it and only read it."""
+    return SimulatedModel("tiny")
+
+
+@cache
+def environment() -> Environment:
+    """The environment of the default settings. All tests share it and only read it."""
+    return create_environment("reasoning_gym", {})
