@@ -54,9 +54,9 @@ class Judgement:
 
     `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
     of the first: "out_of_range", "unsendable", "timeout", "crashed", "stuck", "forged",
-    "abandoned", or "" for none. `raised` names the first exception of a scorer, "" for none; such a text is a
-    wrong answer. `lost` is the reason why peers' texts ended their judge, "" if they did not; if
-    they did, none of them was scored."""
+    "abandoned", or "" for none. `raised` names the first exception of a scorer, "" for none; such a
+    text is a wrong answer. `lost` is the reason why peers' texts ended their judge, "" if they did
+    not; if they did, none of them was scored."""
 
     prompt: str
     rewards: tuple[float, ...]
