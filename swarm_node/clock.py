@@ -1,4 +1,4 @@
-"""Time as an object made in one place, so that a whole swarm can run on a virtual clock."""
+"""Time as an object that components are given, so a swarm can run on a virtual clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """`now` is monotonic seconds for every timer; `wall` is Unix seconds, only for what people and
-    certificates state. Sleeping is `asyncio.sleep`, which follows the running loop's own time."""
+    """`now` is monotonic seconds, for timers. `wall` is Unix seconds, for times that people and
+    certificates state. To wait, use `asyncio.sleep`, which follows the loop's time."""
 
     now: Callable[[], float]
     wall: Callable[[], float]

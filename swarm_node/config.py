@@ -2,8 +2,8 @@
 
 A key is written `training.learning_rate` in messages, `[training] learning_rate` in TOML,
 `SWARM_NODE_TRAINING__LEARNING_RATE` as a variable and `--set training.learning_rate=…` on the
-command line (the common ones have a flag of their own). Unknown keys and impossible values are
-refused with the key's name, retired keys with what took their place.
+command line (common settings have their own flag). Unknown keys and impossible values are refused
+with the key's name, retired keys with their replacement.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, DtypeName, OptimizerName
 
 ENV_PREFIX = "SWARM_NODE_"
-#: Not settings: where the settings file is.
+#: Variables that are no settings: the path of the settings file.
 _ENV_OTHER = {"SWARM_NODE_CONFIG"}
-#: Tables with keys of the user's own: the stronger source replaces them whole.
+#: Tables with keys of the user's own. The stronger source replaces the whole table.
 _FREE_TABLES = {"options"}
-#: Keys of earlier versions, and what took their place.
+#: Keys of earlier versions, and what replaces each.
 RETIRED: Mapping[str, str] = {
     **{
         f"policy.{key}": f"use experience.{key}"
@@ -46,8 +46,8 @@ RETIRED: Mapping[str, str] = {
     "environment.preset": "use environment.options.preset",
     "environment.datasets": "use environment.options.datasets",
     "environment.scoring": "use environment.options.scoring",
-    "network.heartbeat_seconds": "a node shows itself every ten network.poll_seconds",
-    "sampling.kv_gib": "it follows from the model and the answers at once",
+    "network.heartbeat_seconds": "a node publishes a heartbeat every ten network.poll_seconds",
+    "sampling.kv_gib": "it follows from the model and the number of answers at once",
     "ticket_file": 'use ticket = "@FILE", or --ticket-file',
 }
 
@@ -70,25 +70,25 @@ class Network(Table):
         description="Addresses to listen on; port 0 picks one and keeps it.",
     )
     announce: list[Text] = Field(
-        [], max_length=4, description="Addresses to tell peers instead of the ones listened on."
+        [], max_length=4, description="Addresses to tell peers instead of `listen`."
     )
     bootstrap: list[Text] = Field(
         [], max_length=64, description="Peers to dial besides those of the ticket."
     )
     poll_seconds: Seconds = Field(
-        2.0, description="How often a few random peers are listed; a heartbeat every tenth time."
+        2.0, description="Seconds between lists of random peers; a heartbeat every tenth time."
     )
 
 
 class EnvironmentTable(Table):
-    """What is trained on."""
+    """Which tasks are trained on."""
 
     name: Text = Field("reasoning_gym", description="Environment, or module:factory of your own.")
     families: list[Text] = Field(
         [], max_length=256, description="Families this node samples; empty means all of them."
     )
     options: dict[str, Any] = Field(
-        {}, description="What the environment takes, such as preset, datasets, scoring, path."
+        {}, description="Options of the environment, such as preset, datasets, scoring, path."
     )
 
 
@@ -100,16 +100,16 @@ class Sampling(Table):
     max_new_tokens: int = Field(24, ge=1, le=32_768, description="Longest completion.")
     temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
     engine: Literal["torch", "vllm", "auto"] = Field(
-        "auto", description="What samples; auto: vLLM where it and CUDA are there, else torch."
+        "auto", description="The engine; auto: vLLM if it and CUDA are available, else torch."
     )
     over_provision: float = Field(
-        1.0, ge=1, le=4, description="Groups begun for each one awaited; the rest goes on later."
+        1.0, ge=1, le=4, description="Groups begun per group awaited; interrupted ones resume."
     )
     sync: Literal["file", "ipc"] = Field(
         "file", description="How vLLM gets weights: through shared memory, or the GPU's (CUDA IPC)."
     )
     common_share: float = Field(
-        0.0, ge=0, le=1, description="Share of tasks that the whole swarm samples and compares."
+        0.0, ge=0, le=1, description="Share of tasks that all nodes of the swarm sample in common."
     )
 
 
@@ -118,16 +118,19 @@ class Experience(Table):
 
     own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        4, description='Peers\' groups per update (J); "auto": as many as pay, of 2 * own in all.'
+        4, description='Peers\' groups per update (J); "auto": follows offers, I + J = 2 * own.'
     )
-    max_lag: int = Field(8, ge=0, le=1024, description="Oldest own group, in updates.")
-    max_age: int = Field(32, ge=0, le=65_536, description="Oldest peers' group, in updates held.")
-    reuse: int = Field(1, ge=1, le=64, description="How often one group may be trained on.")
-    filter_own: bool = Field(
-        False, description="Drop own groups of equal reward: fuller batches for more sampling."
+    max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
+    max_age: int = Field(
+        32,
+        ge=0,
+        le=65_536,
+        description="Largest age of a peer's group, in updates since it arrived.",
     )
+    reuse: int = Field(1, ge=1, le=64, description="Updates that one group may be used in.")
+    filter_own: bool = Field(False, description="Drop own groups of equal rewards: more sampling.")
     correction: Literal["positive", "own", "sampler"] = Field(
-        "positive", description="How peers' groups are taken: good ones, all (SAPO), or weighed."
+        "positive", description="Peers' answers: good ones, all (SAPO), or weighted."
     )
 
 
@@ -137,9 +140,9 @@ class Training(Table):
     loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
     learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
-    optimizer: OptimizerName = Field("adamw", description="adamw8bit: its moments in eight bits.")
+    optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
-        "auto", description="Numbers of matrix products; auto: bfloat16 on a GPU, else float32."
+        "auto", description="Type in matrix products; auto: bfloat16 on a GPU, else float32."
     )
     lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
     activation_checkpointing: bool = Field(
@@ -148,11 +151,13 @@ class Training(Table):
 
 
 class Run(Table):
-    """How long and how carefully."""
+    """How long a node runs, where, and how often it measures and saves."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
     updates: int = Field(0, ge=0, description="Stop after this many updates; 0 means never.")
-    eval_seconds: Seconds = Field(20.0, description="How often held-out reward is measured.")
+    eval_seconds: Seconds = Field(
+        20.0, description="Seconds between measurements of held-out reward."
+    )
     eval_tasks: int = Field(16, ge=1, le=4096, description="Held-out tasks per family.")
     checkpoint_updates: int = Field(50, ge=1, description="Updates between checkpoints.")
     threads: int = Field(1, ge=1, le=256, description="Torch threads of sampler and trainer.")
@@ -162,12 +167,12 @@ class Run(Table):
         description="auto, cpu, cuda or cuda:N; auto: CUDA where torch sees it.",
     )
     trainer_processes: int = Field(
-        1, ge=1, le=64, description="Processes that train together, a GPU each."
+        1, ge=1, le=64, description="Processes that train together, each with a GPU."
     )
 
 
 def default_home() -> Path:
-    """Where a node lives unless told otherwise."""
+    """The default directory of a node."""
     return user_data_path("swarm-node", appauthor=False)
 
 
@@ -177,7 +182,7 @@ class Settings(Table):
     home: Path = Field(default_factory=default_home, description="The node's directory.")
     model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
     ticket: SecretStr | None = Field(
-        None, description="What `swarm-node invite` printed; @FILE reads a file, @- the input."
+        None, description="Text that `swarm-node invite` printed; @FILE reads a file, @- the input."
     )
     verbose: bool = Field(False, description="Log every rejection and failed request.")
     network: Network = Network()  # type: ignore[call-arg]
@@ -194,10 +199,11 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """Merge the sources. `flags` maps dotted keys to values, None meaning "not given".
+    """Merge the sources. `flags` maps dotted keys to values; None means "not given".
 
     Raises:
-        ConfigError: an unknown or retired key, an impossible value or an unreadable file, by name.
+        ConfigError: an unknown or retired key, an impossible value or an unreadable file; the
+            message names it.
     """
     environ = os.environ if environ is None else environ
     merged: dict[str, Any] = {}
@@ -210,7 +216,7 @@ def load_settings(
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`["experience.own=6"]` as dotted keys; a value that reads as TOML is TOML, else plain text.
+    """`["experience.own=6"]` as dotted keys. A value that is valid TOML is TOML, else plain text.
 
     Raises:
         ConfigError: an item without `=`.
@@ -255,7 +261,7 @@ def _read_toml(path: Path | None) -> dict[str, Any]:
 def sources(
     flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where from, nested values), the weakest first."""
+    """(name of the source, nested values), the weakest source first."""
     file = config or _config_from(environ)
     yield str(file), _checked(_read_toml(file))
     variables = _from_environ(environ)
@@ -266,7 +272,7 @@ def sources(
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, with keys that exist.
+    """`values`, if none of its keys is retired.
 
     Raises:
         ConfigError: one is retired.
@@ -329,8 +335,8 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key_parts(key: str) -> list[str]:
-    """`experience.own` in two parts, `environment.options.path` in three: what follows a table of
-    the user's own keys is one of them."""
+    """`experience.own` in two parts, `environment.options.path` in three: the rest after a table of
+    the user's own keys is one key."""
     table, dot, inner = key.partition(".")
     inner, inner_dot, own = inner.partition(".")
     if inner_dot and inner in _FREE_TABLES:

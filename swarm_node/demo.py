@@ -1,7 +1,7 @@
 """`swarm-node demo`: a private swarm of real node processes on this machine, live in a table.
 
-Node i samples every n-th task family, so whatever a node gets better at beyond its own families it
-learnt from its peers' rollouts alone.
+Node i samples every n-th task family, so a node learns all other families from its peers' rollouts
+alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from swarm_node.node.snapshot import SCHEMA, EvalPoint, Snapshot
 from swarm_node.policy.sampling.vllm.engine import require_vllm
 
 FAMILIES = sorted(PRESETS["short"])
-#: An inference engine imports and starts for long, and each node of the demo has one.
+#: An inference engine takes long to import and start, and each node of the demo has one.
 _START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
 _STOP_SECONDS = 40.0
 _POLL_SECONDS = 1.0
@@ -42,7 +42,7 @@ _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
 
 @dataclass
 class DemoNode:
-    """One `swarm-node join` process and what was last heard of it."""
+    """One `swarm-node join` process and its last snapshot."""
 
     name: str
     home: Home
@@ -61,7 +61,7 @@ class DemoNode:
         if self.sampler is not None:
             arguments += ["--sampler", self.sampler]
         if self.sampler != "vllm":
-            # Nodes of so small a model would only wait for one GPU's kernels to start.
+            # With so small a model, nodes would only wait for kernel launches on the one GPU.
             arguments += ["--set", "run.device=cpu"]
         if ticket_file is not None:
             arguments += ["--ticket-file", str(ticket_file)]
@@ -95,7 +95,7 @@ class DemoNode:
         return path.read_text(errors="replace")[-2000:] if path.exists() else "(no log)"
 
     async def stop(self) -> None:
-        """Ask it to leave; kill it when it does not."""
+        """Ask the node to leave; kill it if it does not."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -136,7 +136,7 @@ async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None
     console.print()
     results = [_result(node) for node in swarm if node.snapshot is not None and node.snapshot.evals]
     if not results:
-        console.print("stopped before there was anything to report")
+        console.print("stopped before the first measurement: nothing to report")
         return 130
     curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
     files = write_report(report, time.monotonic() - started, results, curves)
@@ -190,7 +190,7 @@ async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event)
 async def _watch(
     swarm: list[DemoNode], live: Live, stop: asyncio.Event, seconds: float, started: float
 ) -> None:
-    deadline = time.monotonic() + seconds  # of learning: an engine takes long to start
+    deadline = time.monotonic() + seconds  # without the start, which takes an engine long
     while not stop.is_set() and time.monotonic() < deadline:
         await asyncio.gather(*(node.poll() for node in swarm))
         left = max(0.0, deadline - time.monotonic())
@@ -216,7 +216,7 @@ async def _pause(stop: asyncio.Event) -> None:
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
     table = Table(
         title=f"swarm-node demo, {seconds:.0f} s",
-        caption="own, unseen: held-out reward, at first→now, on families the node samples and on "
+        caption="own, unseen: held-out reward, first→now, on families the node samples and on "
         "those it never samples.\ntrained, peers', got: own groups trained on, peers' groups "
         f"trained on, peers' groups verified.\n{caption}",
         box=SIMPLE,
@@ -278,7 +278,7 @@ def _summary(console: Console, results: list[NodeReport], files: list[Path]) -> 
         unseen = _change(result.unseen_start, result.unseen_end)
         console.print(
             f"node {index}: all nine families {_change(result.reward_start, result.reward_end)}, "
-            f"those it only saw in peers' rollouts {unseen}, {result.updates} updates"
+            f"those only in peers' rollouts {unseen}, {result.updates} updates"
         )
     for file in files:
         console.print(f"wrote {file}")

@@ -4,10 +4,10 @@ SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
 ├── HomeError                the node's directory is missing, unreadable or readable by others
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
-│   └── TicketExpiredError   it fits together, but its time is over
+│   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
-│   └── RefusedError         the peer answered, and said no
+│   └── RefusedError         the peer refused the request
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── EngineError              the inference engine cannot be kept running
 ├── CheckpointError          no stored state verifies, or it belongs to another model
@@ -55,7 +55,7 @@ class TransportError(SwarmNodeError):
 
 
 class RefusedError(TransportError):
-    """The peer answered and said no; the text is the peer's."""
+    """The peer refused the request; the text is the peer's."""
 
 
 class ChildError(SwarmNodeError):
@@ -80,7 +80,7 @@ class UnknownTaskError(SwarmNodeError):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Why something that came from outside was turned away; `reason` is a metric label."""
+    """Why a message from outside was refused; `reason` is a metric label."""
 
     reason: str
     detail: str = ""

@@ -1,9 +1,8 @@
-"""The domain types every other part speaks in. No I/O, no torch.
+"""The domain types that all other modules share. No I/O, no torch.
 
-A task travels as a reference, never as text: whoever holds the reference derives the prompt and
-the verifier itself. A group's rewards as claimed by its author (`RolloutGroup.claimed`) and as
-computed here (`VerifiedGroup.rewards`) have different types on purpose: the trainer only ever sees
-the second.
+Nodes exchange a task as a reference, never as text: each node derives the prompt and the verifier
+from it. The rewards that an author claims (`RolloutGroup.claimed`) and those that this node
+computes (`VerifiedGroup.rewards`) are in different types on purpose: the trainer sees the latter.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-#: Seeds below this are for training; at or above it they are held out for evaluation. A received
-#: group whose seed is held out is refused, so that nobody can train the swarm on the exam.
+#: Smaller seeds are for training, all others are held out for evaluation. A node refuses peers'
+#: groups with a held-out seed, so that nobody can train the swarm on its evaluation tasks.
 HELD_OUT_SEED = 1 << 61
 #: Exclusive upper bound of every seed, so that it fits the signed 64-bit integer of any codec.
 SEED_LIMIT = 1 << 62
@@ -29,7 +28,7 @@ class Finish(StrEnum):
 
 
 class Provenance(StrEnum):
-    """Where a group comes from, which decides how its off-policyness is corrected."""
+    """The origin of a group, which decides how it is corrected for being off-policy."""
 
     OWN = "own"
     KIN = (
@@ -64,7 +63,7 @@ class PolicyRef:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Tokens [start, end) of a completion were sampled by policy `version`."""
+    """Policy `version` sampled the tokens [start, end) of a completion."""
 
     version: int
     start: int
@@ -74,7 +73,7 @@ class VersionSpan:
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One answer. `token_ids` u32[T] include the end token when `finish` is STOP; `logprobs` f32[T]
-    are natural logs under the distribution that was sampled from (after temperature)."""
+    are natural logs under the sampling distribution (after temperature)."""
 
     text: str
     token_ids: NDArray[np.uint32]
@@ -104,7 +103,7 @@ class RolloutGroup:
 
     @property
     def oldest_version(self) -> int:
-        """Of the policies that sampled its tokens; `policy`'s where there are none."""
+        """The oldest policy version that sampled a token; `policy.version` without tokens."""
         versions = (span.version for each in self.completions for span in each.spans)
         return min(versions, default=self.policy.version)
 
@@ -113,9 +112,9 @@ class RolloutGroup:
 class VerifiedGroup:
     """A group after this node derived the task and scored every completion itself.
 
-    `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, `arrived` this
-    node's own policy version when the group was admitted (age is counted in own updates, because
-    nobody's wall clock decides)."""
+    `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, and `arrived` this
+    node's policy version when the group was admitted. Age is counted in this node's updates, so
+    that no wall clock decides."""
 
     id: bytes
     author: str

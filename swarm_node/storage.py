@@ -1,8 +1,8 @@
-"""What survives a crash: own and received groups, replay windows, counters, known peers.
+"""State that survives a crash: own and received groups, replay windows, counters, known peers.
 
-SQLite in WAL mode with synchronous=FULL: when a method has returned, what it wrote survives kill -9
-and, on honest disks, a power cut. One connection behind one lock; any thread may call. Rows are
-stored as they come and never parsed here. The file is bounded by `prune`.
+SQLite runs in WAL mode with synchronous=FULL: when a method has returned, its data survives kill -9
+and, if the disk flushes when told to, a power cut. One connection is behind one lock, so any thread
+may call. Sealed bytes are stored unparsed. `prune` bounds the file.
 
 Training is at most once: `record_use` is committed before the update, so a crash in between loses
 one use of a group and never trains on it twice.
@@ -35,7 +35,7 @@ _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arr
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
-#: Statements that lead from schema version i to i + 1; never edited once released.
+#: Statements that migrate schema version i to i + 1. A released one is never edited.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
@@ -74,8 +74,8 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
-    the author's log, `rewards` what this node computed, `arrived` this node's policy version when
-    it was stored, and `uses` how many updates were begun with it."""
+    the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
+    version when it was stored, and `uses` counts the updates that began with it."""
 
     id: bytes
     author: str
@@ -101,8 +101,8 @@ class WindowRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRow:
-    """A peer met before, and where; `last_seen` in Unix seconds."""
+class KnownPeer:
+    """A peer that this node has met, with its addresses; `last_seen` is in Unix seconds."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -110,8 +110,8 @@ class PeerRow:
 
 
 class Storage:
-    """One node's database. Every method raises `HomeError` when the disk is full or the file is
-    damaged; nothing of that call is then stored."""
+    """One node's database. Every method raises `HomeError` if the disk is full or the file is
+    damaged, and then stores nothing of the call."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Storage:
 
         Args:
             wall: Unix seconds, for the epoch of a new database and for `remember_peer`.
-            threads: whether `run` uses a thread; a simulation on a virtual clock must not.
+            threads: whether `run` uses a thread; not in a simulation on a virtual clock.
 
         Raises:
             HomeError: not a database of this program, written by a newer one, or not writable.
@@ -144,8 +144,8 @@ class Storage:
         except HomeError:
             self._connection.close()
             raise
-        #: Numbers the lives of this log: a new database cannot know which sequence numbers the
-        #: lost one had used, so it starts a greater epoch.
+        #: The epoch of this node's log. A new database cannot know which sequence numbers a lost
+        #: one had used, so it starts a greater epoch.
         self.epoch = self._meta("epoch")
 
     async def run(
@@ -157,7 +157,7 @@ class Storage:
         return function(*args, **kwargs)
 
     def close(self) -> None:
-        """Write the log back into the file and close it."""
+        """Merge the write-ahead log into the file and close it."""
         with self._lock, self._explained():
             self._connection.close()
 
@@ -171,7 +171,7 @@ class Storage:
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
         """Store own groups and append their sealed announcements to the log, all or none. A group
-        without one takes its number and is not in the log.
+        without an announcement uses up its number and is not in the log.
 
         Raises:
             ValueError: the numbers do not continue this epoch's log without a gap.
@@ -188,9 +188,9 @@ class Storage:
     def announcements(
         self, epoch: int, since: int, limit: int
     ) -> tuple[int, int, int, tuple[bytes, ...]]:
-        """(this log's epoch, its newest number, how many the limit left out, the newest `limit`
-        sealed announcements with numbers above `since`, oldest first). `since` counts only if
-        `epoch` is this log's; it starts anew otherwise."""
+        """This log's epoch, its newest number, how many announcements the limit left out, and the
+        newest `limit` sealed announcements with numbers above `since`, oldest first. If `epoch` is
+        not this log's, `since` counts as 0."""
         after = since if epoch == self.epoch else 0
         with self._lock:
             total = self._rows("SELECT count(*) FROM log WHERE seq > ?", after)[0][0]
@@ -203,13 +203,13 @@ class Storage:
             return self.epoch, self.head(), total - len(items), items
 
     def blob(self, identifier: bytes) -> bytes | None:
-        """The sealed bytes of a group, own or received, if they are still here."""
+        """The sealed bytes of a group, own or received, None if they are not stored (any more)."""
         rows = self._rows("SELECT blob FROM groups WHERE id = ?", identifier)
         return rows[0][0] if rows else None
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         """Store a verified group and its author's window in one transaction, so that no restart
-        can admit it again. False, and nothing stored, when its id is known."""
+        can admit it again. False, and nothing stored, if a group with its id is stored."""
         with self._transaction() as db:
             if db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone():
                 return False
@@ -218,7 +218,7 @@ class Storage:
         return True
 
     def save_window(self, window: WindowRow) -> None:
-        """Replace the author's window; for groups that were seen and not kept."""
+        """Replace the author's window, after a group that is not kept."""
         with self._transaction() as db:
             _put_window(db, window)
 
@@ -249,7 +249,7 @@ class Storage:
         return self._meta(f"counter:{name}")
 
     def advance(self, name: str, count: int) -> int:
-        """Claim `count` numbers of a counter and return the first; none is given out twice.
+        """Reserve `count` numbers of a counter and return the first. No number is reserved twice.
 
         Raises:
             ValueError: a negative count.
@@ -262,9 +262,9 @@ class Storage:
         return first
 
     def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
-        """Forget the oldest: own groups and announcements beyond the newest `keep_log`, received
-        groups beyond the newest `keep_received`, and any beyond `max_bytes` of sealed bytes. The
-        replay windows stay, so a forgotten group cannot come back."""
+        """Delete all but the newest: `keep_log` own groups with their announcements,
+        `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
+        stay, so a deleted group is not admitted again."""
         with self._transaction() as db:
             own, received = "provenance = 'own'", "provenance <> 'own'"
             for kind, keep in ((own, keep_log), (received, keep_received)):
@@ -281,7 +281,7 @@ class Storage:
             db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
 
     def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Note where a peer was met now; the MAX_PEERS met last are kept."""
+        """Store a peer's addresses and the time. The MAX_PEERS last met are kept."""
         kept = json.dumps(list(addresses)[:MAX_ADDRESSES])
         with self._transaction() as db:
             db.execute("REPLACE INTO peers VALUES (?, ?, ?)", (peer_id, kept, self._wall()))
@@ -291,14 +291,14 @@ class Storage:
                 (MAX_PEERS,),
             )
 
-    def known_peers(self, limit: int) -> list[PeerRow]:
-        """Peers met before, last met first."""
+    def known_peers(self, limit: int) -> list[KnownPeer]:
+        """Up to `limit` known peers, the last met first."""
         rows = self._rows(
             "SELECT peer_id, addresses, last_seen FROM peers ORDER BY last_seen DESC, peer_id "
             "LIMIT ?",
             limit,
         )
-        return [PeerRow(peer_id, tuple(json.loads(raw)), seen) for peer_id, raw, seen in rows]
+        return [KnownPeer(peer_id, tuple(json.loads(raw)), seen) for peer_id, raw, seen in rows]
 
     def _prepare(self) -> None:
         db = self._connection
@@ -336,13 +336,13 @@ class Storage:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(sqlite3.OperationalError):  # SQLite may have done so
+                with contextlib.suppress(sqlite3.OperationalError):  # SQLite may have rolled back
                     self._connection.execute("ROLLBACK")
                 raise
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn what the disk did into a sentence; misuse by a programmer stays what it is."""
+        """Turn errors of disk and database into `HomeError`; errors of the caller pass through."""
         try:
             yield
         except (sqlite3.ProgrammingError, sqlite3.IntegrityError):

@@ -16,7 +16,7 @@ from swarm_node.config import Settings, Table, dotted_keys, load_settings, setti
 
 
 class Key(NamedTuple):
-    """One setting, for those who choose: `source` says where its value comes from."""
+    """One setting, as `config` shows it. `source` says where its value comes from."""
 
     name: str
     value: Any
@@ -75,7 +75,7 @@ def _value(settings: Settings, name: str) -> Any:
 
 
 def _choices(field: FieldInfo) -> str:
-    """What a field takes: "int 1..1024", "torch | vllm | auto"."""
+    """The values a field accepts: "int 1..1024", "torch | vllm | auto"."""
     limits = {type(item).__name__: item for item in field.metadata}
     low = next((str(getattr(limits[n], n.lower())) for n in ("Ge", "Gt") if n in limits), "")
     high = next((str(getattr(limits[n], n.lower())) for n in ("Le", "Lt") if n in limits), "")
@@ -99,7 +99,7 @@ def _kind(annotation: Any) -> str:
 
 
 def config_view(keys: Sequence[Key]) -> RenderableType:
-    """Two lines a setting, a blank line between tables; what differs from its default is bold."""
+    """Two lines per setting, a blank line between tables. Values that are no default are bold."""
     lines: list[RenderableType] = []
     table = ""
     for key in keys:
@@ -129,7 +129,7 @@ def _shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON holds; a secret stays one."""
+    """A value that JSON can hold; a secret stays masked."""
     if value is None or isinstance(value, bool | int | float | str | list | dict):
         return value
     return str(value)

@@ -1,5 +1,5 @@
-"""`swarm-node export`: what a home has learnt, for transformers, peft and whoever loads their
-files. Cheap to import, as a command line must be."""
+"""`swarm-node export`: writes a home's newest checkpoint in the file formats of transformers and
+peft. Cheap to import, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from swarm_node.cli.refusals import refusals
 
-#: Said of the training in the card, with the name of the setting each is known by.
+#: Settings that the model card lists, with their names among the trainer's settings.
 _TOLD = {
     "training.loss": "loss",
     "training.learning_rate": "learning_rate",
@@ -90,8 +90,9 @@ def model_card(
 ) -> str:
     """README.md of an export: `base` model and its digest, versions, how it was trained.
 
-    `public_base` is its name on the hub, if it is known there. `settings` are the trainer's,
-    `extra` is what the node stored with the checkpoint; what they do not hold is left out."""
+    `public_base` is the base model's name on the hub, None if it has none. `settings` are the
+    trainer's, and `extra` is what the node stored with the checkpoint. Values that they lack are
+    left out."""
     libraries = ["swarm-node", "torch", "transformers", *(["peft"] if form == "peft" else [])]
     header = [
         "---",
@@ -138,7 +139,7 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
 
     try:
         saved = msgspec.convert(dict(extra), Saved)
-    except msgspec.ValidationError:  # a checkpoint of a bare trainer has no such story
+    except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
         return []
     groups = saved.groups
     told = [

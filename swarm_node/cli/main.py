@@ -1,5 +1,5 @@
-"""The `swarm-node` command. Verbs only: each imports what it needs when it runs, so that `--help`
-is quick, and every refusal is one line on stderr with exit code 1 (2 for a wrong command line)."""
+"""The `swarm-node` command. Each subcommand imports what it needs when it runs, so that `--help` is
+quick. An error is one line on stderr with exit code 1 (2 for a wrong command line)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ConfigOption = Annotated[
     typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
 ]
 SamplerOption = Annotated[
-    str | None, typer.Option("--sampler", help="What samples: torch, vllm or auto.")
+    str | None, typer.Option("--sampler", help="Inference engine: torch, vllm or auto.")
 ]
 AssignOption = Annotated[
     list[str] | None,
@@ -80,8 +80,8 @@ def demo(
 ) -> None:
     """Watch a private swarm of real nodes on this machine learn from each other.
 
-    Each node samples its own share of the nine task families and meets the others only in its
-    peers' rollouts. Ctrl-C ends it cleanly at any time.
+    Each node samples its own share of the nine task families and sees the others only in its
+    peers' rollouts. Ctrl-C ends the demo cleanly at any time.
     """
     with _refusals():
         from swarm_node.demo import run_demo
@@ -106,7 +106,7 @@ def init(
     typer.echo(f"  swarm id   {membership.swarm.swarm_id.hex()}")
     typer.echo(f"  root key   {membership.swarm.fingerprint} (fingerprint)")
     typer.echo(f"  this node  {membership.identity.peer_id}")
-    typer.echo(f"Keep {place.path / 'root.key'} safe: whoever has it decides who belongs.")
+    typer.echo(f"Keep {place.path / 'root.key'} safe: whoever has it decides who is a member.")
     typer.echo("Next:")
     typer.echo(f"  swarm-node join{option} --model tiny        start this node")
     typer.echo(f"  swarm-node invite{option} > ticket.txt      a ticket for the next machine")
@@ -129,7 +129,7 @@ def invite(
 ) -> None:
     """Print a ticket that admits further nodes to the swarm founded here.
 
-    Who holds the ticket can join until it expires: send it as you would send a password.
+    Whoever holds the ticket can join until it expires: send it as you would send a password.
     """
     with _refusals():
         from swarm_node.node.home import Home
@@ -243,7 +243,7 @@ def status(
         bool, typer.Option(help="Only the state; exit code 0 if it is running.")
     ] = False,
 ) -> None:
-    """Show what the running node does and whether it gets better."""
+    """Show what the running node does and how its held-out reward develops."""
     from swarm_node.cli.views import status_view
 
     snapshot = _ask(home, lambda client: client.status())
@@ -255,7 +255,7 @@ def status(
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers the running node knows and what came from them."""
+    """Show the peers that the running node knows and what it received from them."""
     import msgspec
 
     from swarm_node.cli.views import peers_view
@@ -271,7 +271,7 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
 @app.command(name="eval", rich_help_panel=_BASIC)
 def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Let the running node measure its held-out reward now, per task family."""
+    """Measure the held-out reward of the running node now, per task family."""
     import msgspec
 
     from swarm_node.cli.views import eval_view
@@ -306,9 +306,9 @@ def stop(home: HomeOption = None) -> None:
 def config(
     file: ConfigOption = None, assign: AssignOption = None, json: JsonOption = False
 ) -> None:
-    """List every setting: its value, what it takes, and where the value comes from.
+    """List every setting: its value, the accepted values, and where the value comes from.
 
-    `--config FILE` and `--set KEY=VALUE` show what `join` would make of them.
+    With `--config FILE` and `--set KEY=VALUE`, list the settings that `join` would use.
     """
     with _refusals():
         import msgspec

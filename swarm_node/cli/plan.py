@@ -1,6 +1,6 @@
-"""`swarm-node plan`: what of a model fits on a GPU, as `join` would use it.
+"""`swarm-node plan`: whether a model fits on a GPU, and how `join` would use the GPU.
 
-Cheap to import, as a command line must be.
+Cheap to import, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def plan(
         False
     ),
 ) -> None:
-    """Say what of a model fits on a GPU, and how `join` would use it.
+    """Say whether a model fits on a GPU, and how `join` would use it.
 
     A sampler and a trainer share the GPU. Their memory is counted from the
     model's shape: weights of both, gradients and moments of the optimizer, the
     sampler's cache of keys and values (KV), activations of a micro-batch.
 
-    `join` works in the first way that fits: all weights before LoRA, all
+    `join` takes the first plan that fits: all weights before LoRA, all
     answers at once before fewer, activations kept before recomputed, large
-    micro-batches before small ones. What you set is kept to.
+    micro-batches before small ones. It keeps the settings that you set.
 
-    Without --vram, what is free on this machine's GPU is planned for; without
-    a GPU, cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded or loaded.
+    Without --vram, the plan is for the free memory of this machine's GPU, or,
+    without a GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
@@ -92,7 +92,7 @@ def _show(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> None
 
     one = len(cards) == 1
     view = card_view(name, shape, job, *cards) if one else cards_view(name, shape, job, cards)
-    # Wide enough to be read by programs as well, where it is no terminal.
+    # Outside a terminal, lines are wide enough not to wrap.
     Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
 
 
@@ -100,7 +100,7 @@ def shape_of(name: str) -> Qwen2Config:
     """The shape of a model by name, without network.
 
     Raises:
-        ModelError: it is neither known nor here, or its config.json cannot be used.
+        ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.hub import hub_model
@@ -123,7 +123,7 @@ def parse_vram(text: str) -> int:
     """ "12GB", "12" or "12288MiB" in bytes. Cards are sold by the GiB, called GB.
 
     Raises:
-        ConfigError: it is no such amount, or none that a card has.
+        ConfigError: it is no amount of memory, or none that a card has.
     """
     match = _VRAM.fullmatch(text.strip())
     if match is not None:
@@ -159,7 +159,7 @@ def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dic
 
 
 def _machines(settings: Settings, vram: str | None) -> list[Machine]:
-    """The machine to plan for, with a card of `vram` or this one; without a GPU, several."""
+    """The machine to plan for: a card of `vram`, this machine, or, without a GPU, several cards."""
     from swarm_node.node.fit import card, gpu_memory, this_machine
 
     if vram is not None:

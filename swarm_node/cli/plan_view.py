@@ -1,4 +1,4 @@
-"""What a plan of a GPU looks like in a terminal, 80 columns wide."""
+"""Shows the plan of a GPU in a terminal, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BAR = 24
 
 
 def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> RenderableType:
-    """One row per card; below, what would fit where nothing does."""
+    """One row per card; below it, advice for cards that nothing fits."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
         table.add_column(heading, justify="left" if heading == "trains" else "right")
@@ -39,7 +39,7 @@ def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) ->
         if made is None:
             advice.append(f"{vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}.")
     notes = [
-        "Sizes in GiB; of what does not fit, the least it takes. * recomputes activations.",
+        "Sizes in GiB; for a card that is too small, the least needed. * recomputes activations.",
         f"{SPARE:.0%} of a card stay free. Look closer: `--vram 12GB`. Change the job:",
         "`--set sampling.max_new_tokens=512`, `--set training.lora_rank=8`.",
     ]
@@ -48,7 +48,7 @@ def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) ->
 
 
 def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableType:
-    """One card: where its memory goes, and how it would be used."""
+    """One card: the memory of each part, and how `join` would use the card."""
     made = make_plan(shape, job, vram)
     shown = made or least_plan(shape, job, vram)
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)

@@ -1,4 +1,4 @@
-"""How every command ends that cannot do what it was asked."""
+"""How a command reports an error."""
 
 from __future__ import annotations
 

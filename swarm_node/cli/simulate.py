@@ -1,6 +1,6 @@
 """`swarm-node simulate` and `swarm-node experiment`.
 
-A new experiment takes a command here, made of the options below, and a file in
+A new experiment needs a command here, with the options below, and a file in
 `simulation/experiments`. Commands import that file when they run, so that `--help` is quick.
 """
 
@@ -14,7 +14,7 @@ import typer
 from swarm_node.cli.refusals import refusals
 from swarm_node.errors import ConfigError
 
-_RESUMES = "Runs in the report directory are not made again: give the same command to resume."
+_RESUMES = "Runs in the report directory are not repeated: give the same command to resume."
 
 experiment_app = typer.Typer(no_args_is_help=True, help="Experiments that print their own report.")
 
@@ -25,7 +25,7 @@ RegimeOption = Annotated[str, typer.Option(help="dense, sparse, very-sparse or s
 DelayOption = Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")]
 LossOption = Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")]
 CorrectionOption = Annotated[
-    str | None, typer.Option(help="How peers' groups are taken: experience.correction.")
+    str | None, typer.Option(help="Correction of peers' groups: experience.correction.")
 ]
 ReportOption = Annotated[Path, typer.Option(help="Directory of the reports; reused.")]
 SetOption = Annotated[
@@ -48,7 +48,7 @@ def simulate(
     ] = 0,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="tiny, or a directory; several are dealt to the nodes in turn."),
+        typer.Option(help="tiny, or a directory; several are assigned to the nodes in turn."),
     ] = None,
     delay: DelayOption = "0,0",
     loss: LossOption = 0.0,
@@ -148,8 +148,8 @@ def staleness(
     report: ReportOption = Path("staleness-report"),
     assign: SetOption = None,
 ) -> None:
-    """Train on groups of set ages over a network that delays, reorders and loses messages, with and
-    without correction for their age."""
+    """Train on groups of fixed ages, with and without off-policy correction, over a network that
+    delays, reorders and loses messages."""
     with refusals():
         from swarm_node.simulation.experiments.staleness import Staleness
 

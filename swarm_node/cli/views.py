@@ -1,4 +1,4 @@
-"""What a snapshot looks like in a terminal."""
+"""Shows snapshots, peers and measurements in a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
 
 
 def status_view(snapshot: Snapshot) -> RenderableType:
-    """The node at a glance."""
+    """A summary of the node."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     groups = snapshot.groups
     rows = {
@@ -83,7 +83,7 @@ def choices_view() -> RenderableType:
 
 
 def choices_json() -> str:
-    """The same for programs: key, name, then "summary" and "source"."""
+    """The same as JSON: key, name, then "summary" and "source"."""
     listed = {
         key: {name: choice._asdict() for name, choice in choices.items()}
         for key, choices in _CHOICES.items()

@@ -1,4 +1,4 @@
-"""Judging a final answer against a known one: word for word, as mathematics, or by letter."""
+"""Compares a final answer with a known one: word for word, as mathematics, or by letter."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-#: Of a longer text only this end is looked at: a final answer stands at the end.
+#: Only the last characters of a longer text are judged, because the final answer is at the end.
 MAX_JUDGED_CHARS = 4096
-#: Of an answer only this end is read as mathematics: math-verify's patterns take quadratic time.
+#: Only these last characters are read as mathematics: math-verify's patterns take quadratic time.
 MAX_MATH_CHARS = 1024
 #: Processor seconds for one comparison as mathematics, after which the answer counts as wrong.
 MATH_SECONDS = 0.5
@@ -24,24 +24,24 @@ _LETTER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _NO_LETTERS = re.compile(r"[^A-Za-z]+")
-#: LaTeX operators that make a matrix of any size from two numbers. sympy swallows interruptions
-#: meanwhile, so that one text would cost the process its time limit.
+#: LaTeX operators that make a matrix of any size from two numbers. sympy swallows the interruption
+#: meanwhile, so one such text would use up the time limit of the process.
 _MATRICES = ("zeros", "ones", "eye")
 
 
 def final_answer(text: str) -> str:
-    """What of a text is judged: inside the last <answer></answer>, else after the last "####" (as
-    GSM8K writes it), else the whole; stripped."""
+    """The part of a text that is judged, stripped: the content of the last <answer></answer>, else
+    the text after the last "####" (GSM8K's form), else the whole text."""
     text = text[-MAX_JUDGED_CHARS:]
     tagged = last_tagged(text)
     return (text.rpartition("####")[2] if tagged is None else tagged).strip()
 
 
 def last_tagged(text: str) -> str | None:
-    """What the last <answer>…</answer> of a text holds, or None where there is none.
+    """The content of the last <answer>…</answer> of a text, or None if there is none.
 
-    The pairs are those that `<answer>(.*?)</answer>` finds, but in one pass: the expression starts
-    over at each opening tag, which takes quadratic time where no closing one follows."""
+    It finds the pairs that `<answer>(.*?)</answer>` finds, in one pass. The expression takes
+    quadratic time if no closing tag follows, because it searches for one from each opening tag."""
     found = None
     opened = text.find(_OPEN)
     while opened >= 0:
@@ -55,7 +55,7 @@ def last_tagged(text: str) -> str | None:
 
 
 def score_exact(answer: str, right: str, choices: Sequence[str]) -> float:
-    """1 for the same words; how much white space is between them does not matter."""
+    """1 for the same words, with any white space between them."""
     return float(answer.split() == right.split())
 
 
@@ -64,19 +64,19 @@ def score_choice(answer: str, right: str, choices: Sequence[str]) -> float:
     words = answer.split()
     if words == choices[ord(right) - ord("A")].split():
         return 1.0
-    # One space at a time: the expression tries every way to share a longer run among its parts.
+    # With single spaces: the expression would try every way to split a longer run of them.
     letter = _LETTER.fullmatch(" ".join(words))
     return float(letter is not None and letter[1].upper() == right)
 
 
 def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
-    """1 where math-verify finds the answer equal to the right one, as numbers, expressions, sets
-    or equations, in plain text or LaTeX. No name in the answer is looked up: sympy's evaluating
-    parser gets digits and operators of plain text only, LaTeX goes through a grammar."""
-    import math_verify  # noqa: F401 - takes seconds, which are not the answer's
+    """1 if math-verify finds the answer equal to the right one, as numbers, expressions, sets or
+    equations, in plain text or LaTeX. No name in the answer is evaluated: of plain text, sympy's
+    evaluating parser gets digits and operators only, and a grammar parses LaTeX."""
+    import math_verify  # noqa: F401 - takes seconds, which must not count for the answer
 
     answer = answer[-MAX_MATH_CHARS:]
-    # Spaces and the like go before the grammar sees a name, so they hide none here.
+    # The grammar ignores spaces and the like within a name, so they are removed here too.
     letters = _NO_LETTERS.sub("", answer)
     if "operatorname" in letters and any(name in letters for name in _MATRICES):
         return 0.0
@@ -86,8 +86,8 @@ def score_math(answer: str, right: str, choices: Sequence[str]) -> float:
 def _equal_as_math(answer: str, right: str) -> float:
     from math_verify import parse, verify
 
-    # Their own limit is an alarm signal, which would switch off the one that ends this process
-    # when a computation cannot be interrupted (see worker.py).
+    # math-verify's own time limit is an alarm of wall-clock time. `_within_time` limits processor
+    # time instead, so that a busy machine makes no answer wrong.
     wanted = parse(f"${right}$", parsing_timeout=None)
     if not wanted:
         return score_exact(answer, right, ())
@@ -103,28 +103,28 @@ SCORERS: Mapping[str, Callable[[str, str, Sequence[str]], float]] = {
 
 
 class _TooSlowError(BaseException):
-    """Not an `Exception`, because those are caught in many places of sympy and math-verify."""
+    """Not an `Exception`, because sympy and math-verify catch those in many places."""
 
 
 def _within_time(call: Callable[[], float]) -> float:
     """What `call` returns, or 0 after `MATH_SECONDS` of processor time.
 
-    Only in a main thread: elsewhere nothing can be interrupted, and there is no limit."""
+    In any other thread than the main one nothing can be interrupted, and there is no limit."""
     for name in ("math_verify", "latex2sympy2_extended", "sympy"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log what a text did to them
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log the errors that a text causes
     if threading.current_thread() is not threading.main_thread():
         return call()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise _TooSlowError
 
-    # What a signal raises in a collector's callback is lost, and a collection takes up to a second
-    # of the time in a process that holds much: there is none meanwhile.
+    # An exception that a signal raises in a garbage collection is lost, and in a large process a
+    # collection takes up to a second. So the collector is off meanwhile.
     collects = gc.isenabled()
     gc.disable()
     before = signal.signal(signal.SIGVTALRM, interrupt)
     try:
-        # Again and again, should one be swallowed.
+        # Repeated, because sympy may swallow one.
         signal.setitimer(signal.ITIMER_VIRTUAL, MATH_SECONDS, MATH_SECONDS)
         return call()
     except _TooSlowError:

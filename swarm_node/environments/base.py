@@ -24,8 +24,8 @@ class Environment(Protocol):
     #: Changes whenever the same reference could mean another task or another score.
     version: str
     families: tuple[str, ...]
-    # An environment that runs code from answers also says `runs_code = True`. Then it starts only
-    # where a sandbox can hold it, and each group gets a process of its own.
+    # An environment that runs code from answers also sets `runs_code = True`. Then it starts only
+    # on a machine that can confine it, and each group is scored in a new process.
 
     def derive(self, ref: TaskRef) -> Task:
         """The task that `ref` names.
@@ -40,5 +40,5 @@ class Environment(Protocol):
         ...
 
     def score(self, task: Task, text: str) -> float:
-        """A reward in [0, 1]. May raise on hostile text: the host counts it and scores zero."""
+        """A reward in [0, 1]. May raise on hostile text, which then scores zero."""
         ...

@@ -1,8 +1,8 @@
 """The tasks that nodes of one swarm sample in common, without telling each other. Pure.
 
-They are numbered, and the number names the task. Each epoch of the wall clock begins at a number of
-its own; within it a node counts on from there as far as it gets. So nodes of any speed meet at the
-beginning of every epoch, and nobody waits for anybody: a clock that is wrong costs only company.
+The tasks are numbered, and the number names the task. Each epoch of the wall clock has a first
+number, and a node counts up from it as far as it gets. So nodes of any speed sample the same first
+tasks of every epoch, and no node waits. A node with a wrong clock samples tasks that others do not.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Collection, Sequence
 
 from swarm_node.environments.seeds import task_seed
 
-#: Long against one call of the sampler, short against the time a group stays useful to peers.
+#: Much longer than one call of the sampler, much shorter than a group stays fresh to peers.
 EPOCH_SECONDS = 300
-#: Numbers of one epoch; a node that makes more goes on with those of the next.
+#: Numbers of one epoch. A node that needs more takes those of the next.
 _EPOCH_TASKS = 1 << 20
 
 
 def is_common(index: int, share: float) -> bool:
-    """Whether the node's task number `index` is one of the swarm's: of any n in a row n·`share`
+    """Whether the node's task number `index` is a common one. Of any n successive tasks, n·`share`
     are, rounded up or down."""
     return int((index + 1) * share) > int(index * share)
 
 
 def first_number(counter: int, wall: float) -> int:
-    """Where to go on at `wall` Unix seconds, with all numbers below `counter` used: never back."""
+    """The next number at `wall` Unix seconds, if all below `counter` are used. Never decreases."""
     return max(counter, int(wall // EPOCH_SECONDS) * _EPOCH_TASKS)
 
 
@@ -32,7 +32,7 @@ def common_tasks(
     swarm_id: bytes, families: Sequence[str], own: Collection[str], first: int, count: int
 ) -> tuple[list[tuple[str, int]], int]:
     """The next `count` tasks from number `first` on as (family, seed), and the number after them.
-    Those of families that this node does not sample are left to others.
+    Tasks of families that this node does not sample are skipped.
 
     Raises:
         ValueError: `own` has none of `families`.

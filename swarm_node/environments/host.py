@@ -1,7 +1,7 @@
 """Where the node gets prompts and rewards: an environment behind a process boundary.
 
-The node never imports an environment. Judges do, in processes of their own that may die: one for
-this node's answers and one for peers' answers, so that own work never waits for peers' work.
+The node never imports an environment. A process of its own does, and forks judges, which may crash:
+one for this node's answers and one for peers' answers, so own groups never wait for peers' groups.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 MAX_TEXTS = 64
-#: Of a longer text only this end is judged: a final answer stands at the end. It bounds what any
-#: scorer can be made to read.
+#: Only the last characters of a longer text are judged, because the final answer is at the end. So
+#: the input of every scorer is bounded.
 MAX_JUDGED_CHARS = 4096
-#: A judgement may end its judge this often one text at a time; what is left is not tried.
+#: Once texts that are scored one by one have ended this many judges, no further text is scored.
 MAX_LOST_JUDGES = 2
 #: Processor seconds for making one task, and for scoring all texts of one group.
 DERIVE_SECONDS = 5.0
 SCORE_SECONDS = 5.0
-#: How much own work is preferred where both judges want the processor.
+#: The niceness of the judge of peers' groups: own groups get the processor first.
 _PEERS_NICENESS = 5
 
 Whose = Literal["own", "peers"]
@@ -39,8 +39,8 @@ Whose = Literal["own", "peers"]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """What an environment says of itself, and what confines those who judge by it: None where they
-    run in the node's own process."""
+    """The description of an environment, and what confines its judges: None if they run in the
+    node's own process."""
 
     name: str
     version: str
@@ -52,11 +52,11 @@ class EnvironmentInfo:
 class Judgement:
     """Prompt and rewards (one per text, each in [0, 1]) of a group.
 
-    `faults` of the rewards are zero because scoring failed; `fault_reason` says how the first did:
-    "out_of_range", "unsendable", "timeout", "crashed", "stuck", "forged", "abandoned", or "" for
-    none. `raised` names the first exception of a scorer, "" for none: such a text is a wrong
-    answer. `lost` says how peers' texts ended their judge, by one of these reasons; then none of
-    them was scored."""
+    `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
+    of the first: "out_of_range", "unsendable", "timeout", "crashed", "stuck", "forged",
+    "abandoned", or "" for none. `raised` names the first exception of a scorer, "" for none; such a
+    text is a wrong answer. `lost` is the reason why peers' texts ended their judge, "" if they did
+    not; if they did, none of them was scored."""
 
     prompt: str
     rewards: tuple[float, ...]
@@ -67,7 +67,7 @@ class Judgement:
 
 
 class EnvironmentHost(Protocol):
-    """What the node needs from whoever runs the environment."""
+    """What the node needs from an environment."""
 
     async def start(self) -> EnvironmentInfo:
         """Make the environment ready.
@@ -89,8 +89,8 @@ class EnvironmentHost(Protocol):
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         """Derive the task and score the last MAX_JUDGED_CHARS of each of `texts`, at most
-        MAX_TEXTS. Whatever an own text does to its scorer ends as a zero and a fault. Peers' texts
-        that end their judge are not scored at all.
+        MAX_TEXTS. An own text that ends its judge scores zero and counts as a fault. If peers'
+        texts end their judge, none of them is scored.
 
         Raises:
             UnknownTaskError: the task cannot be derived here.
@@ -107,8 +107,8 @@ class EnvironmentHost(Protocol):
 class ProcessEnvironmentHost:
     """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
 
-    A group is scored in one request. Where that ends the judge, own texts are scored again one by
-    one in new judges, which tells the guilty from the others, until MAX_LOST_JUDGES are lost.
+    A group is scored in one request. If that ends the judge, own texts are scored again one by one,
+    to find the text that ended it, until MAX_LOST_JUDGES judges are lost.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class ProcessEnvironmentHost:
         derive_seconds: float = DERIVE_SECONDS,
         score_seconds: float = SCORE_SECONDS,
     ) -> None:
-        """`name` and `options` as for `registry.create_environment`; processor seconds for making
-        one task, and for scoring all texts of one group."""
+        """`name` and `options` are as for `registry.create_environment`. `derive_seconds` is the
+        processor time for making one task, `score_seconds` for scoring all texts of one group."""
         if min(derive_seconds, score_seconds) <= 0:
             raise ValueError("a judge needs more than 0 seconds")
         self._derive_seconds = derive_seconds
@@ -134,7 +134,7 @@ class ProcessEnvironmentHost:
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """Of the running processes, by their part in the node."""
+        """Process ids by the part of the process in the node, None if it does not run."""
         return {
             "environment": self._environment.pid,
             **{f"judge_{whose}": judge.pid for whose, judge in self._judges.items()},
@@ -142,7 +142,7 @@ class ProcessEnvironmentHost:
 
     @property
     def losses(self) -> int:
-        """How often a judge ended on its own."""
+        """How often a judge was lost."""
         return sum(judge.losses for judge in self._judges.values())
 
     async def start(self) -> EnvironmentInfo:
@@ -158,7 +158,7 @@ class ProcessEnvironmentHost:
             await self.close()
             how = "" if sandbox is None else f" ({sandbox.described()})"
             raise ConfigError(
-                f"environment.name: {said.name} runs code that stands in answers, and this "
+                f"environment.name: {said.name} runs code from answers, and this "
                 f"machine cannot confine it{how}: use another environment, or another machine or "
                 "container setting"
             )
@@ -201,7 +201,7 @@ class ProcessEnvironmentHost:
     async def _derived(self, judge: JudgeProcess, refs: Sequence[PlainRef]) -> tuple[str, ...]:
         try:
             return await judge.derive(refs, self._derive_seconds)
-        except JudgeLostError:  # perhaps killed from outside: once more
+        except JudgeLostError:  # it may have been killed from outside: try once more
             return await judge.derive(refs, self._derive_seconds)
 
     async def _scored_singly(
@@ -224,8 +224,8 @@ class ProcessEnvironmentHost:
 
 
 class InlineEnvironmentHost:
-    """An `EnvironmentHost` in this process, for simulations of trusted nodes: the same rewards,
-    but no time limit and nothing that survives a scorer which kills its process."""
+    """An `EnvironmentHost` in this process, for simulations of trusted nodes. It gives the same
+    rewards, but has no time limit, and a scorer that ends its process ends the simulation."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -257,7 +257,7 @@ def _check_count(texts: Sequence[str]) -> None:
 
 
 def _cut(text: str) -> str | None:
-    """What of a text is judged; None for one with lone surrogates, which no frame can carry."""
+    """The part of a text that is judged; None for lone surrogates, which no frame can carry."""
     end = text[-MAX_JUDGED_CHARS:]
     try:
         end.encode()
@@ -267,8 +267,8 @@ def _cut(text: str) -> str | None:
 
 
 def _judgement(prompt: str, texts: Sequence[str], verdicts: Sequence[Verdict | str]) -> Judgement:
-    """Put the verdicts, or the reasons why there are none, on the texts that were sent back among
-    those that were not."""
+    """The judgement of all `texts`. `verdicts` are those on the texts that were sent, or the
+    reasons why there are none."""
     sent = iter(verdicts)
     whole = ["unsendable" if _cut(text) is None else next(sent) for text in texts]
     known = [Verdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]

@@ -1,7 +1,8 @@
 """Questions with known answers from JSON Lines files, such as GSM8K, as an environment.
 
-A row is {"question": ..., "answer": ...}; of an answer only what follows its last "####" counts.
-With "choice" it is {"question": ..., "choices": [...], "answer": letter, index or text of one}.
+A row is {"question": ..., "answer": ...}. If the answer contains "####", only the text after the
+last one counts. With the scoring "choice" a row also has "choices", a list of texts, and its answer
+is the letter, index or text of one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-#: 2: as mathematics, LaTeX that makes a matrix of any size is wrong.
+#: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
 SCHEME = 2
 MAX_FILE_BYTES = 256 << 20
 MAX_ROW_BYTES = 64 << 10
@@ -31,8 +32,8 @@ _FAMILY = re.compile(r"[A-Za-z0-9 _.:+@=,-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One question with its right answer (the letter, with `choices`)."""
+class Example:
+    """One question with its right answer, which is a letter if there are `choices`."""
 
     question: str
     answer: str
@@ -41,10 +42,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The rows of one file. No question is in both parts."""
+    """The examples of one file. No question is in both parts."""
 
-    training: Sequence[Row]
-    held_out: Sequence[Row]
+    training: Sequence[Example]
+    held_out: Sequence[Example]
 
 
 def create(
@@ -60,7 +61,7 @@ def create(
     Args:
         path: a file or several; each becomes a family, named after it.
         scoring: "exact" (word for word), "math" (math-verify) or "choice" (a letter).
-        template: the prompt, with {question} where the question goes; choices follow it.
+        template: the prompt, with {question} in the place of the question. Choices follow it.
         held_out: share of the questions kept for evaluation, by a hash of the question.
         question, answer: the names of the fields.
 
@@ -85,14 +86,14 @@ def create(
     if not families:
         raise _refusal("path", "name at least one file")
     if scoring == "math":
-        # Importing and compiling takes seconds: at the start, not within the first answer's time.
+        # Imports and compiles for seconds: now, not within the time limit of the first answer.
         SCORERS[scoring]("1", "1", ())
     options = [digests, scoring, template, held_out, question, answer]
     return _Jsonl(families, _version(options, scoring), scoring, template)
 
 
 class _Jsonl:
-    """Implements `Environment`; a seed names a row, counted around as often as it takes."""
+    """Implements `Environment`. A seed names the row at the seed modulo the number of rows."""
 
     name = "jsonl"
 
@@ -108,7 +109,7 @@ class _Jsonl:
     def derive(self, ref: TaskRef) -> Task:
         if (ref.environment, ref.version) != (self.name, self.version):
             raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, here is {self.name} "
+                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
                 f"{self.version}: give all nodes the same files and environment options"
             )
         family = self._rows.get(ref.family)
@@ -122,15 +123,15 @@ class _Jsonl:
         return Task(ref, rows[ref.seed % len(rows)])
 
     def render(self, task: Task) -> str:
-        row: Row = task.payload
+        example: Example = task.payload
         # Not str.format: a question may hold braces.
-        prompt = self._template.replace("{question}", row.question)
-        lines = [f"{_letter(index)}. {text}" for index, text in enumerate(row.choices)]
+        prompt = self._template.replace("{question}", example.question)
+        lines = [f"{_letter(index)}. {text}" for index, text in enumerate(example.choices)]
         return "\n".join([prompt, *lines])
 
     def score(self, task: Task, text: str) -> float:
-        row: Row = task.payload
-        return self._score(final_answer(text), row.answer, row.choices)
+        example: Example = task.payload
+        return self._score(final_answer(text), example.answer, example.choices)
 
 
 def _refusal(option: str, what: str) -> ConfigError:
@@ -148,7 +149,9 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _rows(path: Path, data: bytes, fields: tuple[str, str], with_choices: bool) -> Iterator[Row]:
+def _rows(
+    path: Path, data: bytes, fields: tuple[str, str], with_choices: bool
+) -> Iterator[Example]:
     count = 0
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
@@ -162,11 +165,11 @@ def _rows(path: Path, data: bytes, fields: tuple[str, str], with_choices: bool) 
             raise _refusal("path", f"{path}, line {number}: {error}") from error
 
 
-def _row(line: bytes, fields: tuple[str, str], with_choices: bool) -> Row:
-    """One row.
+def _row(line: bytes, fields: tuple[str, str], with_choices: bool) -> Example:
+    """The example in one row.
 
     Raises:
-        ValueError: it is not what it should be.
+        ValueError: the row is malformed.
     """
     if len(line) > MAX_ROW_BYTES:
         raise ValueError(f"a row may have {MAX_ROW_BYTES >> 10} KiB at most")
@@ -184,13 +187,13 @@ def _row(line: bytes, fields: tuple[str, str], with_choices: bool) -> Row:
         raise ValueError(f"{fields[0]!r} must be a text")
     if with_choices:
         choices = _choices(value.get("choices"))
-        return Row(question, _right_letter(given, choices), choices)
+        return Example(question, _right_letter(given, choices), choices)
     if isinstance(given, bool) or not isinstance(given, str | int | float):
         raise ValueError(f"{fields[1]!r} must be a text or a number")
     right = str(given).rpartition("####")[2].strip()
     if not right:
         raise ValueError(f"{fields[1]!r} is empty")
-    return Row(question, right)
+    return Example(question, right)
 
 
 def _choices(value: Any) -> tuple[str, ...]:
@@ -216,21 +219,21 @@ def _letter(index: int) -> str:
     return chr(ord("A") + index)
 
 
-def _split(path: Path, rows: Sequence[Row], share: float) -> _Family:
-    """Held out are the questions whose hash is small, so that the same question is on the same
-    side however often it stands in the file, and stays there when the file grows."""
+def _split(path: Path, rows: Sequence[Example], share: float) -> _Family:
+    """Questions with a small hash are held out. So all copies of a question are in the same part,
+    and stay there when the file grows."""
     hashes = [hashlib.sha256(row.question.encode()).digest()[:8] for row in rows]
-    # Small files too have one held-out question.
+    # A small file, too, has one held-out question.
     bound = max(int(share * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
     held_out = [row for row, digest in zip(rows, hashes, strict=True) if digest <= bound]
     training = [row for row, digest in zip(rows, hashes, strict=True) if digest > bound]
     if not training or not held_out:
-        raise _refusal("path", f"{path} needs two different questions or more, for both parts")
+        raise _refusal("path", f"{path} needs at least two different questions, one for each part")
     return _Family(training, held_out)
 
 
 def _version(options: Sequence[Any], scoring: str) -> str:
-    """Contains a digest of the files, so that nodes with other rows refuse each other's tasks."""
+    """Contains a digest of the files: nodes with different files refuse each other's tasks."""
     canonical = json.dumps(options, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:24]
     if scoring != "math":

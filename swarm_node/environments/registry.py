@@ -1,4 +1,4 @@
-"""Finds environments: installed ones by entry point, own ones as "module:factory"."""
+"""Finds environments: installed ones by entry point, any other as "module:factory"."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Task seeds from anything that should name a task: hashed, so that no two streams overlap.
+"""Hashes the parts that name a task to its seed, so that no two streams of tasks overlap.
 
-reasoning-gym draws item i of a dataset from Random(seed + i). Nodes that counted 1, 2, 3 … would
-work on shifted copies of one stream; hashed 61-bit seeds make a collision a matter of chance.
+reasoning-gym draws item i of a dataset from Random(seed + i). Nodes that used seeds 1, 2, 3 … would
+sample shifted copies of one stream. Hashed 61-bit seeds collide only by chance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def task_seed(*parts: str | int | bytes) -> int:
 
 
 def held_out_seed(*parts: str | int | bytes) -> int:
-    """An evaluation seed in [HELD_OUT_SEED, SEED_LIMIT); no training seed is ever there."""
+    """An evaluation seed in [HELD_OUT_SEED, SEED_LIMIT), where no training seed lies."""
     return HELD_OUT_SEED + _hashed(b"swarm-node/held-out-seed/1", parts) % (
         SEED_LIMIT - HELD_OUT_SEED
     )

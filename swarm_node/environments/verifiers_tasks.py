@@ -1,7 +1,8 @@
 """Tasksets of the `verifiers` package (0.4, `verifiers.v1`) as an environment.
 
-Of a taskset the tasks and their rewards are used: one question, one answer, judged without a
-runtime. What needs more (tools, containers, judges, several agents) is refused by name.
+It uses the tasks of a taskset and their rewards: one question, one answer, scored without a
+runtime. A taskset that needs more (tools, containers, judges, several agents) is refused, and the
+message names the need.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def create(
     Args:
         taskset: id of an installed taskset, which is the name of its module.
         options: the taskset's own settings.
-        limit: how many of its tasks are used, from the first on.
+        limit: how many of its tasks are used, counted from the first.
         held_out: share of the tasks kept for evaluation, by a hash of the task.
 
     Raises:
@@ -64,10 +65,10 @@ def create(
 
 
 class _Verifiers:
-    """Implements `Environment`; a seed names a task, counted around as often as it takes."""
+    """Implements `Environment`. A seed names the task at the seed modulo the number of tasks."""
 
     name = "verifiers"
-    #: Rewards are the taskset's own functions, which may do with an answer what they like.
+    #: The taskset's own functions compute the rewards, and may run code from an answer.
     runs_code = True
 
     def __init__(self, taskset: str, tasks: Sequence[Any], held_out: float) -> None:
@@ -86,7 +87,7 @@ class _Verifiers:
     def derive(self, ref: TaskRef) -> Task:
         if (ref.environment, ref.version) != (self.name, self.version):
             raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, here is {self.name} "
+                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
                 f"{self.version}: give all nodes the same taskset, options and versions"
             )
         if ref.family not in self.families:
@@ -101,7 +102,7 @@ class _Verifiers:
         return "\n\n".join(part for part in (data.system_prompt, data.prompt_text) if part)
 
     def score(self, task: Task, text: str) -> float:
-        """The weighted sum of the task's rewards. Not from within a running event loop."""
+        """The weighted sum of the task's rewards. Must not be called in a running event loop."""
         return asyncio.run(_reward(task.payload, text))
 
 
@@ -122,7 +123,7 @@ async def _reward(task: Any, text: str) -> float:
 
 
 def _needs(task: Any, taskset: Any) -> str:
-    """What this environment does not offer but the task asks for; "" for nothing."""
+    """What the task needs and this environment does not have; "" for nothing."""
     import verifiers.v1 as vf
 
     kind = type(task)
@@ -148,7 +149,7 @@ def _required(function: Any, name: str) -> bool:
 
 
 def _version(taskset: str, tasks: Sequence[Any], held_out: float) -> str:
-    """Covers every task and the module that judges it."""
+    """Covers every task and the module that scores it."""
     module = inspect.getmodule(type(tasks[0]))
     source = inspect.getsource(module) if module is not None else ""
     covered = [taskset, held_out, source, [task.hash for task in tasks], str(tasks[0].config)]

@@ -1,13 +1,14 @@
-"""Sealed bytes: what a key said, to one swarm, as one kind of statement. Pure.
+"""Sealed bytes: one kind of statement, signed by one key, for one swarm. Pure.
 
 An envelope is the MessagePack array [type, body, public key, signature]. The signature is over a
 pre-authentication encoding after DSSE v1.0 (github.com/secure-systems-lab/dsse), with the swarm id
-among the signed fields but not in the envelope: bytes of one swarm are noise in another.
+among the signed fields but not in the envelope, so no signature of one swarm verifies in another.
 
-Invariants: the signature is checked before the body is looked at; bodies above 64 KiB, and only
-those, are signed by digest under a type of their own; exactly one encoding of the four fields is
-accepted, because the id of an envelope is the hash of its bytes, and a second encoding would give
-one statement a second id.
+Invariants:
+- The signature is checked before the body is parsed.
+- Bodies above 64 KiB, and only those, are signed by digest, under a type of their own.
+- Exactly one encoding of the four fields is accepted. The id of an envelope is the hash of its
+  bytes, and a second encoding would give one statement a second id.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.wire import MAX_SEALED_BYTES, Body, unpack
 
-#: Bodies longer than this are signed by their sha256, so that the cost stays one hash.
+#: Longer bodies are signed by their sha256, so that signing costs one pass over the body.
 DIGEST_ABOVE_BYTES: Final = 64 * 1024
 
 _MAGIC = b"SWARMNODEv1"
 _MULTIHASH_SHA256 = b"\x12\x20"
 _FIELD_PRIME = 2**255 - 19
 
-# The points whose order divides 8, in every encoding with y < p. For such a key one signature
-# verifies for every message, and OpenSSL does not refuse them (seen with `cryptography` 50.0.2).
+# The points whose order divides 8, in every encoding with y < p. Under such a key one signature
+# verifies for every message, and OpenSSL accepts these keys (seen with `cryptography` 50.0.2).
 _SMALL_ORDER_KEYS: Final = frozenset(
     bytes.fromhex(key)
     for key in (
@@ -54,7 +55,7 @@ _SMALL_ORDER_KEYS: Final = frozenset(
 
 
 class Kind(StrEnum):
-    """What a sealed body is; part of the signed bytes, so no kind can pass for another."""
+    """The type of a sealed body. The signature covers it, so no kind can pass for another."""
 
     ROLLOUT = "application/vnd.swarm.rollout.v1+msgpack"
     RECORD = "application/vnd.swarm.record.v1+msgpack"
@@ -65,7 +66,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An envelope whose signature holds. `author` is the peer id of `author_key` (32 bytes), `id`
+    """An envelope with a valid signature. `author` is the peer id of `author_key` (32 bytes), `id`
     the content id of the sealed bytes (34 bytes); `body` is not parsed yet."""
 
     author_key: bytes
@@ -97,10 +98,10 @@ def seal(identity: Identity, swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
 def open_sealed(
     data: bytes, swarm_id: bytes, kind: Kind, *, max_bytes: int = MAX_SEALED_BYTES
 ) -> Opened | Rejected:
-    """Check an envelope, cheapest test first, and hand back its body unparsed.
+    """Check an envelope, the cheapest test first, and return its body unparsed.
 
-    Whether `author` is who the caller expects is the caller's check. Reasons of a refusal, in
-    order: "size", "schema", "kind", "encoding", "key", "signature".
+    The caller checks that `author` is the expected one. Reasons of a refusal, in order: "size",
+    "schema", "kind", "encoding", "key", "signature".
     """
     outer = unpack(_Outer, data, max_bytes=max_bytes)
     if isinstance(outer, Rejected):
@@ -116,7 +117,7 @@ def open_sealed(
             outer.signature, signed_bytes(swarm_id, kind, outer.body)
         )
     except InvalidSignature:
-        return Rejected("signature", "the signature does not hold for this swarm")
+        return Rejected("signature", "the signature is not valid for this swarm")
     return Opened(outer.key, _peer_id(outer.key), outer.body, content_id(data))
 
 
@@ -126,7 +127,7 @@ def content_id(data: bytes) -> bytes:
 
 
 def signed_bytes(swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
-    """The pre-authentication encoding that is signed; lengths are ASCII decimal byte counts."""
+    """The pre-authentication encoding that a key signs; lengths are ASCII decimal byte counts."""
     if len(swarm_id) != 32:
         raise ValueError("a swarm id has 32 bytes")
     name, payload = kind.encode(), body
@@ -158,5 +159,5 @@ def _encode(kind: Kind, body: bytes, key: bytes, signature: bytes) -> bytes:
     return b"".join((*head, body, b"\xc4\x20", key, b"\xc4\x40", signature))
 
 
-# Base58 in pure Python adds a tenth to opening a small envelope; the keys seen are few.
+# Base58 in pure Python adds a tenth to the time to open a small envelope, and few keys occur.
 _peer_id = functools.lru_cache(maxsize=4096)(peer_id_of)

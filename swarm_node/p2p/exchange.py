@@ -1,7 +1,7 @@
-"""Sharing experience: publish own groups; meet peers; list, draw and pull theirs.
+"""Shares experience: publishes own groups; meets peers; lists, draws and pulls their groups.
 
-Nothing here waits for anyone: every call asks a few random peers, each with a deadline, and returns
-what it got. `serving.py` answers the same protocols; `verify.py` decides what is let in.
+No call waits for all peers: it asks a few random ones, each with a deadline, and returns what they
+answered. `serving.py` answers the same protocols; `verify.py` decides on admission.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed, seal
 from swarm_node.p2p.identity import Identity, public_key_of
 from swarm_node.p2p.membership import SwarmInfo, verify_chain
-from swarm_node.p2p.peers import Candidate, Directory, Peer
+from swarm_node.p2p.peers import Directory, Offer, Peer
 from swarm_node.p2p.serving import (
     HELLO,
     LIST,
@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Exchange:
-    """The node's side of every conversation it starts."""
+    """Sends the node's requests to its peers."""
 
     def __init__(
         self,
@@ -74,16 +74,16 @@ class Exchange:
         self._clock = clock
         self._rng = rng
         self._pulling: Counter[str] = Counter()
-        self._unread = 0  # beats to come without reading the others'
+        self._unread = 0  # further beats before the next read of all heartbeats
 
     async def publish(
         self, scored: Sequence[tuple[RolloutGroup, str]], version: int
     ) -> list[VerifiedGroup]:
-        """Seal and store own groups, each with its prompt; they are safe on return. Announced are
-        those that somebody can learn from: whose rewards differ and whose tokens peers accept (a
-        model may sample special tokens inside an answer).
+        """Seal and store own groups, each with its prompt; on return they survive a crash.
 
-        The own `claimed` rewards are the locally computed ones, so they become the verified ones.
+        Groups that peers can learn from are announced: their rewards differ and peers accept their
+        tokens (a model may sample special tokens inside an answer). This node computed the
+        `claimed` rewards of its own groups, so they are the verified rewards as well.
 
         Raises:
             HomeError: the disk is full or the database damaged.
@@ -113,10 +113,11 @@ class Exchange:
         return published
 
     async def beat(self, version: int, seconds: float) -> None:
-        """Show this node's heartbeat, read everybody's, and pass heartbeats on with one peer.
+        """Publish this node's heartbeat, read those of all peers, and ask one peer for more.
 
-        A large swarm's are read the more rarely, so that reading costs the same per beat whatever
-        its size; newcomers are met in between, because they greet and are passed on.
+        The larger the swarm, the fewer beats read all heartbeats, so the cost per beat does not
+        grow with the swarm. Between two reads a node meets newcomers that greet it or whose
+        heartbeats another peer sends.
         """
         heartbeat = wire.pack(
             wire.Heartbeat(
@@ -142,30 +143,30 @@ class Exchange:
             await self._exchange_peers(peer)
 
     async def list_some(self, count: int, wanted: int) -> int:
-        """List the newest of the logs of up to `count` random peers, as far as offers are `wanted`;
-        returns how many new ones the peers say there are, listed or not.
+        """List the newest announcements of up to `count` random peers, about `wanted` in all.
+        Returns how many new offers these peers state, listed or not.
 
-        Reading only what there is room for keeps the cost independent of the swarm's size: in a
-        large one a peer has announced much since it was last listed. Where none is wanted, one peer
-        is still asked for its newest, so that the offers held do not grow old together.
+        The limit keeps the cost independent of the swarm's size: in a large swarm a peer has
+        announced many groups since it was last listed. If none is wanted, one peer is still asked
+        for its newest announcement, so that the offers do not all become stale.
         """
         count = count if wanted > 0 else 1
         peers = self._directory.draw(self._rng, count, self._clock.now())
         limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
         return sum(await asyncio.gather(*(self._list(peer, limit) for peer in peers)))
 
-    def on_offer(self, room: Callable[[str | None], int]) -> int:
-        """How many offered groups could be pulled now, beside those that are being pulled: of each
-        author at most `room(author)`, of all at most `room(None)`."""
-        free = room(None) - self._pulling.total()
+    def on_offer(self, slots: Callable[[str | None], int]) -> int:
+        """How many more groups could be pulled now. Together with the pulls under way they take at
+        most `slots(author)` of each author and `slots(None)` in all."""
+        free = slots(None) - self._pulling.total()
         if free <= 0:
             return 0
-        return min(free, self._directory.offered(self._left(room), self._clock.now()))
+        return min(free, self._directory.offered(self._left(slots), self._clock.now()))
 
-    async def pull(self, room: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
-        """Draw one offered group at random, pull and verify it. None when nothing is on offer, when
-        nobody answered, or when it was refused, which is counted."""
-        drawn = self._directory.draw_candidates(self._rng, 1, self._left(room), self._clock.now())
+    async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
+        """Draw one offer at random, pull the group and verify it. None if there is no offer, if
+        nobody answered, or if the group was refused, which is counted."""
+        drawn = self._directory.draw_offers(self._rng, 1, self._left(slots), self._clock.now())
         for offer in drawn:
             self._pulling[offer.author] += 1
             try:
@@ -175,15 +176,15 @@ class Exchange:
         return None
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
-        """Count a refusal, in total and for the peer it came from."""
+        """Count a refusal, in total and for the peer that sent the message."""
         self._rejected[rejected.reason] += 1
         peer = self._directory.get(peer_id) if peer_id else None
         if peer is not None:
             peer.rejected[rejected.reason] += 1
         _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
 
-    def _left(self, room: Callable[[str | None], int]) -> Callable[[str], int]:
-        return lambda author: room(author) - self._pulling[author]
+    def _left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
+        return lambda author: slots(author) - self._pulling[author]
 
     def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
         group = verified.group
@@ -207,12 +208,14 @@ class Exchange:
         return seal(self._identity, self._swarm.swarm_id, Kind.RECORD, body)
 
     def _hear(self, raw: bytes, expected: str | None) -> None:
-        """Take in a heartbeat, from the DHT or handed on by a peer."""
+        """Check a heartbeat, from the DHT or from another peer, and note what it says."""
         opened = open_sealed(raw, self._swarm.swarm_id, Kind.HEAD, max_bytes=MAX_HEARTBEAT_BYTES)
         if isinstance(opened, Rejected):
             return self.reject(opened, expected)
         if expected is not None and opened.author != expected:
-            return self.reject(Rejected("author", "a heartbeat under another's name"), expected)
+            return self.reject(
+                Rejected("author", "a heartbeat under another peer's name"), expected
+            )
         if opened.author == self._identity.peer_id:
             return None
         beat = wire.unpack(wire.Heartbeat, opened.body, max_bytes=MAX_HEARTBEAT_BYTES)
@@ -240,7 +243,7 @@ class Exchange:
 
     async def _list(self, peer: Peer, limit: int) -> int:
         epoch, since = peer.cursor
-        # What lies further back is too old to be worth a pull, so a newcomer starts near the head.
+        # Older announcements are too stale to pull, so a newcomer lists only the newest.
         since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
         request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
         reply = await self._ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
@@ -256,12 +259,12 @@ class Exchange:
         for raw in listed.items:
             since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
-        # What was left out is the peer's word alone, as an announcement is until it is pulled.
+        # The peer alone states how many it left out, so the number is bounded.
         return peer.offered - before + min(listed.left_out, _LIST_LIMIT)
 
     def _note(self, peer: Peer, raw: bytes) -> int:
-        """Note one announcement, as an offer if it is worth a pull; its sequence number, 0 when it
-        was refused."""
+        """Check one announcement, and keep it as an offer if its group is new and mixed. Returns
+        its sequence number, 0 if it was refused."""
         opened = open_sealed(
             raw, self._swarm.swarm_id, Kind.RECORD, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES
         )
@@ -275,17 +278,14 @@ class Exchange:
         if isinstance(entry, Rejected):
             self.reject(entry, peer.peer_id)
             return 0
-        # A group whose author says that nobody can learn from it is not worth a pull.
         if entry.mixed and self._verifier.seen(peer.peer_id, entry.epoch, entry.seq) is None:
             peer.offered += 1
-            peer.candidates.append(
-                Candidate(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size)
-            )
+            peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
         return entry.seq
 
-    async def _pull(self, offer: Candidate, version: int) -> VerifiedGroup | None:
+    async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
         if self._verifier.seen(offer.author, offer.epoch, offer.seq) is not None:
-            return None  # overtaken by newer groups since it was offered
+            return None  # admitted, or outside the replay window, since it was listed
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
             sealed = await self._ask(
@@ -295,7 +295,7 @@ class Exchange:
                 continue
             result = await self._verifier.verify(offer, sealed, version)
             if isinstance(result, Rejected):
-                if result.reason == "hash":  # that holder's fault, not the author's
+                if result.reason == "hash":  # the fault of this holder, not of the author
                     self.reject(result, peer.peer_id)
                     continue
                 self.reject(result, offer.author)
@@ -309,8 +309,8 @@ class Exchange:
         self._directory.give_back(offer)
         return None
 
-    def _holders(self, offer: Candidate) -> list[Peer]:
-        """The author first, then two others: content is addressed by hash, so any will do."""
+    def _holders(self, offer: Offer) -> list[Peer]:
+        """The author, then two other peers: a hash names the group, so anyone may send it."""
         now = self._clock.now()
         others = [p for p in self._directory.draw(self._rng, 3, now) if p.peer_id != offer.author]
         author = self._directory.get(offer.author)
@@ -326,7 +326,7 @@ class Exchange:
         max_reply: int,
         seconds: float = _REQUEST_SECONDS,
     ) -> bytes | None:
-        """One request to a member, greeting it first; None, counted, when it did not work."""
+        """Send one request to a member, after a greeting if needed. A failure is counted: None."""
         try:
             async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
@@ -344,7 +344,7 @@ class Exchange:
                     )
         except (TransportError, TimeoutError) as error:
             if isinstance(error, RefusedError) and NOT_HERE in str(error):
-                peer.answered(self._clock.now())  # what it does not hold says nothing about it
+                peer.answered(self._clock.now())  # no failure: a peer need not hold a group
                 self._rejected["not_here"] += 1
                 return None
             peer.failed(self._clock.now())
@@ -355,14 +355,14 @@ class Exchange:
         return reply
 
     async def _greet(self, peer: Peer) -> None:
-        """Exchange membership; raises TransportError when the other end is no member."""
+        """Exchange certificate chains; raises TransportError if the peer is no member."""
         if peer.addresses:
             await self._transport.dial(peer.addresses)
         body = wire.pack(hello_body(wire.HelloRequest, self._chain, self._transport))
         raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=_MAX_SMALL_REPLY)
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=_MAX_SMALL_REPLY)
         if isinstance(hello, Rejected):
-            raise TransportError(f"{peer.peer_id} greeted badly: {hello.detail}")
+            raise TransportError(f"{peer.peer_id} sent a malformed greeting: {hello.detail}")
         member = verify_chain(
             hello.chain, self._swarm, public_key_of(peer.peer_id), self._clock.wall()
         )

@@ -1,13 +1,13 @@
-"""The wire of one request over any pair of asyncio streams.
+"""The framing of one request and its reply over any pair of asyncio streams.
 
     request   8-byte big-endian length, payload
     reply     1 status byte (0 done, 1 refused), 8-byte big-endian length, payload, sha256(payload)
     ack       1 byte from the reader of the reply, after it checked the reply
 
-A refused reply carries a short UTF-8 reason. A stream carries one request. Lengths are checked
-against the caller's cap before a byte of the payload is read, and memory grows with what arrives,
-never with what was announced. The writer of a reply waits for the ack (or the end of the stream)
-before it closes, because a transport may drop the tail of what was written right before closing.
+A refused reply carries a short UTF-8 reason. A stream carries one request. The reader checks a
+length against the caller's limit before it reads the payload, and memory grows with the bytes that
+arrive, never with the stated length. The writer of a reply waits for the ack (or the end of the
+stream) before it closes, because a transport may drop bytes written right before closing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a handler's run came to: its payload, or a refusal whose payload is the reason."""
+    """The outcome of a handler: its payload, or a refusal whose payload is the reason."""
 
     payload: bytes
     refused: bool = False
@@ -55,7 +55,7 @@ class Reply:
             TransportError: it is over `limit` bytes.
         """
         if self.refused:
-            # The reason ends up in logs and terminals: a peer must not choose control characters.
+            # Logs and terminals show the reason, so a peer must not send control characters.
             reason = self.payload.decode("utf-8", "replace")
             raise RefusedError("".join(c if c.isprintable() else "?" for c in reason))
         check_size("reply", len(self.payload), limit)
@@ -78,7 +78,7 @@ async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> 
         check_size("reply", len(reply), MAX_REPLY_BYTES)
     except TransportError as error:
         return Reply.refusal(str(error))
-    except Exception:  # the edge of the process: a bug in one handler must not cost the node
+    except Exception:  # a bug in one handler must not end the node
         log.exception("a request handler failed", protocol=protocol, peer=peer)
         return Reply.refusal("internal error")
     return Reply(reply)
@@ -112,7 +112,7 @@ async def read_request(reader: asyncio.StreamReader, limit: int = MAX_REQUEST_BY
 async def send_reply(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply
 ) -> None:
-    """Write one reply and wait until its reader has checked it or hung up.
+    """Write one reply and wait until its reader has checked it or closed the stream.
 
     Raises:
         TransportError: the stream broke.

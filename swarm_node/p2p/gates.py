@@ -1,8 +1,8 @@
-"""What is let through before anything costly is done: replay windows and rate limits. Pure.
+"""Cheap checks that run before any costly one: replay windows and rate limits. Pure.
 
-Time comes in as an argument, in monotonic seconds, and state goes out as rows, so that the caller
-stores an acceptance and its window in one transaction. A group is new only if `EpochGate` and
-`ReplayWindow` both say so, and it must be marked in both before it is used.
+Callers pass the time in monotonic seconds. They store state as rows, an accepted group and its
+window in one transaction. A group is new only if `EpochGate` and `ReplayWindow` both say so, and
+the caller must mark it in both before it uses the group.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 from swarm_node.errors import Rejected
 
 WINDOW: Final = 1024
-#: One message cannot move a window further than this: a wild sequence number would otherwise make
-#: everything its author really publishes look old.
+#: One message cannot move a window further than this. Otherwise one absurd sequence number would
+#: make every later group of its author look old.
 MAX_ADVANCE: Final = 1_000_000
 
 
 class ReplayWindow:
-    """The sequence numbers of one author's epoch that were seen: the newest, and a bitmap of the
-    1024 up to it (bit i stands for newest - i), as in RFC 4303, 3.4.3.
+    """Which sequence numbers of one author's epoch were seen: the newest, and a bitmap of the 1024
+    up to it (bit i stands for newest - i), as in RFC 4303, 3.4.3.
 
-    Numbers start at 1. The first one may be any: a node that joins late has nothing to lose."""
+    Numbers start at 1. The first number seen may be any, because a node may join late."""
 
     def __init__(self) -> None:
         self._high = 0
@@ -47,7 +47,7 @@ class ReplayWindow:
         """Remember `seq`.
 
         Raises:
-            ValueError: `check` refuses it; marking it would let something through twice.
+            ValueError: `check` refuses it; marking it would admit a group twice.
         """
         refused = self.check(seq)
         if refused is not None:
@@ -69,7 +69,7 @@ class ReplayWindow:
         """The window that `to_row` described.
 
         Raises:
-            ValueError: not a row of `to_row`; starting empty instead would forget what was seen.
+            ValueError: not a row of `to_row`. An empty window instead would forget what was seen.
         """
         window = cls()
         window._high, window._seen = high, int.from_bytes(bitmap, "little")
@@ -84,8 +84,8 @@ class EpochGate:
     """The greatest epoch of every author.
 
     An author starts a greater epoch, with an empty `ReplayWindow`, when it cannot know which
-    numbers it has used (a restored backup, a lost database); whatever bears a lower one is refused
-    for good, because its window is gone."""
+    numbers it has used (a restored backup, a lost database). Groups of a lower epoch are refused
+    from then on, because their window is gone."""
 
     def __init__(self) -> None:
         self._highest: dict[str, int] = {}
@@ -109,7 +109,7 @@ class EpochGate:
 
 
 class TokenBucket:
-    """Lets `rate` units per second pass, and `burst` at once. Starts full."""
+    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full."""
 
     def __init__(self, rate: float, burst: float) -> None:
         if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
@@ -121,12 +121,12 @@ class TokenBucket:
 
     @property
     def tokens(self) -> float:
-        """What was left after the last `take`; in [0, burst]."""
+        """Units left after the last `take`; in [0, burst]."""
         return self._tokens
 
     def take(self, now: float, n: float = 1.0) -> bool:
-        """Take `n` units at monotonic second `now`; False, and nothing taken, if they are not
-        there. A clock that goes backwards adds nothing."""
+        """Take `n` units at monotonic second `now`. False, and nothing taken, if fewer are left. A
+        clock that goes backwards adds no units."""
         if not n >= 0:
             raise ValueError("only a number >= 0 can be taken")
         if self._last is None:
@@ -143,8 +143,8 @@ class TokenBucket:
 class PeerGates:
     """One bucket per peer, for the `capacity` most recent peers.
 
-    Identities cost nothing, so per-peer limits bound a careless peer, not an attacker; callers put
-    one shared bucket in front. A peer that comes back after being forgotten starts full."""
+    Identities cost nothing, so limits per peer bound a careless peer, not an attacker. Callers put
+    one shared bucket in front. A forgotten peer that comes back starts with a full bucket."""
 
     def __init__(self, rate: float, burst: float, capacity: int = 1024) -> None:
         if capacity < 1:

@@ -1,7 +1,7 @@
 """The node's identity: one Ed25519 key for the transport, for records and for rollouts.
 
-The libp2p peer id embeds the public key, so a peer id that a link authenticated *is* the key that
-must have signed what came over it.
+The libp2p peer id embeds the public key, so the peer id that a link authenticated gives the key
+that must have signed the peer's messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
 
 class Identity:
-    """An Ed25519 key pair; its private half never leaves this object except to its key file."""
+    """An Ed25519 key pair. Only `seed` and `save` give out the private half."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -83,7 +83,7 @@ class Identity:
             raise HomeError(f"cannot write the key file {path}: {error.strerror}") from error
 
     def seed(self) -> bytes:
-        """The 32 secret bytes, for key files and for handing the key to the transport."""
+        """The 32 secret bytes, for key files, tickets and the transport."""
         return self._private.private_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Who belongs to a private swarm: the swarm's identity and two-level certificates.
 
-The root key signs issuer certificates, issuer keys sign member certificates, and that is all: depth
-is exactly two. A certificate is an envelope, so it is bound to the swarm by its signature. Time is
-Unix seconds and comes in as an argument. docs/protocol.md states what the rules leave open.
+The root key signs issuer certificates, and issuer keys sign member certificates: the depth is
+exactly two. A certificate is an envelope, so its signature binds it to the swarm. Callers pass the
+time in Unix seconds. docs/protocol.md states what the rules leave open.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Chain = tuple[bytes, bytes]
 
 
 class IssuerBody(Body, frozen=True):
-    """Kind.ISSUER, sealed by the root: `issuer_key` may admit members in this time, each for at
-    most `member_seconds`."""
+    """Kind.ISSUER, sealed by the root: `issuer_key` may admit members during this period, each for
+    at most `member_seconds`."""
 
     v: Version1
     issuer_key: Digest
@@ -60,7 +60,7 @@ class IssuerBody(Body, frozen=True):
 
 
 class MemberBody(Body, frozen=True):
-    """Kind.CERT, sealed by an issuer: `subject` belongs to the swarm in this time."""
+    """Kind.CERT, sealed by an issuer: `subject` is a member during this period."""
 
     v: Version1
     subject: Digest
@@ -78,8 +78,9 @@ class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SwarmInfo:
-    """What every member knows of its swarm. `root_key` is the public key that everything hangs on
-    (32 bytes); `secret` (32 bytes) hides the swarm's records from outsiders and is never shown."""
+    """What every member knows of its swarm. `root_key` (32 bytes) is the public key that every
+    certificate chain starts from. `secret` (32 bytes) keeps outsiders from the swarm's records and
+    is never shown."""
 
     name: str
     root_key: bytes
@@ -95,7 +96,7 @@ class SwarmInfo:
 
     @property
     def swarm_id(self) -> bytes:
-        """sha256 over a domain tag, the root key and the name; 32 bytes, in every signature."""
+        """sha256 over a domain tag, the root key and the name; every signature covers it."""
         return hashlib.sha256(_SWARM_DOMAIN + self.root_key + self.name.encode()).digest()
 
     @property
@@ -133,7 +134,7 @@ class SwarmInfo:
         return info
 
     def save(self, path: Path) -> None:
-        """Write the swarm file with mode 0600, durably and whole or not at all.
+        """Write the swarm file with mode 0600, durably and atomically.
 
         Saving the same swarm again is no error; a file of another swarm is never overwritten.
 
@@ -159,7 +160,7 @@ class SwarmInfo:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A proven member: its key and peer id, who admitted it, and for which time (Unix seconds)."""
+    """A verified member: its key and peer id, its issuer, and its period (Unix seconds)."""
 
     key: bytes
     peer_id: str
@@ -205,8 +206,8 @@ def issue_issuer(
 def issue_member(
     issuer: Identity, info: SwarmInfo, subject_key: bytes, *, not_before: float, not_after: float
 ) -> bytes:
-    """A sealed member certificate; fractions of seconds are cut off. Whether it fits the issuer's
-    own certificate is for `verify_chain` to say, which is what every peer runs.
+    """A sealed member certificate; fractions of seconds are cut off. `verify_chain`, which every
+    peer runs, checks it against the issuer's own certificate.
 
     Raises:
         ValueError: the key cannot be used, or a field is outside its bounds.
@@ -218,7 +219,7 @@ def issue_member(
 
 
 def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
-    """The body of an issuer certificate that the root of `info` signed, whatever the time."""
+    """The body of an issuer certificate that the root of `info` signed. Times are not checked."""
     opened = open_sealed(certificate, info.swarm_id, Kind.ISSUER, max_bytes=MAX_CERTIFICATE_BYTES)
     if isinstance(opened, Rejected):
         return opened
@@ -248,7 +249,7 @@ def verify_chain(
     if isinstance(opened, Rejected):
         return opened
     if opened.author_key != issuer.issuer_key:
-        return Rejected("wrong_issuer", "the member certificate is by another issuer")
+        return Rejected("wrong_issuer", "another issuer signed the member certificate")
     member = unpack(MemberBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
     if isinstance(member, Rejected):
         return member
@@ -277,7 +278,7 @@ def _period(not_before: float, not_after: float) -> tuple[int, int]:
 def _check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
     earliest = issuer.not_before - CLOCK_SKEW_SECONDS
     if not earliest <= member.not_before <= issuer.not_after:
-        return Rejected("outside_issuer", "admitted when its issuer was not allowed to admit")
+        return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")
     if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
         return Rejected("too_long", f"at most {issuer.member_seconds} s were allowed")
     if now < member.not_before - CLOCK_SKEW_SECONDS:
@@ -288,7 +289,7 @@ def _check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Write, sync, rename, sync the directory; the file is never open to others, not even early."""
+    """Write, sync, rename, sync the directory. Other users can read the file at no point."""
     temporary = path.with_name(path.name + ".new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()

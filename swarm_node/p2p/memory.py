@@ -1,8 +1,8 @@
 """An in-memory network with loss, delay and partitions, for tests and simulation.
 
-`MemoryTransport` keeps the whole Transport contract without a socket. Time is the running loop's
-own (`loop.time` and `asyncio.sleep`), so a swarm runs as fast as it computes on a virtual clock.
-For one seed and one order of calls every run is the same.
+`MemoryTransport` keeps the whole Transport contract without a socket. It uses the running loop's
+time (`loop.time` and `asyncio.sleep`), so a swarm on a virtual clock never waits. The same seed and
+the same order of calls give the same run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ADDRESS = "/memory/p2p/"
 
 
 class MemoryNetwork:
-    """What lies between the transports: who runs, who can reach whom, and what is lost.
+    """Connects the transports: which of them run, who can reach whom, and which messages are lost.
 
     Each message (a request or a reply) is lost with probability `loss` and otherwise takes a
-    uniform draw from `delay` seconds. A caller whose message is lost learns so after `patience`
-    seconds. `sent` and `received` count payload bytes by peer id, lost ones as sent only, and
-    heartbeats as often as they are published and read.
+    uniform draw from `delay` seconds. If a message is lost, the caller gets an error after
+    `patience` seconds. `sent` and `received` count payload bytes by peer id. A lost message counts
+    as sent only. A heartbeat counts each time that it is published or read.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MemoryNetwork:
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
-        """Cut every link between different groups of peer ids; peers in none form one more."""
+        """Cut every link between different groups of peer ids; all other peers form another."""
         self._group = {peer: i for i, group in enumerate(groups) for peer in group}
 
     def heal_partition(self) -> None:
@@ -63,7 +63,7 @@ class MemoryNetwork:
         self._group = {}
 
     def cut(self, peer: str) -> None:
-        """Crash `peer`: it answers nobody from now on. What it published stays until its ttl."""
+        """Crash `peer`: it answers nobody from now on. Its heartbeat stays until its ttl."""
         self._running.pop(peer, None)
 
     def linked(self, one: str, other: str) -> bool:
@@ -94,7 +94,7 @@ class MemoryNetwork:
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
-        """Unexpired heartbeats of the others on the reader's side of the partition."""
+        """Unexpired heartbeats of the other peers on the reader's side of the partition."""
         now = asyncio.get_running_loop().time()
         found = {
             peer: heartbeat
@@ -108,14 +108,14 @@ class MemoryNetwork:
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
     ) -> bytes:
         """Carry one request and its reply; see `Transport.request`."""
-        fates = [self._fate(), self._fate()]  # drawn together: no await decides what comes next
+        fates = [self._fate(), self._fate()]  # before any await, so the order of draws is fixed
         await self._carry(source.peer_id, target, payload, fates[0])
         receiver = self._reach(source, target)
         handler = receiver.handler(protocol)
         if handler is None:
             raise TransportError(f"the peer does not serve {protocol}")
         reply = await answer(handler, source.peer_id, protocol, payload)
-        if not reply.refused:  # the real wire, too, stops at the length and carries nothing
+        if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
             check_size("reply", len(reply.payload), max_reply)
         await self._carry(target, source.peer_id, reply.payload, fates[1])
         if self._reach(source, target) is not receiver:

@@ -1,7 +1,7 @@
-"""Who is out there and what they offer: the node's view of its peers. Pure state, no I/O.
+"""The peers that a node knows and the groups they offer. Pure state, no I/O.
 
-Everything here is bounded: peers by `limit` (the ones silent for longest go first), candidates per
-peer by `CANDIDATES_PER_PEER` (the oldest go first, because the newest are the least stale).
+Both are bounded: peers by `limit` (the peer silent for longest is forgotten first), offers per peer
+by `OFFERS_PER_PEER` (the oldest is forgotten first, because the newest are the least stale).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-CANDIDATES_PER_PEER = 64
-#: Peers to keep to in a large swarm, and how often one is drawn from all of it nevertheless.
+OFFERS_PER_PEER = 64
+#: In a large swarm a node draws from this many greeted peers, and with this probability from all.
 PARTNERS = 32
 _NEW_PARTNER = 0.02
-#: How often a group is asked for before its offer is forgotten.
+#: How often a node requests a group before it forgets the offer.
 TRIES = 3
-#: Reasons of rejection that say nothing about the peer: no room, too late, or come twice.
+#: Reasons of rejection that say nothing about the peer: no free slot, stale, or a duplicate.
 BLAMELESS = frozenset(
     {
         *("capacity", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
@@ -29,8 +29,8 @@ _OFFENCE_SECONDS = (10.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A group that a peer announced and this node may pull."""
+class Offer:
+    """A group that a peer announced and that this node may pull. `tries` counts failed pulls."""
 
     id: bytes
     author: str
@@ -62,19 +62,19 @@ class Peer:
     offences: int = 0
     shunned_until: float = 0.0
     retry_at: float = 0.0
-    candidates: deque[Candidate] = field(default_factory=lambda: deque(maxlen=CANDIDATES_PER_PEER))
+    offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
     def failed(self, now: float) -> None:
-        """Leave it alone for a while, twice as long after each failure in a row."""
+        """Ask the peer nothing for a while, twice as long after each failure in a row."""
         shortest, longest = _BACKOFF_SECONDS
         self.retry_at = max(now + min(longest, shortest * 2.0**self.failures), self.shunned_until)
         self.failures = min(self.failures + 1, 16)
-        if self.failures > 1:  # one lost message is no reason to dial and greet anew
+        if self.failures > 1:  # after a single lost message no new greeting is needed
             self.greeted = False
 
     def offended(self, now: float) -> None:
-        """Leave it alone for ten seconds, an hour at most, twice as long after each offence: what
-        it sent cost this node more than it should."""
+        """Ask the peer nothing for ten seconds, twice as long after each offence, an hour at most.
+        An offence is a group that ended the process that judged it."""
         shortest, longest = _OFFENCE_SECONDS
         if now > self.shunned_until + longest:  # long ago
             self.offences = 0
@@ -84,7 +84,7 @@ class Peer:
 
     def answered(self, now: float) -> None:
         self.failures = 0
-        self.retry_at = max(now, self.shunned_until)  # it may answer what was asked before
+        self.retry_at = max(now, self.shunned_until)  # an answer to an earlier request lifts no ban
         self.last_seen = now
 
 
@@ -128,8 +128,8 @@ class Directory:
         ]
 
     def draw(self, rng: random.Random, count: int, now: float) -> list[Peer]:
-        """Up to `count` random peers that may be asked now: mostly of those that are greeted, once
-        they are PARTNERS, because each greeting costs and in a large swarm they would not end."""
+        """Up to `count` random peers that may be asked now. Once PARTNERS are greeted, most draws
+        are from them: each greeting costs, and in a large swarm greetings would never end."""
         ready = [
             self._peers[key] for key in sorted(self._peers) if self._peers[key].retry_at <= now
         ]
@@ -138,39 +138,40 @@ class Directory:
             ready = greeted
         return rng.sample(ready, min(count, len(ready)))
 
-    def offered(self, room: Callable[[str], int], now: float) -> int:
-        """How many groups could be drawn now, of each author at most `room(author)`."""
+    def offered(self, slots: Callable[[str], int], now: float) -> int:
+        """How many groups could be drawn now, at most `slots(author)` of each author."""
         return sum(
-            min(len(peer.candidates), room(key))
+            min(len(peer.offers), slots(key))
             for key, peer in self._peers.items()
-            if peer.candidates and peer.retry_at <= now
+            if peer.offers and peer.retry_at <= now
         )
 
-    def give_back(self, offer: Candidate) -> None:
-        """Offer a drawn group again, because nobody answered; TRIES times at most."""
+    def give_back(self, offer: Offer) -> None:
+        """Keep a drawn offer that nobody answered, for TRIES pulls in all."""
         author = self._peers.get(offer.author)
         if author is not None and offer.tries + 1 < TRIES:
-            author.candidates.append(replace(offer, tries=offer.tries + 1))
+            author.offers.append(replace(offer, tries=offer.tries + 1))
 
-    def draw_candidates(
-        self, rng: random.Random, count: int, room: Callable[[str], int], now: float
-    ) -> list[Candidate]:
-        """Take up to `count` announced groups out, of each author at most `room(author)`: uniformly
-        over peers and then over what each offers, so a peer that announces more is not heard more.
-        Authors that are left alone for now are not drawn from.
+    def draw_offers(
+        self, rng: random.Random, count: int, slots: Callable[[str], int], now: float
+    ) -> list[Offer]:
+        """Remove and return up to `count` offers, at most `slots(author)` of each author.
+
+        The draw is uniform over peers, then over the offers of the peer, so a peer that announces
+        more is not drawn more often. Peers that may not be asked now are left out.
         """
-        drawn: list[Candidate] = []
+        drawn: list[Offer] = []
         left = {
-            key: room(key)
+            key: slots(key)
             for key, peer in sorted(self._peers.items())
-            if peer.candidates and peer.retry_at <= now
+            if peer.offers and peer.retry_at <= now
         }
         while len(drawn) < count:
             offering = [key for key, more in left.items() if more > 0]
             if not offering:
                 break
             key = rng.choice(offering)
-            pool = self._peers[key].candidates
+            pool = self._peers[key].offers
             index = rng.randrange(len(pool))
             drawn.append(pool[index])
             del pool[index]

@@ -1,7 +1,8 @@
-"""Answering peers: greet, list the own log, serve groups by hash, pass heartbeats on.
+"""Answers peers' requests: greeting, the own log, groups by hash, heartbeats of others.
 
-Membership is checked before anything else of a request is read: the link proved the caller's key,
-the key needs a certificate chain that ends in the swarm's root. Each peer has a token bucket.
+Membership is checked before the request is parsed; a greeting brings the proof. The link
+authenticates the caller's key, and a certificate chain must lead from the swarm's root to that
+key. Each peer has a token bucket.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 
 
 def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
-    """This node's greeting, with the addresses short enough to be stated."""
+    """This node's greeting, with up to eight of its addresses that are short enough."""
     stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
     return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]))
 
 
 class Server:
-    """Registers itself for the four protocols on construction."""
+    """Serves the four protocols; the constructor registers the handlers."""
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class Server:
             raise TransportError(f"no member of this swarm: {member.reason}")
         peer = self._directory.meet(caller, now)
         peer.member_until, peer.last_seen, peer.retry_at = member.not_after, now, now
-        peer.greeted = True  # the reply greets back; a peer that lost it says so when asked
+        # The reply is this node's greeting. A peer that did not get it answers UNKNOWN_MEMBER.
+        peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses
         return wire.pack(hello_body(wire.HelloReply, self._chain, self._transport))

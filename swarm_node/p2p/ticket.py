@@ -1,9 +1,9 @@
 """The join ticket: one line of text that carries all a machine needs to become a member, offline.
 
-It holds an issuer key whose certificate expires: until then, whoever has the text can admit itself
-(and hand the ticket on), so it is a secret to be passed on like a password. Nothing it says is
-believed before it fits together: the swarm id must follow from root key and name, the issuer
-certificate must be signed by that root, and the certificate's expiry is the ticket's.
+It holds an issuer key whose certificate expires. Until then, whoever has the text can become a
+member and can share the ticket, so treat it like a password. A ticket is used only if it is
+consistent: the swarm id follows from root key and name, that root signed the issuer certificate,
+and the certificate and the ticket expire at the same time.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _TicketBody(Body, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A ticket that fits together and has not expired. `expires` is Unix seconds; `addresses` are
-    bootstraps to dial. The swarm's secret and the issuer's seed are not in its text form."""
+    """A consistent ticket that has not expired. `expires` is Unix seconds; `addresses` are peers to
+    dial first. The swarm's secret and the issuer's seed are not in its text form."""
 
     info: SwarmInfo
     addresses: tuple[str, ...]
@@ -83,14 +83,14 @@ def make_ticket(
 ) -> str:
     """A ticket for `info` that admits for `valid_seconds` from `now`, each member for
     `member_seconds`; at most eight bootstrap `addresses`. `issuer` is a key for this ticket alone,
-    a fresh one by default, because its secret is given away.
+    a new one by default, because the ticket contains its secret half.
 
     Raises:
         ValueError: `root` is not the swarm's root, or a value is outside its bounds.
     """
     issuer = issuer or Identity.generate()
     if issuer.public_key == root.public_key:
-        raise ValueError("a ticket gives its issuer key away: it must not be the root key")
+        raise ValueError("a ticket contains its issuer key: it must not be the root key")
     expires = int(now + valid_seconds)
     certificate = issue_issuer(
         root,
@@ -122,9 +122,9 @@ def parse_ticket(text: str, now: float) -> Ticket:
     """The ticket in `text`; blanks and line breaks, which pasting adds, do not matter.
 
     Raises:
-        TicketError: malformed, cut short or inconsistent; the message says which, and never
+        TicketError: malformed, cut short or inconsistent. The message says which, and never
             quotes the ticket.
-        TicketExpiredError: its time is over.
+        TicketExpiredError: it has expired.
     """
     body = unpack(_TicketBody, _decode(text), max_bytes=MAX_TICKET_CHARS)
     if isinstance(body, Rejected):
@@ -157,7 +157,7 @@ def redeem(ticket: Ticket, identity: Identity, now: float) -> tuple[SwarmInfo, C
     """Admit `identity` at `now`: the swarm, and (issuer, member) certificates for `identity`.
 
     Raises:
-        TicketError: the ticket has expired since it was parsed, or does not admit.
+        TicketError: the ticket has expired since it was parsed, or admits nobody.
     """
     _check_time(ticket.issuer, ticket.info, now)
     not_before = int(now)
@@ -184,7 +184,7 @@ def _decode(text: str) -> bytes:
     encoded = compact.removeprefix(PREFIX)
     if encoded and not _ALPHABET.fullmatch(encoded):
         raise TicketError("this ticket holds characters no ticket has: copy the whole line again")
-    # A single last character carries no byte, and only a cut can leave one.
+    # A single trailing character encodes no whole byte, and only a truncated ticket has one.
     encoded = encoded[: len(encoded) - (len(encoded) % 4 == 1)]
     try:
         raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
@@ -201,7 +201,7 @@ def _decode(text: str) -> bytes:
 
 
 def _checksum(body: bytes) -> bytes:
-    """Against copying mistakes only; forgery is what the root's signature is for."""
+    """Detects copying mistakes only; the root's signature detects forgery."""
     return hashlib.sha256(_CHECKSUM_DOMAIN + body).digest()[:_CHECKSUM_BYTES]
 
 

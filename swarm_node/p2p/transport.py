@@ -1,8 +1,8 @@
-"""The Transport protocol: all that the swarm needs from a network stack.
+"""The Transport protocol: what the swarm needs from a network stack.
 
 A transport authenticates the other end (its peer id is its Ed25519 key), carries framed requests
-and replies, and keeps one small heartbeat per peer where everybody can find it. It knows nothing of
-rollouts, membership or training. tests/integration/test_transport_conformance.py is its contract.
+and replies, and publishes one small heartbeat per peer that every peer can find. It knows nothing
+of rollouts, membership or training. Its contract: tests/integration/test_transport_conformance.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_REPLY_BYTES = 8 * 1024 * 1024
 
 
 class Transport(Protocol):
-    """One node's end of the network. All methods are for use on the loop that started it."""
+    """One node's end of the network. Call all methods on the event loop that started it."""
 
     @property
     def peer_id(self) -> str:
@@ -36,7 +36,7 @@ class Transport(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Leave, within a bounded time. May be called twice, and after a failed start."""
+        """Leave within a bounded time. A second call, or one after a failed start, is allowed."""
         ...
 
     def addresses(self) -> list[str]:
@@ -48,13 +48,13 @@ class Transport(Protocol):
         ...
 
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
-        """Connect to all in parallel, `patience` seconds each at most; returns how many answered.
+        """Connect to all in parallel, within `patience` seconds each; returns how many answered.
         Malformed and silent addresses count as not answering."""
         ...
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        """One round of repair: restart a dead daemon, re-ping an empty routing table, dial
-        `addresses` again when alone. Returns what was done, "ok" when nothing was needed."""
+        """One attempt at repair: restart a dead daemon, ping known peers if the routing table is
+        empty, dial `addresses` if no peer answers. Returns what was done, "ok" for nothing."""
         ...
 
     async def request(
@@ -65,8 +65,8 @@ class Transport(Protocol):
         *,
         max_reply: int = MAX_REPLY_BYTES,
     ) -> bytes:
-        """Send one framed request and return the reply, whole and checked. Callers set the
-        deadline with `asyncio.timeout`; being cancelled releases the stream.
+        """Send one framed request and return the whole, checked reply. Callers set the deadline
+        with `asyncio.timeout`; cancelling the call releases the stream.
 
         Raises:
             TransportError: unreachable, refused, oversize or damaged.
@@ -74,11 +74,11 @@ class Transport(Protocol):
         ...
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
-        """Make `heartbeat` (at most MAX_HEARTBEAT_BYTES) findable for `ttl` seconds. Replaces the
-        previous one. Best effort: a lonely node succeeds."""
+        """Publish `heartbeat` (at most MAX_HEARTBEAT_BYTES) for `ttl` seconds, in place of the
+        previous one. Best effort: a node without peers succeeds."""
         ...
 
     async def heartbeats(self) -> dict[str, bytes]:
-        """peer id -> newest heartbeat bytes of everybody findable, without this node's own.
-        Bytes are as stored by that peer; the caller verifies them."""
+        """peer id -> newest heartbeat of every peer that can be found, without this node's own.
+        The bytes are as that peer published them; the caller verifies them."""
         ...

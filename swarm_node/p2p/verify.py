@@ -1,7 +1,7 @@
-"""What a pulled group must pass before it may be trained on, cheapest check first.
+"""The checks that admit a pulled group to training, the cheapest first.
 
 size and hash → signature → author → schema → replay window → task → tokens → verifier. The result
-is a `VerifiedGroup` whose rewards were computed here, or a `Rejected` with the reason to count.
+is a `VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from swarm_node.errors import HomeError, Rejected, UnknownTaskError
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
 from swarm_node.p2p.gates import EpochGate, ReplayWindow
-from swarm_node.p2p.peers import Candidate
+from swarm_node.p2p.peers import Offer
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """What judging a group's texts gives: the derived prompt and one reward per text, or how
-    its texts ended the process that judges them (`lost`)."""
+    """The result of judging a group: the derived prompt, one reward per text, and `lost`. `lost` is
+    "", or says how the texts ended the process that judges them."""
 
     @property
     def prompt(self) -> str: ...
@@ -71,20 +71,18 @@ class GroupVerifier:
             self._epochs.mark(row.author, row.epoch)
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
-        """Why an announced (author, epoch, seq) need not be pulled, None when it may be."""
+        """Why an announced (author, epoch, seq) must not be pulled, or None if it may be."""
         return self._epochs.check(author, epoch) or self._window(author, epoch).check(seq)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
         """Whether kin would accept the token ids of an own group."""
         return self._check_tokens(group) is None
 
-    async def verify(
-        self, offer: Candidate, sealed: bytes, version: int
-    ) -> VerifiedGroup | Rejected:
+    async def verify(self, offer: Offer, sealed: bytes, version: int) -> VerifiedGroup | Rejected:
         """Check `sealed`, pulled for `offer`, store it and return it ready for the replay buffer.
 
-        `version` is this node's policy version now. Storing the group and closing its place in the
-        author's replay window is one transaction: after it, no restart can admit the group again.
+        `version` is this node's policy version now. One transaction stores the group and marks its
+        number in the author's replay window, so no restart can admit the group again.
         """
         opened = self._open(offer, sealed)
         if isinstance(opened, Rejected):
@@ -111,7 +109,7 @@ class GroupVerifier:
         return await self._admit(verified, header, sealed)
 
     def _open(
-        self, offer: Candidate, sealed: bytes
+        self, offer: Offer, sealed: bytes
     ) -> tuple[wire.GroupHeader, RolloutGroup] | Rejected:
         if len(sealed) != offer.size or content_id(sealed) != offer.id:
             return Rejected("hash", "not the bytes that were announced")
@@ -119,13 +117,13 @@ class GroupVerifier:
         if isinstance(opened, Rejected):
             return opened
         if opened.author != offer.author:
-            return Rejected("author", "signed by another key than announced it")
+            return Rejected("author", "signed by another key than the announcement")
         unpacked = wire.unpack_group(opened.body)
         if isinstance(unpacked, Rejected):
             return unpacked
         header, _ = unpacked
         if (header.epoch, header.seq) != (offer.epoch, offer.seq):
-            return Rejected("sequence", "numbered otherwise than announced")
+            return Rejected("sequence", "its epoch or number is not the announced one")
         return self.seen(offer.author, header.epoch, header.seq) or unpacked
 
     def _refuse_task(self, group: RolloutGroup) -> Rejected | None:
@@ -135,7 +133,7 @@ class GroupVerifier:
         if task.family not in expected.families:
             return Rejected("environment", f"family {task.family}")
         if task.held_out:
-            return Rejected("held_out", "a task that is kept for evaluation")
+            return Rejected("held_out", "the task is reserved for evaluation")
         return None
 
     def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
@@ -161,7 +159,7 @@ class GroupVerifier:
         self._epochs.mark(verified.author, header.epoch)
         row = WindowRow(verified.author, header.epoch, *window.to_row())
         if not verified.informative:
-            # Its advantages are all zero: nothing to learn, so nothing worth keeping either.
+            # All its advantages are zero, so no update can learn from it: only its number is kept.
             await self._storage.run(self._storage.save_window, row)
             return Rejected("zero_advantage", "all rewards are equal")
         stored = StoredGroup(

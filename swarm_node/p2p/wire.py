@@ -1,9 +1,9 @@
-"""Message bodies: typed, bounded MessagePack arrays, and the only place that decodes them.
+"""Message bodies: typed, bounded MessagePack arrays. Only this module decodes them.
 
-Every number, string and list has a bound in its type, so a decoder never recurses and never
-allocates more than the bytes it was given justify. What a type cannot say (lengths that must agree,
-finite log-probs) is checked before a domain object is made. `pack` decodes what it encoded, so a
-node can never send what its peers must refuse. docs/protocol.md is the byte-exact description.
+Every number, string and list has a bound in its type, so a decoder never recurses, and its memory
+is bounded by the bytes it reads. Rules that a type cannot express (lengths that must agree, finite
+log-probs) are checked before a domain object is made. `pack` decodes its own output, so a node
+never sends a body that its peers must refuse. docs/protocol.md is the byte-exact description.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from swarm_node.rollout import (
     VersionSpan,
 )
 
-#: A sealed group may have 4 MiB; its body leaves room for the envelope around it.
+#: A sealed group may have 4 MiB, of which 1 KiB is for the envelope around its body.
 MAX_SEALED_BYTES: Final = 4 * 1024 * 1024
 MAX_GROUP_BYTES: Final = MAX_SEALED_BYTES - 1024
 MAX_COMPLETIONS: Final = 64
@@ -56,7 +56,7 @@ Sequence1 = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Digest = Annotated[bytes, Meta(min_length=_DIGEST, max_length=_DIGEST)]
 ContentId = Annotated[bytes, Meta(min_length=_MULTIHASH, max_length=_MULTIHASH)]
-#: Names end up in logs, metrics and pages: no control, quote, bracket or path character gets in.
+#: Logs, metrics and pages show names, so control, quote, bracket and path characters are refused.
 Label = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
 Agent = Annotated[str, Meta(max_length=24, pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
 Address = Annotated[
@@ -74,8 +74,8 @@ class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
 class Announcement(Body, frozen=True):
     """One entry of an author's log (Kind.RECORD): a group that can be pulled by `id`.
 
-    `completions` counts them; `mixed` is the author's hint that their rewards differ, which saves
-    a pull and is never trusted."""
+    `completions` is their number. `mixed` is the author's hint that their rewards differ. Without
+    it nobody pulls the group; with it, the rewards are computed anew."""
 
     v: Version1
     epoch: Counter
@@ -93,8 +93,8 @@ class Announcement(Body, frozen=True):
 
 
 class Heartbeat(Body, frozen=True):
-    """A member's sign of life (Kind.HEAD): where to dial it and the newest entry of its log
-    (`head`, 0 when the log of this `epoch` is empty)."""
+    """What a member publishes of itself (Kind.HEAD): the addresses to dial and the newest sequence
+    number of its log (`head`, 0 if the log of this `epoch` is empty)."""
 
     v: Version1
     addresses: Annotated[tuple[Address, ...], Meta(max_length=2)]
@@ -110,7 +110,7 @@ class Heartbeat(Body, frozen=True):
 
 
 class HelloRequest(Body, frozen=True):
-    """`/swarm-node/hello/1`: who calls; `chain` is (issuer, member) certificate, sealed."""
+    """`/swarm-node/hello/1`: the caller; `chain` holds its sealed (issuer, member) certificates."""
 
     chain: Chain
     agent: Agent
@@ -118,7 +118,7 @@ class HelloRequest(Body, frozen=True):
 
 
 class HelloReply(Body, frozen=True):
-    """Who answers; the same fields as the request."""
+    """The peer that answers; the same fields as the request."""
 
     chain: Chain
     agent: Agent
@@ -135,8 +135,8 @@ class ListRequest(Body, frozen=True):
 
 
 class ListReply(Body, frozen=True):
-    """The log's own epoch and head, how many older announcements above `since` the limit left out,
-    and sealed announcements in ascending order."""
+    """The epoch and head of the log, the number of older announcements above `since` that the limit
+    left out, and the sealed announcements in ascending order."""
 
     epoch: Counter
     head: Counter
@@ -208,8 +208,8 @@ class _Group(Body, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GroupHeader:
-    """Where a group stands in its author's log. `created_ms` is advice: no clock of a peer decides
-    anything here."""
+    """The position of a group in its author's log. `created_ms` is for information only: no
+    decision depends on a peer's clock."""
 
     epoch: int
     seq: int
@@ -220,7 +220,7 @@ T = TypeVar("T", bound=Struct)
 
 
 def unpack(kind: type[T], data: bytes, *, max_bytes: int) -> T | Rejected:
-    """Decode `data` as one `kind`; "size" or "schema" is the reason of a refusal."""
+    """Decode `data` as a `kind`. The reason of a refusal is "size" or "schema"."""
     if len(data) > max_bytes:
         return Rejected("size", f"{len(data)} bytes, at most {max_bytes} are allowed")
     try:
@@ -281,10 +281,10 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
 
 
 def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
-    """The group in a body whose signature was already checked; arrays are copies, so writable.
+    """The group in a body whose signature was already checked. Its arrays are writable copies.
 
-    "size", "schema" (not the fields of a group) or "content" (fields that contradict each other or
-    are not finite) is the reason of a refusal.
+    The reason of a refusal is "size", "schema" (not the fields of a group) or "content" (fields
+    that contradict each other or are not finite).
     """
     wire = unpack(_Group, body, max_bytes=MAX_GROUP_BYTES)
     if isinstance(wire, Rejected):
@@ -316,19 +316,19 @@ def _group(wire: _Group) -> RolloutGroup | Rejected:
 
 
 def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The first addresses, at most two, that a heartbeat has room for."""
+    """The first addresses, at most two, that fit into a heartbeat."""
     chosen: list[str] = []
-    room = MAX_HEARTBEAT_ADDRESS_CHARS
+    left = MAX_HEARTBEAT_ADDRESS_CHARS
     for address in addresses:
-        if len(chosen) < 2 and len(address) <= min(room, MAX_ADDRESS_CHARS):
+        if len(chosen) < 2 and len(address) <= min(left, MAX_ADDRESS_CHARS):
             chosen.append(address)
-            room -= len(address)
+            left -= len(address)
     return tuple(chosen)
 
 
 def printable(text: str, limit: int = 160) -> str:
-    """`text` cut to `limit` characters, each one safe to print: an error message may quote bytes
-    that a peer chose."""
+    """`text` cut to `limit` characters, with "?" for each that is unsafe to print: an error message
+    may quote bytes that a peer chose."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:limit])
 
 

@@ -285,7 +285,7 @@ def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
             assert peak == 2
             assert outcomes.count(b"x") + len(refused) == 80
             assert refused
-            assert {str(o) for o in refused} == {"too many requests of yours at once: slow down"}
+            assert {str(o) for o in refused} == {"too many of your requests at once: slow down"}
             assert await other.request(one.peer_id, HOLD, b"next") == b"next"
 
     asyncio.run(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from swarm_node.p2p.peers import PARTNERS, TRIES, Candidate, Directory
+from swarm_node.p2p.peers import PARTNERS, TRIES, Directory, Offer
 
 
 def _directory(known: int, greeted: int) -> Directory:
@@ -43,9 +43,9 @@ def test_partners_that_fail_are_replaced() -> None:
 
 def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None:
     directory = _directory(known=1, greeted=1)
-    directory.meet("peer 000", 0.0).candidates.append(Candidate(b"id", "peer 000", 1, 1, 100))
+    directory.meet("peer 000", 0.0).offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     drawn = 0
-    while offers := directory.draw_candidates(random.Random(1), 1, lambda _: 9, 0.0):
+    while offers := directory.draw_offers(random.Random(1), 1, lambda _: 9, 0.0):
         drawn += 1
         directory.give_back(offers[0])
     assert drawn == TRIES
@@ -54,10 +54,10 @@ def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None
 def test_nothing_is_drawn_from_a_peer_that_is_left_alone() -> None:
     directory = _directory(known=1, greeted=1)
     peer = directory.meet("peer 000", 0.0)
-    peer.candidates.append(Candidate(b"id", "peer 000", 1, 1, 100))
+    peer.offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     peer.failed(0.0)
     assert directory.offered(lambda _: 9, 0.5) == 0
-    assert directory.draw_candidates(random.Random(1), 1, lambda _: 9, 0.5) == []
+    assert directory.draw_offers(random.Random(1), 1, lambda _: 9, 0.5) == []
     assert directory.offered(lambda _: 9, 1.0) == 1
 
 

@@ -1,1 +1,1 @@
-"""Who judges: the environment's process, the judges that it forks, and what they give up."""
+"""The environment's process, the judges that it forks, and the sandbox that confines them."""

@@ -1,7 +1,7 @@
-"""One judge: derives tasks and scores texts, confined, in a process that a text may end.
+"""A judge: derives tasks and scores texts, confined, in a process that a text may crash.
 
-A text that takes a judge over writes its replies. So the host believes none: replies are typed and
-bounded, and each frame must have the number of its request, which nobody can guess.
+A text that takes over a judge can write its replies, so the host does not trust them: replies are
+typed and bounded, and each frame must carry the random number of its request.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from swarm_node.environments.base import Environment, Task
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import TaskRef
 
-#: Each ends the process that uses up its timer. They keep their default action, because no handler
-#: written in Python runs while a regular expression or big-number arithmetic holds the interpreter.
-#: Both count processor time, so that a busy machine makes nobody guilty.
+#: Each signal ends a process whose timer has run out. Both keep their default action, because no
+#: handler in Python runs while a regular expression or big-number arithmetic holds the interpreter.
+#: Both timers count processor time, so a busy machine causes no timeout.
 DERIVING_TOO_LONG, SCORING_TOO_LONG = signal.SIGVTALRM, signal.SIGPROF
 _DERIVING_TIMER, _SCORING_TIMER = signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 MAX_REPLY_BYTES = 16 << 20
@@ -31,8 +31,8 @@ Prompt = Annotated[str, msgspec.Meta(max_length=1 << 18)]
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The reward of one text; "" or the fault that made it zero; and "" or the name of what the
-    scorer raised, which makes the text a wrong answer."""
+    """The reward of one text. `fault` is "" or the fault that made it zero. `raised` is "" or the
+    name of the scorer's exception, which makes the text a wrong answer."""
 
     reward: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
     fault: Literal["", "out_of_range"] = ""
@@ -40,7 +40,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Derive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Make these tasks, each within `seconds` of processor time; the last is then to be scored."""
+    """Make these tasks, each within `seconds` of processor time. `Score` refers to the last."""
 
     refs: list[PlainRef]
     seconds: float
@@ -79,7 +79,7 @@ _requests = msgspec.msgpack.Decoder(Request)
 
 
 def score_text(environment: Environment, task: Task, text: str) -> Verdict:
-    """The verdict on one text, whatever the scorer does short of ending the process."""
+    """The verdict on one text, whatever the scorer raises or returns."""
     try:
         reward = float(environment.score(task, text))
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
@@ -91,10 +91,10 @@ def score_text(environment: Environment, task: Task, text: str) -> Verdict:
 
 
 def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
-    """The task `ref` names and its prompt.
+    """The task that `ref` names, and its prompt.
 
     Raises:
-        UnknownTaskError: it has no such task, or fails to make it.
+        UnknownTaskError: the environment has no such task, or fails to make it.
     """
     try:
         task = environment.derive(ref)
@@ -109,7 +109,7 @@ def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
 
 
 class Judge:
-    """Answers the host's requests; holds nothing that a restart would lose."""
+    """Answers the host's requests. A restart loses nothing but the current task."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

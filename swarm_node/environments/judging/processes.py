@@ -39,13 +39,13 @@ from swarm_node.process import Child, ReportedError, ended_by, exchange
 
 _START_SECONDS = 120.0
 _FORK_SECONDS = 10.0
-#: A judge that does not answer after this many times its processor time is ended from here.
+#: The host ends a judge that does not answer within this many times its processor time.
 _WALL = 6.0
 _SLACK_SECONDS = 2.0
-#: A judge is replaced after so many groups: whatever a text left in it ends there.
+#: A judge is replaced after this many groups, and with it anything that a text left in it.
 GROUPS_PER_JUDGE = 256
-#: What an environment may need of this process's variables; the rest, tokens and keys among it,
-#: stays here. Its owner passes on what else it needs as an option.
+#: The environment variables that an environment inherits. All others, such as tokens and keys, do
+#: not reach it. Its owner gives it other values as options.
 _VARIABLES = frozenset(
     {
         *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "USER"),
@@ -53,17 +53,17 @@ _VARIABLES = frozenset(
     }
 )
 _VARIABLE_PREFIXES = ("LC_", "PYTHON")
-#: Some generators iterate over sets of strings: a fixed hash seed makes all nodes agree. Threads of
-#: a numerics library would not survive the fork.
+#: Some generators iterate over sets of strings, so a fixed hash seed makes all nodes agree. Threads
+#: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _Reply = TypeVar("_Reply", Derived, Scored)
 
 
 class JudgeLostError(ChildError):
-    """A judge ended before it answered; `reason` is "crashed", "timeout" (it used up the time for
-    scoring), "derive" (the time for making the task), "stuck" (it did not answer) or "forged" (what
-    it answered is no answer to the request)."""
+    """A judge ended before it answered. `reason` is "crashed", "timeout" (it used up the time for
+    scoring), "derive" (it used up the time for making the task), "stuck" (it did not answer) or
+    "forged" (its reply does not answer the request)."""
 
     def __init__(self, reason: str, how: str) -> None:
         super().__init__(f"a judge ended before it answered ({how})")
@@ -71,7 +71,7 @@ class JudgeLostError(ChildError):
 
 
 class EnvironmentProcess:
-    """The process that holds the environment; started again when it has died."""
+    """The process that holds the environment; restarted after it has died."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._request = Start(name, dict(options))
@@ -84,7 +84,7 @@ class EnvironmentProcess:
         )
         self._sockets: socket.socket | None = None
         self._forking = asyncio.Lock()
-        #: How often it was started.
+        #: How often the process was started.
         self.generation = 0
         self.runs_code = False
         self.shares_memory = False
@@ -109,7 +109,7 @@ class EnvironmentProcess:
         try:
             reply = await self._child.call(self._request, Started, patience=_START_SECONDS)
         except ChildError as error:
-            await self.stop(grace=0.0)  # alive without an environment is no use to anybody
+            await self.stop(grace=0.0)  # the process has no environment
             if isinstance(error, ReportedError) and error.kind == ConfigError.__name__:
                 raise ConfigError(error.why) from error
             raise
@@ -117,8 +117,8 @@ class EnvironmentProcess:
         return reply
 
     async def fork(self, niceness: int) -> tuple[int, socket.socket]:
-        """A new judge: its process id and the socket to it. The environment is made anew first, if
-        its process has died.
+        """A new judge: its process id and the socket to it. If the environment's process has died,
+        it is started again first.
 
         Raises:
             ConfigError, ChildError: as from `start`.
@@ -126,12 +126,12 @@ class EnvironmentProcess:
         async with self._forking:
             try:
                 return await self._fork(niceness)
-            except ChildError:  # killed from outside, perhaps not known yet: once more
+            except ChildError:  # it may have been killed meanwhile: try once more
                 return await self._fork(niceness)
 
     async def end(self, pid: int, generation: int) -> int | None:
-        """End a judge that the environment's process forked when it had been started `generation`
-        times; how it ended, as `Popen.returncode` says it, or None when that died with it."""
+        """End a judge that the environment's process forked in its start number `generation`.
+        Returns how the judge ended, as `Popen.returncode` does, or None if that process died."""
         if generation != self.generation:
             return None
         try:
@@ -151,14 +151,14 @@ class EnvironmentProcess:
                 reply = await self._child.call(request, Forked, patience=_FORK_SECONDS)
         except BaseException as error:
             ours.close()
-            await self.stop(grace=0.0)  # a socket may be on its way that no request takes
+            await self.stop(grace=0.0)  # a socket may be in transit without a request
             if isinstance(error, OSError):
-                raise ChildError(f"the environment process takes no socket: {error}") from error
+                raise ChildError(f"the environment process accepts no socket: {error}") from error
             raise
         return reply.pid, ours
 
     async def stop(self, grace: float = 3.0) -> None:
-        """End the process; the system ends its judges with it."""
+        """End the process. The kernel ends its judges with it."""
         sockets, self._sockets = self._sockets, None
         if sockets is not None:
             sockets.close()
@@ -166,10 +166,10 @@ class EnvironmentProcess:
 
 
 class JudgeProcess:
-    """One judge at a time, forked when it is needed and replaced when it has died or served
-    GROUPS_PER_JUDGE groups; a single one, where the environment runs code from answers.
+    """One judge at a time, forked on demand. It is replaced when it has died or judged
+    GROUPS_PER_JUDGE groups, or one group if the environment runs code from answers.
 
-    Not to be used by two tasks at once: what is scored belongs to the task derived last."""
+    Only one coroutine may use it at a time, because `score` refers to the task derived last."""
 
     def __init__(self, environment: EnvironmentProcess, niceness: int) -> None:
         self._environment = environment
@@ -178,18 +178,18 @@ class JudgeProcess:
         self._generation = 0
         self._groups = 0
         self.pid: int | None = None
-        #: How often a judge ended on its own.
+        #: How often a judge was lost: it crashed, ran out of time or sent a bad reply.
         self.losses = 0
         self.sandbox: Sandbox | None = None
 
     async def derive(self, refs: Sequence[PlainRef], seconds: float) -> tuple[str, ...]:
-        """The prompts of `refs`, each made within `seconds` of processor time; the last is then to
-        be scored.
+        """The prompts of `refs`, each made within `seconds` of processor time. `score` then refers
+        to the last task.
 
         Raises:
-            JudgeLostError: it ended instead.
-            UnknownTaskError: one cannot be made.
-            ConfigError, ChildError: no judge can be had.
+            JudgeLostError: the judge ended instead.
+            UnknownTaskError: one of the tasks cannot be made.
+            ConfigError, ChildError: no judge can be started.
         """
         request = Derive(list(refs), seconds)
         patience = seconds * max(len(refs), 1)
@@ -204,8 +204,8 @@ class JudgeProcess:
         """Verdicts on `texts` for the task derived last, within `seconds` of processor time.
 
         Raises:
-            JudgeLostError: it ended instead.
-            ConfigError, ChildError: no judge can be had.
+            JudgeLostError: the judge ended instead.
+            ConfigError, ChildError: no judge can be started.
         """
         request = Score(list(texts), seconds)
         reply = await self._call(
@@ -226,13 +226,13 @@ class JudgeProcess:
         seconds: float,
         fits: Callable[[Any], bool],
     ) -> _Reply:
-        """A judge that answers anything else, does not answer, or whose call is cancelled is ended:
-        its state is unknown."""
+        """Send one request. If the judge sends another reply or none, or if the call is cancelled,
+        the state of the judge is unknown, so it is ended."""
         if self._streams is None:
             await self._fork()
         assert self._streams is not None
         body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
-        # A text that guesses the number could answer in place of its judge.
+        # A text that knew the number could reply in place of its judge.
         number, answered = secrets.randbits(63), False
         try:
             async with asyncio.timeout(patience):
@@ -245,13 +245,13 @@ class JudgeProcess:
                 else isinstance(reply, Unknown) and wanted is Derived
             )
             if not answered:
-                raise self._lost("forged", "it answered something else")
+                raise self._lost("forged", "its reply does not fit the request")
         except TimeoutError:
             raise self._lost("stuck", f"no answer in {patience:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise self._died(await self._end()) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
-            raise self._lost("forged", "what it answered cannot be read") from None
+            raise self._lost("forged", "its reply cannot be decoded") from None
         finally:
             if not answered:
                 await self._end()
@@ -266,7 +266,7 @@ class JudgeProcess:
         self._streams = await asyncio.open_connection(sock=channel)
 
     async def _end(self) -> int | None:
-        """End it, if there is one; how it ended, if that is known."""
+        """End the judge, if there is one. Returns how it ended, if that is known."""
         streams, self._streams = self._streams, None
         pid, self.pid = self.pid, None
         if streams is not None:

@@ -1,9 +1,9 @@
-"""Gives up, for ever, whatever a process does not need to judge a text.
+"""Drops, irrevocably, every right that a process does not need to judge a text.
 
-The kernel does it: Landlock for files, TCP and signals, a seccomp filter for system calls, resource
-limits for memory and time. It needs no root and no helper, and holds inside a container. The two
-PyPI packages that bind both are an alpha and a 13 MB supervisor for kernels from 6.12 on, so the
-five system calls are made here, by ctypes.
+The kernel enforces it: Landlock for files, TCP and signals, a seccomp filter for system calls,
+resource limits for memory and time. It needs no root and no helper, and works inside a container.
+The two PyPI packages that bind both are an alpha and a 13 MB supervisor for kernels from 6.12 on,
+so this module makes the five system calls through ctypes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 
 from swarm_node.environments.judging.syscalls import judge_filter
 
-#: What a judge may need beyond what it had when it was confined.
+#: Memory that a judge may allocate in addition to what it had when it was confined.
 MORE_MEMORY_BYTES = 1 << 30
-#: A judge that has used this much processor time is replaced: nothing runs on between two texts.
+#: A judge is killed after this processor time: code that a text left in it cannot run for ever.
 CPU_SECONDS = 3600
 _MAX_FILES = 64
-#: What the system's killer of processes goes by: judges first, never the node or the trainer.
+#: The score of the kernel's out-of-memory killer: it kills judges before node and trainer.
 _KILLED_FIRST = "1000"
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -37,7 +37,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _READ_FILE, _READ_DIRECTORY = 1 << 2, 1 << 3
-#: Kernel ABI -> how many of the rights over files exist; a kernel refuses those it does not know.
+#: Landlock ABI -> number of file rights in it. A kernel refuses rights that it does not know.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _ALL_FILE_RIGHTS = 16
 _TCP_RIGHTS_FROM, _SCOPES_FROM = 4, 6
@@ -48,18 +48,18 @@ _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What holds a judge: `files` (Landlock) and `system_calls` (seccomp)."""
+    """What confines a judge: `files` (Landlock) and `system_calls` (seccomp)."""
 
     files: bool
     system_calls: bool
 
     @property
     def complete(self) -> bool:
-        """Whether code that a text smuggled in could reach nothing outside its process."""
+        """Whether code that a text injects can reach nothing outside its process."""
         return self.files and self.system_calls
 
     def described(self) -> str:
-        """Such as "files, system calls", or what is missing and why."""
+        """`confined`, or what is missing and what it needs."""
         missing = [
             *([] if self.files else ["files (needs Linux 5.13 with Landlock)"]),
             *([] if self.system_calls else ["system calls (needs Linux, x86-64 or arm64)"]),
@@ -68,10 +68,10 @@ class Sandbox:
 
 
 def confine(readable: Iterable[Path]) -> Sandbox:
-    """Confine this process, which must have a single thread: from here on it reads files below
-    `readable` only, writes none, and starts, signals and contacts nobody.
+    """Confine this process, which must have a single thread. From then on it reads files below
+    `readable` only, writes none, and cannot start, signal or contact another process.
 
-    What this kernel cannot do is left out, and the result says so.
+    A part that this kernel does not support is left out, and the result says so.
     """
     paths = list(readable)
     with contextlib.suppress(OSError):
@@ -89,9 +89,9 @@ def confine(readable: Iterable[Path]) -> Sandbox:
 
 
 def code_paths() -> Iterator[Path]:
-    """Where code that may still be imported lies: Python's library, installed packages, shared
-    libraries, and the packages and modules that are loaded already from elsewhere. Not the
-    directories around those modules, which may hold anything."""
+    """Paths of code that may still be imported: Python's library, installed packages, shared
+    libraries, and the packages and modules already loaded from elsewhere. The directories that
+    contain these modules are not among them, because they may hold other files."""
     known = {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")),
@@ -105,8 +105,8 @@ def code_paths() -> Iterator[Path]:
 
 
 def shares_memory() -> bool:
-    """Whether this process has memory that others see and a judge could make writable: the mapping
-    of a file that was opened for writing, or of memory made for several processes."""
+    """Whether this process has memory that other processes see and a judge could write: a mapping
+    of a file that was opened for writing, or shared memory."""
     with contextlib.suppress(OSError):
         flags = re.findall(r"^VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
         return any({"sh", "mw"} <= set(line.split()) for line in flags)
@@ -145,7 +145,7 @@ def _limit(name: str, limit: int) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """A judge of root is root no more. Without capabilities there is nothing to drop."""
+    """Take the capabilities of root from the judge. A process without any has none to drop."""
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
@@ -176,7 +176,7 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is gone need not be read
+        return  # the file no longer exists
     try:
         rights = _READ_FILE | (_READ_DIRECTORY if path.is_dir() else 0)
         rule = struct.pack("=Qi", rights, place)
@@ -186,7 +186,7 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
 
 
 def _filter_calls(libc: ctypes.CDLL) -> bool:
-    """Whether a filter now refuses all but a judge's system calls."""
+    """Whether a filter now refuses all system calls but those a judge may make."""
     program = judge_filter(platform.machine(), os.getpid())
     if program is None:
         return False

@@ -1,6 +1,6 @@
 """Which system calls a judge may make, as a seccomp filter. Pure.
 
-An allow-list: what is not named fails with EPERM. The numbers are Linux's on x86-64
+An allow-list: any other call fails with EPERM. The numbers are Linux's on x86-64
 (arch/x86/entry/syscalls/syscall_64.tbl) and arm64 (include/uapi/asm-generic/unistd.h). The filter
 is classic BPF over `struct seccomp_data` (Documentation/userspace-api/seccomp_filter.rst).
 """
@@ -102,14 +102,14 @@ _PLAIN: Mapping[str, tuple[int | None, int | None]] = {
     "write": (1, 64),
     "writev": (20, 66),
 }
-#: glibc falls back to another call on ENOSYS, where EPERM would be an error.
+#: On ENOSYS glibc falls back to another call; on EPERM it would fail.
 _NOT_THERE: Mapping[str, tuple[int, int]] = {"clone3": (435, 435)}
 
 _O_TMPFILE = 0o20000000
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _O_TMPFILE
 _FCNTLS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL)
 _IOCTLS = (termios.TCGETS, termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX)
-#: MADV_NORMAL to DONTNEED, FREE, HUGEPAGE and NOHUGEPAGE: what allocators say.
+#: MADV_NORMAL to DONTNEED, FREE, HUGEPAGE and NOHUGEPAGE, which allocators use.
 _ADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
 #: Any other flag is refused; out-of-band bytes (MSG_OOB) reach seldom used code of the kernel.
 _MESSAGE_FLAGS = 0xFFFFFFFF & ~(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -127,8 +127,8 @@ class _Argument:
     wide: bool = False
 
 
-#: Allowed with these arguments only. Who could set F_SETOWN or send to a named socket would reach
-#: other processes; an opened terminal takes commands by ioctl.
+#: Allowed with these arguments only. F_SETOWN, or sending to a named socket, would reach other
+#: processes; ioctl on an open terminal can type commands.
 _GUARDED: Mapping[str, tuple[tuple[int | None, int | None], tuple[_Argument, ...]]] = {
     "open": ((2, None), (_Argument(1, (0,), _WRITES),)),
     "openat": ((257, 56), (_Argument(2, (0,), _WRITES),)),
@@ -187,12 +187,12 @@ _Instruction = tuple[int, int, int, int]
 
 
 def _on(number: int | None, then: list[_Instruction]) -> list[_Instruction]:
-    """For the call of this number `then`, which ends the program; others go on behind it."""
+    """Run `then`, which ends the program, for the call of this number; skip it for others."""
     return [] if number is None else [(_EQUAL, 0, len(then), number), *then]
 
 
 def _checked(arguments: tuple[_Argument, ...]) -> Iterator[_Instruction]:
-    """Allow where every argument passes, refuse where one does not."""
+    """Allow the call if every argument passes, else refuse it."""
     refuse = (_RETURN, 0, 0, _ERRNO | _EPERM)
     for argument in arguments:
         at = _AT_ARGUMENTS + 8 * argument.index  # little endian: the lower half comes first
@@ -200,6 +200,6 @@ def _checked(arguments: tuple[_Argument, ...]) -> Iterator[_Instruction]:
             yield from ((_LOAD, 0, 0, at + 4), (_EQUAL, 1, 0, 0), refuse)
         yield from ((_LOAD, 0, 0, at), (_AND, 0, 0, argument.mask))
         for left, value in zip(range(len(argument.values), 0, -1), argument.values, strict=True):
-            yield (_EQUAL, left, 0, value)  # over the other values and the refusal
+            yield (_EQUAL, left, 0, value)  # jumps over the other values and the refusal
         yield refuse
     yield (_RETURN, 0, 0, _ALLOW)

@@ -1,8 +1,8 @@
 """The environment's process: makes the environment once, then forks the judges that use it.
 
-It runs code that its owner chose and never sees a text. Texts go to the judges. It forks them on
-request, each with a socket of its own to the host. A judge shares this process's memory, takes
-milliseconds to replace, and has a single thread, which the sandbox needs.
+It runs code that its owner chose and never sees a text. The judges score texts. This process forks
+them on request, each with its own socket to the host. A judge shares this process's memory, is
+replaced within milliseconds, and has a single thread, which the sandbox needs.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a judge. Unless it `must_be_confined`, it may work where no sandbox is complete."""
+    """Start a judge. If it `must_be_confined`, it ends where the sandbox is incomplete."""
 
     niceness: int
     must_be_confined: bool
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Kill a judge, which may be dead already."""
+    """Kill a judge, which may have ended already."""
 
     pid: int
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """What the environment says of itself, and whether judges share writable memory with it."""
+    """The environment's description, and whether judges share writable memory with others."""
 
     name: str
     version: str
@@ -64,7 +64,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """How the judge ended, as `Popen.returncode` says it."""
+    """How the judge ended, in the form of `Popen.returncode`."""
 
     status: int
 
@@ -77,7 +77,7 @@ class _Worker:
     """Answers the host: `Start`, then `Fork` and `End` as often as needed."""
 
     def __init__(self, sockets: socket.socket) -> None:
-        """Over `sockets` the host sends the socket of each judge, ahead of its request."""
+        """The host sends the socket of each judge over `sockets`, before its request."""
         self._sockets = sockets
         self._environment: Environment | None = None
         self._code: Sequence[Path] = ()
@@ -94,11 +94,11 @@ class _Worker:
 
     def _start(self, request: Start) -> Started:
         environment = create_environment(request.name, request.options)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or nobody could wait for a judge
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no judge could be waited for
         self._environment = environment
         self._code = list(code_paths())
         gc.collect()
-        gc.freeze()  # a collection in a judge would copy the pages that it shares with this process
+        gc.freeze()  # a collection in a judge would copy the pages it shares with this process
         return Started(
             environment.name,
             environment.version,
@@ -121,17 +121,17 @@ class _Worker:
         return pid
 
     def _end(self, pid: int) -> int:
-        if pid not in self._judges:  # that of an earlier environment's process
+        if pid not in self._judges:  # it belonged to an earlier process
             raise ValueError(f"no judge {pid}")
         self._judges.remove(pid)
-        os.kill(pid, signal.SIGKILL)  # nobody else's: it is waited for only here
+        os.kill(pid, signal.SIGKILL)  # the id is not reused before the wait below
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _judge(
         self, environment: Environment, descriptor: int, parent: int, request: Fork
     ) -> NoReturn:
-        """The life of a judge. It must not return into this process's own loop. Its own output goes
-        nowhere: this process's may be a terminal or a log, and is open for writing."""
+        """Run a judge. It must not return into the loop of this process. Its output is discarded:
+        it would reach the terminal or the log of this process, which is open for writing."""
         code = 1
         try:
             os.dup2(descriptor, 0)
@@ -152,7 +152,7 @@ class _Worker:
             serve_frames(judge.answer, ready)
             code = 0
         finally:
-            os._exit(code)  # whatever was raised: its parent's stack must not unwind here
+            os._exit(code)  # also after an exception: the parent's stack must not unwind here
 
 
 if __name__ == "__main__":

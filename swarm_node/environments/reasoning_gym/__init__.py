@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym, with scorers of our own where the package evaluates answers."""
+"""Tasks of reasoning-gym, with our own scorers where the package evaluates answers as code."""
 
 from swarm_node.environments.reasoning_gym.environment import PRESETS, choosable, corpus, create
 

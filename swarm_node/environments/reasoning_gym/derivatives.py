@@ -1,7 +1,7 @@
-"""Whether a text is an antiderivative: its derivative is compared at a few complex points.
+"""Tells an antiderivative by its derivative, compared at a few complex points.
 
-Forward differentiation in complex numbers costs a fixed amount per token, whatever the expression
-is. Symbolic simplification has no such bound, and reading a text with sympy evaluates it.
+Forward differentiation in complex numbers has a fixed cost per token. Symbolic simplification has
+no such bound, and sympy evaluates a text when it parses it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from swarm_node.environments.reasoning_gym.expressions import (
     compute,
 )
 
-#: In both half planes, so that sqrt(x**2) is not taken for x, and of different moduli.
+#: In both half planes, so that sqrt(x**2) differs from x, and of different moduli.
 POINTS = (0.31 + 0.22j, -0.43 + 0.37j, 0.91 - 0.58j, -1.13 - 0.29j, 0.17 - 1.21j)
 #: Relative to the largest term; a float keeps about 1e-16 of each.
 TOLERANCE = 1e-9
 _MAX_DIGITS = 40
-#: What any other constant is worth, so that an answer that keeps it in its derivative is wrong.
+#: The value of any other constant. An answer whose derivative still contains it is wrong.
 _CONSTANT = 0.6180339887498949 + 0.3465735902799727j
 _OTHER_CONSTANTS = ("const", "constant")
-#: Single letters that mean something else to sympy, which reads the questions.
+#: Single letters that sympy, which parses the questions, reads as something else.
 _TAKEN = "SNOQI"
 
 
@@ -74,7 +74,7 @@ def is_antiderivative(answer: str, integrand: str, variable: str) -> bool:
     for point in POINTS:
         given = compute(answer, ARITHMETIC, _Differentiation(variable, point)).slope
         wanted = compute(integrand, ARITHMETIC, _Differentiation(variable, point)).value
-        # A comparison with NaN is false, which must not pass for a small difference.
+        # A comparison with NaN is false, so NaN does not pass as a small difference.
         if not abs(given - wanted) <= TOLERANCE * max(1.0, abs(wanted)):
             return False
     return True
@@ -124,7 +124,7 @@ class _Differentiation:
         if name not in _FUNCTIONS:
             raise BadExpressionError("an unknown function")
         function, derivative = _FUNCTIONS[name]
-        # Of a constant even where the derivative has no value: sqrt(0).
+        # 0 for a constant, even if the derivative of the function has no value: sqrt(0).
         slope = derivative(value.value) * value.slope if value.slope else 0j
         return _Dual(function(value.value), slope)
 
@@ -140,7 +140,7 @@ def _power(base: _Dual, exponent: _Dual) -> _Dual:
 
 
 def _names_a_constant(name: str) -> bool:
-    """C, c, K, C1, C_2 and the like: what people add to an antiderivative."""
+    """Whether `name` is C, c, K, C1, C_2 or the like, which people add to an antiderivative."""
     if name in _OTHER_CONSTANTS:
         return True
     rest = name[1:].removeprefix("_")

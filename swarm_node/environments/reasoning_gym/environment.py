@@ -1,7 +1,7 @@
 """Any reasoning-gym dataset as an environment: procedurally generated tasks, scored by rule.
 
-An item's random generator is Random(dataset seed + index), so index `ref.seed` of a practically
-endless dataset with seed 0 *is* the task named by that seed, and a reference needs no stored data.
+An item's random generator is Random(dataset seed + index). So item `ref.seed` of a practically
+endless dataset with seed 0 is the task that the seed names, and a reference needs no stored data.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-#: 2: own scorers in the place of those that evaluate the answer; only its end is judged, and an
-#: exception of a scorer is a wrong answer.
+#: 2: own scorers replace those that evaluate the answer; only the end of a text is judged; an
+#: exception of a scorer makes a wrong answer.
 SCHEME = 2
-#: A binary reward is 1 at or above this native score: a right answer may lose a hair to rounding.
+#: A binary reward is 1 from this native score on: rounding may cost a right answer a little.
 RIGHT = 0.999
 _OWN_SETTINGS = frozenset({"seed", "size"})
-#: Datasets that build every item when they are made, so an endless one cannot be: their tasks are
-#: item 0 of a dataset of this size made with the task's seed.
+#: Datasets that build every item at once, so they cannot be endless. A task is item 0 of a dataset
+#: of this size, made with the task's seed.
 _EAGER: Mapping[str, int] = {"acre": 10, "gsm_symbolic": 1}
-#: Datasets whose items depend on more than their seed, so that two nodes would disagree: on the
-#: order of a set of strings, which differs between processes, on the global random generators, or
-#: on seeds of 32 bits. Measured with reasoning-gym 0.1.25 over 60 seeds and two hash seeds.
+#: Datasets whose items depend on more than their seed, so two nodes would disagree. They depend on
+#: the order of a set of strings, which differs between processes, on the global random generators,
+#: or on seeds of 32 bits. Measured with reasoning-gym 0.1.25 over 60 seeds and two hash seeds.
 _UNREPRODUCIBLE = frozenset(
     {
         "codeio",
@@ -49,7 +49,7 @@ _UNREPRODUCIBLE = frozenset(
 )
 
 #: Families and their settings. "short": nine tasks with prompts and answers of a few tokens, for
-#: models of well under a million parameters. "sapo": the nine of arXiv 2509.08721 as they come.
+#: models of well under a million parameters. "sapo": the nine of arXiv 2509.08721, with defaults.
 PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "short": {
         "basic_arithmetic": {
@@ -99,7 +99,7 @@ def create(
     """The factory behind the entry point `reasoning_gym`.
 
     Args:
-        datasets: reasoning-gym dataset name -> its settings; takes the place of the preset.
+        datasets: reasoning-gym dataset name -> its settings; replaces the preset.
         preset: a key of `PRESETS`.
         scoring: "binary" rewards 1 for a right answer and 0 for anything else; "native" passes on
             the dataset's own score, which often gives partial credit.
@@ -114,8 +114,8 @@ def create(
 
 
 def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Endless (family, question, answer) over training seeds, the families in turn; for warm
-    starts. Tasks without a single known answer are left out.
+    """Yields (family, question, answer) for ever, over training seeds and the families in turn, for
+    warm starts. Tasks without a single known answer are left out.
 
     Raises:
         ConfigError: `preset` is unknown.
@@ -131,14 +131,14 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
 
 
 def choosable() -> list[str]:
-    """The data sets that can be named in `families`."""
+    """The data sets that `datasets` may name."""
     from reasoning_gym.factory import DATASETS
 
     return sorted(DATASETS.keys() - scorers.REFUSED.keys() - _UNREPRODUCIBLE)
 
 
 class _ReasoningGym:
-    """Implements `Environment`. Holds one dataset per family, made when first needed."""
+    """Implements `Environment`. Holds one dataset per family, made on first use."""
 
     name = "reasoning_gym"
 
@@ -159,7 +159,7 @@ class _ReasoningGym:
     def derive(self, ref: TaskRef) -> Task:
         if (ref.environment, ref.version) != (self.name, self.version):
             raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, here is {self.name} "
+                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
                 f"{self.version}: give all nodes the same environment settings"
             )
         if ref.family not in self._settings:
@@ -174,8 +174,8 @@ class _ReasoningGym:
         return cast(str, task.payload["question"]) + self._suffix
 
     def score(self, task: Task, text: str) -> float:
-        """Judges what is inside the last <answer></answer>, or else the whole text, stripped. Of
-        a longer text only the last MAX_JUDGED_CHARS are looked at."""
+        """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the
+        last MAX_JUDGED_CHARS of a text count."""
         text = text[-MAX_JUDGED_CHARS:]
         tagged = last_tagged(text)
         answer = (text if tagged is None else tagged).strip()
@@ -183,7 +183,7 @@ class _ReasoningGym:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 native = scorers.score(task.ref.family, dataset, answer, task.payload)
-        except Exception:  # noqa: BLE001 - the package's scorers raise anything on what is no answer
+        except Exception:  # noqa: BLE001 - the package's scorers raise anything on a malformed answer
             native = 0.0
         return float(native >= RIGHT) if self._binary else native
 
@@ -204,7 +204,7 @@ class _ReasoningGym:
 
 
 def _make(family: str, settings: dict[str, Any]) -> Any:
-    import reasoning_gym  # takes seconds, so only where an environment is wanted
+    import reasoning_gym  # takes seconds, so only when an environment is made
 
     return reasoning_gym.create_dataset(family, **settings)
 

@@ -1,7 +1,7 @@
-"""Expressions in an answer, computed while they are read: nothing in the text is ever run.
+"""Computes expressions in an answer while it parses them. Nothing in the text is run as code.
 
-One reader serves three kinds of values: exact numbers, truth tables, and a function of one variable
-with its derivative at a few points. Its cost is linear in the text, and its depth is bounded.
+One parser serves three kinds of values: exact numbers, truth tables, and functions of one variable
+with their derivative at a point. Its cost is linear in the text, and its depth is bounded.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, Protocol, TypeVar
 
-#: Of parentheses, signs and powers within each other.
+#: Nesting of parentheses, signs and operators.
 MAX_DEPTH = 64
 MAX_TOKENS = 512
-#: Bits of a numerator or denominator, also between the steps of a computation.
+#: Bits of a numerator or denominator, also of intermediate results.
 MAX_BITS = 1024
 _MAX_DIGITS = 300
 _MAX_EXPONENT = 64
@@ -24,12 +24,12 @@ _Value = TypeVar("_Value")
 
 
 class BadExpressionError(ValueError):
-    """The text is no expression of this kind, or a larger one than is computed."""
+    """The text is no expression of this kind, or one over the limits."""
 
 
 class Algebra(Protocol[_Value]):
-    """What the parts of an expression mean. Each may raise an `ArithmeticError`, or a
-    `BadExpressionError` for what it does not know."""
+    """The meaning of the parts of an expression. Each method may raise an `ArithmeticError`, or a
+    `BadExpressionError` for an unknown part."""
 
     def atom(self, text: str) -> _Value:
         """A number or a name."""
@@ -46,12 +46,12 @@ class Algebra(Protocol[_Value]):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Operators and how strongly they bind: a larger number binds more."""
+    """Operators and their precedence: a larger number binds more."""
 
     tokens: re.Pattern[str]
     prefix: Mapping[str, int]
     binary: Mapping[str, int]
-    #: Binary operators that group from the right.
+    #: Right-associative operators.
     from_right: frozenset[str] = frozenset()
 
 
@@ -75,7 +75,7 @@ def compute(text: str, grammar: Grammar, algebra: Algebra[_Value]) -> _Value:
     """The value of the expression `text`.
 
     Raises:
-        BadExpressionError: it is none, or too large.
+        BadExpressionError: it is no expression, or too large.
         ArithmeticError: it has no value.
     """
     reader = _Reader(_tokens(text, grammar.tokens), grammar, algebra)
@@ -99,7 +99,7 @@ def _tokens(text: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 class _Reader(Generic[_Value]):
-    """Precedence climbing: each call of `expression` reads what binds at least as `binding`."""
+    """Precedence climbing: `expression` reads operators of precedence `binding` or more."""
 
     def __init__(self, tokens: Sequence[str], grammar: Grammar, algebra: Algebra[_Value]) -> None:
         self.tokens = tokens
@@ -118,7 +118,7 @@ class _Reader(Generic[_Value]):
                 return value
             self.position += 1
             from_right = operator in self._grammar.from_right
-            # A sign may follow an operator that binds more than it: 2**-1.
+            # A sign may follow an operator of higher precedence: 2**-1.
             right = self.expression(strength if from_right else strength + 1, depth + 1)
             value = self._algebra.binary(operator, value, right)
 
@@ -149,10 +149,10 @@ class _Reader(Generic[_Value]):
 
 
 class Exact:
-    """Rational numbers, as they are. No names, no functions, whole and small exponents."""
+    """Exact rational numbers. No names, no functions; exponents are small integers."""
 
     def atom(self, text: str) -> Fraction:
-        # As in Python, no number but zero starts with a zero.
+        # As in Python, no integer but zero starts with a zero.
         if not (text[0].isdigit() or text[0] == ".") or len(text) > _MAX_DIGITS:
             raise BadExpressionError("not a number, or too long a one")
         if text.isdigit() and text[0] == "0" and text.strip("0"):
@@ -174,7 +174,7 @@ class Exact:
     def _power(self, base: Fraction, exponent: Fraction) -> Fraction:
         if exponent.denominator != 1 or abs(exponent) > _MAX_EXPONENT:
             raise BadExpressionError("the exponent is no small whole number")
-        # The base has MAX_BITS at most, so this is bounded before it is checked.
+        # The base has at most MAX_BITS, so the power is bounded even before the check.
         return Fraction(base ** int(exponent))
 
 
@@ -196,14 +196,14 @@ def _bounded(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Bit i of `table` is the truth value under assignment i. `plain`: only one variable."""
+    """Bit i of `table` is the truth value under assignment i. `plain`: a single variable."""
 
     table: int
     plain: bool = False
 
 
 class TruthTables:
-    """Propositions over some variables; any other name is none."""
+    """Propositions over the given variables; any other name is refused."""
 
     def __init__(self, variables: Sequence[str]) -> None:
         self.all = (1 << (1 << len(variables))) - 1

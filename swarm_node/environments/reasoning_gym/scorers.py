@@ -1,9 +1,9 @@
-"""Scores of answers to reasoning-gym's questions: the package's own, or ours in their place.
+"""Scores answers to reasoning-gym's questions, with the package's scorers or with our own.
 
-In some data sets reasoning-gym 0.1.25 evaluates the answer (`eval`, and sympy's `parse_expr`, which
-evaluates too), and an answer comes from any peer. Other scorers run for minutes, or fill the
-memory, on a short text. Here are scorers in the place of the first, guards before the second, and
-the data sets that are refused.
+For some data sets reasoning-gym 0.1.25 evaluates the answer (`eval`, or sympy's `parse_expr`, which
+evaluates too), and an answer may come from any peer. Other scorers run for minutes, or fill the
+memory, on a short text. This module replaces the former, guards the latter, and names the data
+sets that are refused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from swarm_node.environments.reasoning_gym.expressions import (
 
 #: Data sets that nobody can choose, and why.
 REFUSED: Mapping[str, str] = {
-    "composite": "it scores with whatever data sets it is made of; name those themselves",
+    "composite": "it scores with the data sets it is made of; name those instead",
 }
 
 #: A list of lists needs two; Python's own reader slows down with depth.
 _MAX_NESTING = 8
-#: Solutions of a cube of three have about a hundred; each move takes up to 0.1 ms.
+#: A solution of a 3x3x3 cube has about a hundred moves; each takes up to 0.1 ms.
 _MAX_CUBE_MOVES = 500
-#: A move says at most this far on a board of six.
+#: Longer moves are cut to this, because the board has six cells a side.
 _MAX_SLIDE = 6
 _MAX_SOKOBAN_MOVES = 2000
 _MAX_BOX_MOVE_CHARS = 128
@@ -52,7 +52,7 @@ Guard = Callable[[str], str | None]
 
 
 def score(family: str, dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """The data set's score of `answer`. May raise on a text that is no answer at all."""
+    """The data set's score of `answer`. May raise on a malformed answer."""
     if len(answer) > MAX_JUDGED_CHARS:
         return 0.0
     if family in OWN:
@@ -61,20 +61,19 @@ def score(family: str, dataset: Any, answer: str, entry: Mapping[str, Any]) -> f
     return 0.0 if guarded is None else float(dataset.score_answer(guarded, entry))
 
 
-# In the place of the package's scorers that evaluate.
+# These replace the package's scorers that evaluate the answer.
 
 
 def _literal(answer: str) -> Any:
-    """A Python list or tuple of numbers, words and lists, without running anything.
+    """A Python list or tuple of numbers, words and lists, read without evaluation.
 
     Raises:
-        ValueError: it is none, or too deep.
-        SyntaxError: it is none.
+        ValueError: `answer` is no literal, or too deep.
+        SyntaxError: `answer` is no literal.
     """
     depth = position = 0
-    may_begin = (
-        True  # no operator and no call: these make Python's tree as deep as the text is long
-    )
+    # Operators and calls are refused: they would make Python's tree as deep as the text is long.
+    may_begin = True
     while position < len(answer):
         if answer[position].isspace():
             position += 1
@@ -166,13 +165,13 @@ def _numbers(values: Any) -> list[float]:
     if not isinstance(values, list):
         raise ValueError("no list")
     numbers = [float(value) for value in values]
-    # To the package, NaN is in order wherever it stands, and close to everything.
+    # The package finds NaN in order at any place, and close to every number.
     if any(math.isnan(number) for number in numbers):
         raise ValueError("not a number")
     return numbers
 
 
-# In the place of the package's scorers that a short text can hold up, or that take any text.
+# These replace the package's scorers that take minutes on a short text, or accept wrong texts.
 
 
 def _propositional_logic(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
@@ -191,12 +190,13 @@ def _propositional_logic(dataset: Any, answer: str, entry: Mapping[str, Any]) ->
 
 
 def _game_of_life_halting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """The package's compares bool(text) on both sides, so that any text is right."""
+    """The package's scorer compares bool(text) on both sides, so any text is right."""
     return float(answer.strip().lower() == entry["answer"].lower())
 
 
 def _spell_backward(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """The package's takes a right start for the whole word at some lengths: 6 × (1/6) is not 1."""
+    """The package's scorer accepts the right word with more after it at some lengths: it adds up
+    1/n for each of n letters, and 6 × (1/6) is not 1."""
     given, right = answer.lower(), entry["answer"].lower()
     if given == right:
         return 1.0
@@ -221,7 +221,7 @@ OWN: Mapping[str, Scorer] = {
 }
 
 
-# Before the package's scorers: the answer as they may see it, or None for a wrong one.
+# These run before the package's scorers. They return the answer to score, or None for a wrong one.
 
 
 def _guard_coin_flip(answer: str) -> str | None:
@@ -231,12 +231,12 @@ def _guard_coin_flip(answer: str) -> str | None:
 
 
 def _guard_complex_arithmetic(answer: str) -> str | None:
-    """To the package, NaN is at no distance from anything."""
+    """The package finds NaN at no distance from any number."""
     return None if "nan" in answer.lower() else answer
 
 
 def _guard_rubiks_cube(answer: str) -> str | None:
-    """U999999999 is expanded to as many moves; four turns are none."""
+    """The package expands U999999999 to as many moves. Four turns of a face cancel out."""
     moves = []
     total = 0
     for word in answer.split():
@@ -249,7 +249,7 @@ def _guard_rubiks_cube(answer: str) -> str | None:
 
 
 def _guard_rush_hour(answer: str) -> str | None:
-    """A+999999999 is tried as many times; after six a piece stands still."""
+    """The package tries A+999999999 as many times. A piece cannot move by more than six."""
     return re.sub(r"\d+", lambda digits: str(min(int(digits[0]), _MAX_SLIDE)), answer)
 
 
@@ -258,7 +258,7 @@ def _guard_sokoban(answer: str) -> str | None:
 
 
 def _guard_boxnet(answer: str) -> str | None:
-    """The package searches each move for a bracket from every comma."""
+    """The package searches each move for a bracket from every comma: quadratic time."""
     steps = json.loads(answer)
     values = [value for step in _items(steps) for value in step.values()]
     long = any(len(value) > _MAX_BOX_MOVE_CHARS for value in values)

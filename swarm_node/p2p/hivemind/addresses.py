@@ -1,7 +1,7 @@
-"""Multiaddr text: what may be dialled or listened on. No hivemind here.
+"""Parses multiaddrs to dial or to listen on. No hivemind here.
 
-Addresses come from tickets and from strangers; only /ip4|ip6|dns4|dns6/<host>/tcp/<port> is taken,
-for a dialable one followed by /p2p/<peer id>.
+Addresses come from tickets and from other peers. Only /ip4|ip6|dns4|dns6/<host>/tcp/<port> is
+accepted; an address to dial must end in /p2p/<peer id>.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def parse_address(text: str) -> Address | None:
 
 
 def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """`listen` with each "any port" replaced by the port that `known` addresses of the same kind
-    (ip4 or ip6) were bound to, where there is exactly one."""
+    """`listen` with each port 0 replaced by the port of the `known` addresses of the same kind (ip4
+    or ip6), if they have exactly one."""
     ports: dict[str, set[int]] = {}
     for text in known:
         parsed = _parse_endpoint(text.rpartition("/p2p/")[0])
@@ -75,8 +75,8 @@ def _parse_endpoint(text: str) -> tuple[str, str, int] | None:
 def require_free_ports(listen: Iterable[str]) -> None:
     """
     Raises:
-        TransportError: something listens on one of the ports. p2pd would not mind (SO_REUSEPORT)
-            and two nodes would then take each other's connections.
+        TransportError: another process listens on one of the ports. p2pd would share it
+            (SO_REUSEPORT), and each of two nodes would get connections meant for the other.
     """
     for text in listen:
         kind, host, port = _parse_endpoint(text) or ("", "", 0)

@@ -1,8 +1,8 @@
-"""The one place that touches hivemind's DHT node; hivemind_process.py has the p2pd under it.
+"""The only module that uses hivemind's DHT node; process.py runs the p2pd below it.
 
-Private parts of hivemind are used (`_child`, `_client`), which is why pyproject.toml pins its exact
-version. Importing hivemind costs seconds and 280 MB, so both modules import it inside functions
-only. Every failure below comes out as `TransportError`.
+It uses private parts of hivemind (`_child`, `_client`), so pyproject.toml pins the exact version.
+Importing hivemind costs seconds and 280 MB, so both modules import it inside functions only. Every
+failure below is raised as `TransportError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], 
 STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
-#: Kademlia's k; hivemind asks as many replicas, so that small swarms keep every record everywhere.
+#: Kademlia's k, and as many replicas: in a small swarm every node holds every record.
 REPLICAS = 20
 
 
@@ -73,8 +73,8 @@ class DhtNode:
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
     ) -> DhtNode:
-        """Start p2pd and the DHT on it, with no peer. `key_file` exists only while p2pd starts,
-        and so does p2pd's configuration beside it.
+        """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration beside
+        it exist only while p2pd starts.
 
         Raises:
             TransportError: p2pd cannot be run or cannot listen.
@@ -104,7 +104,7 @@ class DhtNode:
             try:
                 self._node = await DHTNode.create(
                     p2p=p2p,
-                    # Of the peer id, so that a restarted node keeps its place in others' tables.
+                    # From the peer id, so that a restarted node keeps its entry in others' tables.
                     node_id=DHTID.generate(source=identity.peer_id),
                     num_replicas=REPLICAS,
                     wait_timeout=RPC_SECONDS,
@@ -142,7 +142,7 @@ class DhtNode:
         return not self._node.protocol.routing_table.uid_to_peer_id
 
     async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
-        """Hand every stream that arrives for one of `protocols` to `server`."""
+        """Call `server` with every stream that a peer opens for one of `protocols`."""
 
         async def accept(
             info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -154,7 +154,7 @@ class DhtNode:
                 await self._p2p.add_binary_stream_handler(protocol, accept)
 
     async def connect(self, address: Address, patience: float) -> bool:
-        """Connect and ping; whether a member of this swarm answered within `patience` seconds."""
+        """Connect and ping. Whether a member of this swarm answered within `patience` seconds."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
         from hivemind.utils.multiaddr import Multiaddr
@@ -205,7 +205,7 @@ class DhtNode:
             raise TransportError(f"{peer_id} did not answer in {patience:g} s") from None
 
     async def connections(self, patience: float) -> int | None:
-        """How many peers p2pd is connected to; None when it died or does not answer in time."""
+        """How many peers p2pd is connected to; None if it died or does not answer in time."""
         if self.dead:
             return None
         try:
@@ -216,8 +216,8 @@ class DhtNode:
             return None
 
     async def ping_known(self) -> None:
-        """Ping every peer that is connected or in the routing table: members that answer enter the
-        table, others leave it."""
+        """Ping every peer that is connected or in the routing table. Members that answer enter the
+        table; the others leave it."""
         protocol = self._node.protocol
         with hivemind_errors("cannot list the connected peers"):
             peers = {*await self._connected(), *protocol.routing_table.peer_id_to_uid}
@@ -225,8 +225,8 @@ class DhtNode:
         await asyncio.sleep(0)  # hivemind updates its table in a task of its own
 
     async def fill_table(self, patience: float) -> None:
-        """Look this node up, which introduces it to its neighbours."""
-        with contextlib.suppress(TimeoutError):  # whoever answered by then is in the table
+        """Look up this node's own id, which makes it known to its neighbours."""
+        with contextlib.suppress(TimeoutError):  # peers that answered in time are in the table
             async with asyncio.timeout(patience):
                 await self._node.find_nearest_nodes([self._node.node_id])
 
@@ -248,10 +248,10 @@ class DhtNode:
         return {} if found is None else {k: item.value for k, item in found.value.items()}
 
     async def stop(self, grace: float = STOP_SECONDS) -> None:
-        """Terminate p2pd, after `grace` seconds by force, and remove its sockets."""
+        """Terminate p2pd, kill it after `grace` seconds, and remove its sockets."""
         if self._node is not None:
             self._node.is_alive = False
-        # Not `DHTNode.shutdown`: it asks p2pd for its consent, and hangs when p2pd is dead.
+        # Not `DHTNode.shutdown`: it waits for p2pd's answer, and hangs when p2pd is dead.
         await terminate(self._p2p, grace)
 
     async def _lookup(self, operation: Awaitable[Any]) -> Any:
@@ -259,7 +259,7 @@ class DhtNode:
             async with asyncio.timeout(LOOKUP_SECONDS):
                 return await operation
         except TimeoutError:
-            raise TransportError("a DHT lookup took too long: it is tried again later") from None
+            raise TransportError("a DHT lookup took too long: the node tries again later") from None
 
     async def _connected(self) -> list[Any]:
         """PeerIDs of all peers p2pd is connected to."""
@@ -274,9 +274,9 @@ class DhtNode:
     async def _command(
         self, request: Any
     ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send one command to p2pd. The connection it went over is the caller's to close, and
-        carries the stream when the command opened one. (hivemind's own calls leave theirs open
-        when they fail or are cancelled.)"""
+        """Send one command to p2pd. The caller closes the returned connection, which carries the
+        stream if the command opened one. (hivemind's own calls leave their connection open when
+        they fail or are cancelled.)"""
         from hivemind.p2p.p2p_daemon_bindings import utils
         from hivemind.proto import p2pd_pb2
 
@@ -293,7 +293,7 @@ class DhtNode:
 
 
 def _calm_logging() -> None:
-    """Send hivemind's log records of level WARNING and up to the root logger, nothing else."""
+    """Send hivemind's log records of level WARNING and above to the root logger, and no others."""
     from hivemind.utils.logging import use_hivemind_log_handler
 
     use_hivemind_log_handler("nowhere")
@@ -302,7 +302,7 @@ def _calm_logging() -> None:
 
 @contextlib.contextmanager
 def hivemind_errors(what: str) -> Generator[None]:
-    """Turn what hivemind, p2pd and the sockets between raise into TransportError."""
+    """Turn the errors of hivemind, p2pd and the sockets between them into TransportError."""
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
     try:

@@ -1,6 +1,6 @@
-"""The p2pd process: what it reads, how it starts, and how it ends whatever happens.
+"""The p2pd process: its files, its start, and its end after any failure.
 
-Private parts of hivemind are used here, too: `_child`, `_terminate`, `_make_process_args`, its
+This module, too, uses private parts of hivemind: `_child`, `_terminate`, `_make_process_args`, its
 tasks and the names of its sockets.
 """
 
@@ -18,14 +18,14 @@ from swarm_node.p2p.identity import Identity
 STOP_SECONDS = 3.0
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
 _PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
-#: Else p2pd relays for strangers who know no secret. Its flag -relay=0 does not stop that.
+#: Otherwise p2pd relays for anyone, without the secret. Its flag -relay=0 does not stop that.
 CONFIGURATION = b'{"Relay":{"Enabled":false}}'
 
 
 @contextlib.contextmanager
 def private_file(path: Path, content: bytes) -> Generator[None]:
     """`content` with mode 0600 at `path`, for p2pd to read."""
-    path.unlink(missing_ok=True)  # left by a crash; O_EXCL then refuses to follow a planted link
+    path.unlink(missing_ok=True)  # left by a crash; O_EXCL then refuses a planted link
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -41,8 +41,8 @@ def private_key(identity: Identity) -> bytes:
 
 
 async def start_p2pd(configuration: Path, **settings: Any) -> Any:
-    """`P2P.create`, which on its own leaves a process behind when it fails or is cancelled, and
-    cannot name the file of p2pd's configuration."""
+    """`P2P.create` with a configuration file. Alone it takes none, and leaves a process behind when
+    it fails or is cancelled."""
     from hivemind.p2p import P2P
 
     created = []
@@ -66,7 +66,7 @@ async def start_p2pd(configuration: Path, **settings: Any) -> Any:
 
 
 async def terminate(p2p: Any, grace: float) -> None:
-    """End p2pd and hivemind's tasks around it, however far its start came."""
+    """End p2pd and hivemind's tasks for it, also after an incomplete start."""
     tasks = [p2p._listen_task, p2p._reader_task]
     if p2p._client is not None:
         control = p2p._client.control
@@ -83,10 +83,10 @@ async def terminate(p2p: Any, grace: float) -> None:
 
 
 async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
-    """Wait for the end of p2pd, which was asked to end; after `grace` seconds by force.
+    """Wait for the end of p2pd, which was asked to end; kill it after `grace` seconds.
 
-    A caller that is cancelled stops the grace, and is cancelled when p2pd has ended. The caller
-    forgets p2pd, so its process and its pipe would outlive the event loop.
+    If the caller is cancelled, p2pd is killed at once, and the cancellation is raised when it has
+    ended: nobody else holds p2pd, so its process and pipe would outlive the event loop.
     """
     transport = child._transport  # type: ignore[attr-defined]
     cancelled = None
@@ -100,7 +100,7 @@ async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
             patience = None
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
-            # Nobody reads the pipe any more. Were it full, asyncio would wait for its end for ever.
+            # Nobody reads the pipe any more. With a full pipe asyncio would wait for ever.
             transport.get_pipe_transport(1).close()
     transport.close()
     if cancelled is not None:

@@ -1,4 +1,4 @@
-"""What may enter hivemind's DHT, who may speak to it, and how it is kept: no I/O, no hivemind.
+"""Which records hivemind's DHT accepts and stores, and from whom: no I/O, no hivemind.
 
 hivemind calls these objects by name (duck typing), so its types appear as small protocols here:
 `HeartbeatRecords` is its record validator, `SwarmAuthorizer` its authorizer and `HeartbeatStore`
@@ -36,7 +36,7 @@ _MAX_NONCES = 65536
 _NONCE_BYTES = 16
 
 
-class Record(Protocol):
+class DhtRecord(Protocol):
     """hivemind's DHTRecord. `key` is the SHA-1 of the DHT key, `subkey` and `value` MessagePack;
     `expiration_time` is Unix seconds."""
 
@@ -52,11 +52,11 @@ def heartbeat_key(swarm_id: bytes) -> str:
 
 
 class HeartbeatRecords:
-    """Signs own records and accepts those that their owner signed, under one key only.
+    """Signs own records and accepts records that their owner signed, under one key only.
 
-    Records are judged by themselves, never by what was seen before: hivemind drops everything that
-    a holder sent when one of its records is refused, so that refusing an outdated record here would
-    cost the fresh ones next to it. `HeartbeatStore` keeps outdated records out.
+    `validate` does not depend on the records seen before. When it refuses one record, hivemind
+    drops all that its holder sent, so to refuse an outdated record would lose the fresh ones too.
+    `HeartbeatStore` ignores outdated records.
     """
 
     priority = 0
@@ -67,13 +67,13 @@ class HeartbeatRecords:
         self._wall = wall
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
-    def sign_value(self, record: Record) -> bytes:
+    def sign_value(self, record: DhtRecord) -> bytes:
         return self._identity.sign(_signed_bytes(record, record.value)) + record.value
 
-    def strip_value(self, record: Record) -> bytes:
+    def strip_value(self, record: DhtRecord) -> bytes:
         return record.value[_SIGNATURE_BYTES:]
 
-    def validate(self, record: Record) -> bool:
+    def validate(self, record: DhtRecord) -> bool:
         """Whether the record is well-formed, within its bounds and signed by its subkey's owner.
         Never raises."""
         if record.key != self._key or not self._bounded(record):
@@ -99,7 +99,7 @@ class HeartbeatRecords:
     def merge_with(self, other: object) -> bool:
         return False
 
-    def _bounded(self, record: Record) -> bool:
+    def _bounded(self, record: DhtRecord) -> bool:
         expires = record.expiration_time
         return (
             _SIGNATURE_BYTES < len(record.value) <= _MAX_VALUE_BYTES
@@ -111,7 +111,7 @@ class HeartbeatRecords:
 
 
 def _owner(subkey: bytes) -> bytes | None:
-    """The public key in a MessagePack subkey, None unless it is a peer id in its one spelling."""
+    """The public key in a MessagePack subkey, None unless it is a peer id in canonical form."""
     try:
         peer_id = msgpack.unpackb(subkey)
         if not isinstance(peer_id, str):
@@ -131,8 +131,8 @@ def _is_heartbeat(packed: bytes) -> bool:
     return isinstance(heartbeat, bytes) and len(heartbeat) <= MAX_HEARTBEAT_BYTES
 
 
-def _signed_bytes(record: Record, value: bytes) -> bytes:
-    """Every field that a holder could change, each of them with its length."""
+def _signed_bytes(record: DhtRecord, value: bytes) -> bytes:
+    """All fields that a holder could change, with the lengths that separate them."""
     head = struct.pack(">dHH", record.expiration_time, len(record.key), len(record.subkey))
     return b"SWARMNODEv1 dht-record " + head + record.key + record.subkey + value
 
@@ -140,8 +140,9 @@ def _signed_bytes(record: Record, value: bytes) -> bytes:
 class SwarmAuthorizer:
     """Proves knowledge of the swarm's secret in every DHT request and response.
 
-    HMAC-SHA-256 over message type, message bytes, time and nonce; a request is accepted once and
-    within `MAX_CLOCK_SKEW_SECONDS`, a response only for the request whose nonce it repeats.
+    The proof is an HMAC-SHA-256 over message type, message bytes, time and nonce. A request is
+    accepted once and within `MAX_CLOCK_SKEW_SECONDS`, a response only if it repeats the nonce of
+    its request.
     """
 
     def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
@@ -182,7 +183,8 @@ class SwarmAuthorizer:
         return hmac.digest(self._key, struct.pack(">H", len(kind)) + kind + body, "sha256")
 
     def _unused(self, nonce: bytes, now: float) -> bool:
-        """Remember `nonce`. The memory is bounded: only members fill it, by honest use never."""
+        """Whether `nonce` is new; it is then remembered. At most _MAX_NONCES are, which honest
+        members never reach."""
         while self._nonces:
             oldest, forgotten_at = next(iter(self._nonces.items()))
             if forgotten_at > now and len(self._nonces) < _MAX_NONCES:
@@ -190,7 +192,7 @@ class SwarmAuthorizer:
             del self._nonces[oldest]
         if nonce in self._nonces:
             return False
-        # A request may be dated one skew ahead and then stays valid for two.
+        # The time of a request may be one skew ahead; the request is then valid for two.
         self._nonces[nonce] = now + 2 * MAX_CLOCK_SKEW_SECONDS
         return True
 
@@ -198,10 +200,10 @@ class SwarmAuthorizer:
 class HeartbeatStore:
     """The part of hivemind's DHTLocalStorage that its protocol and node use, for one key.
 
-    Replaces hivemind's own, which shortens a record's life when an older one is refused after it,
-    hands out its inner dictionary to be merged with what strangers sent, and has no bounds.
-    `pack` makes hivemind's dictionary value from (peer id, value, expiration) triples and wraps it
-    with the latest expiration.
+    hivemind's own store shortens a record's life when it refuses an older one later, returns its
+    inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
+    hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
+    latest expiration.
     """
 
     def __init__(
@@ -218,16 +220,16 @@ class HeartbeatStore:
     def store(
         self, key: int, value: bytes, expiration_time: float, subkey: str | None = None
     ) -> bool:
-        """As `store_subkey`; plain values are refused."""
+        """As `store_subkey`; values without a subkey are refused."""
         if subkey is None:
             return False
         return self.store_subkey(key, subkey, value, expiration_time)
 
     def store_subkey(self, key: int, subkey: str, value: bytes, expiration_time: float) -> bool:
-        """Keep a validated record when it outlives the one held.
+        """Keep a validated record if it expires later than the one held.
 
-        Returns whether what is held now is at least as fresh: hivemind stops taking over a
-        dictionary at the first record that is answered with False.
+        Returns whether the record now held is at least as fresh. hivemind stops copying a
+        dictionary at the first False.
         """
         if key != self._key:
             return False

@@ -1,8 +1,8 @@
 """The hivemind transport: libp2p streams for requests, a Kademlia DHT for heartbeats.
 
 A Go daemon (p2pd) carries TCP, Noise and the streams; hivemind's DHT node runs on this process's
-own loop. Everything is built so that a hung or dead peer, or a dead daemon, costs seconds and
-never the node: start waits for nobody, dials run in parallel, repair is a loop, stop is bounded.
+own loop. A hung or dead peer, or a dead daemon, delays the node by seconds and never ends it: start
+waits for no peer, dials run in parallel, repair is repeated, and stop has a time limit.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from swarm_node.p2p.transport import (
 STREAM_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
-#: Addresses that one dial() tries; of more, `rng` chooses.
+#: Addresses that one dial() tries; `rng` chooses among more.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
-#: Streams of one peer that may wait behind its running ones, and streams of all peers together.
+#: Streams of one peer that may wait while others of it run, and streams of all peers together.
 MAX_WAITING_PER_PEER = 64
 MAX_STREAMS = 512
 
@@ -71,9 +71,9 @@ _LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 class HivemindTransport:
     """Transport on hivemind 1.1.12 (TCP only, no relay, no NAT help yet).
 
-    `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0; `secret` is the swarm's, from
-    its ticket: without it nobody reads or writes the DHT. `state_dir` holds p2pd's copy of the key
-    while p2pd starts. Each peer may have `max_concurrent_per_peer` requests in work here.
+    `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `secret` is the swarm's, from
+    its ticket; without it nobody reads or writes the DHT. `state_dir` holds p2pd's copy of the key
+    while p2pd starts. At most `max_concurrent_per_peer` requests of one peer run at once.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class HivemindTransport:
     def addresses(self) -> list[str]:
         if self._node is None:
             return []
-        # Peers are told the first few only, and other machines cannot use the loopback ones.
+        # Peers learn the first few only, and loopback addresses are of no use to other machines.
         return sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
 
     def serve(self, protocol: str, handler: Handler) -> None:
@@ -153,8 +153,8 @@ class HivemindTransport:
         return answered
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (peers are
-        known again) or "alone".
+        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (a peer
+        answers again) or "alone".
 
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
@@ -188,17 +188,17 @@ class HivemindTransport:
             await send_request(writer, payload)
             reply = await read_reply(reader, writer, max_reply)
         except BaseException:
-            writer.transport.abort()  # closing would wait for a peer that may not read
+            writer.transport.abort()  # close() would wait for a peer that may not read
             raise
         writer.close()
         return reply
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
-        """See `Transport.publish_heartbeat`. The DHT keeps the copy that lives longest, so a newer
-        heartbeat never ends before the one it replaces. `ttl` is at most an hour."""
+        """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
+        heartbeat must never expire before the one it replaces. `ttl` is at most an hour."""
         node = self._running()
         check_size("heartbeat", len(heartbeat), MAX_HEARTBEAT_BYTES)
-        if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half is for wrong clocks
+        if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half allows for wrong clocks
             raise ValueError("a heartbeat lives between 0 and 3600 seconds")
         expires = max(self._clock.wall() + ttl, self._published_until + 0.001)
         self._published_until = expires
@@ -216,7 +216,7 @@ class HivemindTransport:
         return self._node
 
     async def _start_node(self, listen: Sequence[str]) -> DhtNode:
-        if self._records is None:  # kept over restarts of the daemon, with everybody's heartbeats
+        if self._records is None:  # a new daemon keeps all heartbeats
             key_id, store = new_store(self._key, self._clock.wall)
             self._records = HeartbeatRecords(self._identity, key_id, self._clock.wall), store
         records, store = self._records
@@ -239,7 +239,7 @@ class HivemindTransport:
         return node
 
     async def _restart_node(self) -> None:
-        """Replace a dead or stuck daemon, on the ports others know it by when they are free."""
+        """Replace a dead or stuck daemon, on the same ports if they are free."""
         known = [] if self._node is None else self._node.addresses
         await self._stop_node(grace=0.0)
         log.warning("the network daemon died or got stuck: starting a new one")
@@ -249,7 +249,7 @@ class HivemindTransport:
             self._node = await self._start_node(self._listen)
 
     async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
-        # By their deadline, not by cancelling: asyncio prints a cancelled connection as an error.
+        # Streams end by their deadline: asyncio logs a cancelled connection as an error.
         for deadline in self._streams.values():
             if not deadline.expired():
                 deadline.reschedule(0.0)
@@ -261,7 +261,7 @@ class HivemindTransport:
     async def _serve_stream(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if len(self._streams) >= 2 * MAX_STREAMS:  # no time even for refusals
+        if len(self._streams) >= 2 * MAX_STREAMS:  # too many even to refuse each
             writer.transport.abort()
             return
         task = asyncio.current_task()
@@ -278,7 +278,7 @@ class HivemindTransport:
             if finished:
                 writer.close()
             else:
-                writer.transport.abort()  # closing would wait for a peer that may not read
+                writer.transport.abort()  # close() would wait for a peer that may not read
 
     async def _answer(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -290,16 +290,16 @@ class HivemindTransport:
                 await send_reply(reader, writer, reply)
         except _RefusalError as refusal:
             async with asyncio.timeout(REFUSAL_SECONDS):
-                await read_request(reader)  # unread, it would be taken for the ack
+                await read_request(reader)  # an unread request would be read as the ack
                 await send_reply(reader, writer, Reply.refusal(str(refusal)))
 
 
 class _RefusalError(TransportError):
-    """Why a stream is turned away before its request is read; its text is for the caller."""
+    """A stream is refused before its request is read; the caller gets the text."""
 
 
 class _PeerSlots:
-    """Admits streams: so many at work per peer, so many waiting behind them, so many in all."""
+    """Admits streams: limits those running per peer, those waiting per peer, and those in all."""
 
     def __init__(self, per_peer: int) -> None:
         self._per_peer = per_peer
@@ -314,7 +314,7 @@ class _PeerSlots:
             _RefusalError: its queue or the node is full.
         """
         if self._streams[peer] >= self._per_peer + MAX_WAITING_PER_PEER:
-            raise _RefusalError("too many requests of yours at once: slow down")
+            raise _RefusalError("too many of your requests at once: slow down")
         if self._streams.total() >= MAX_STREAMS:
             raise _RefusalError("busy: ask again later")
         self._streams[peer] += 1
