@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.judge import PlainRef, Verdict, derive_prompt, score_text
 from swarm_node.environments.judging.processes import (
@@ -23,9 +24,6 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 MAX_TEXTS = 64
-#: Only the last characters of a longer text are judged, because the final answer is at the end. So
-#: the input of every scorer is bounded.
-MAX_JUDGED_CHARS = 4096
 #: Once texts that are scored one by one have ended this many judges, no further text is scored.
 MAX_LOST_JUDGES = 2
 #: Processor seconds for making one task, and for scoring all texts of one group.
@@ -170,7 +168,8 @@ class ProcessEnvironmentHost:
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         _check_count(texts)
-        sent = [cut for text in texts if (cut := _cut(text)) is not None]
+        cuts = [_cut(text) for text in texts]
+        sent = [cut for cut in cuts if cut is not None]
         async with self._turns[whose]:
             judge = self._judges[whose]
             prompt = await self._prompt(judge, ref)
@@ -181,7 +180,7 @@ class ProcessEnvironmentHost:
                 if whose == "peers":
                     return Judgement(prompt, (0.0,) * len(texts), lost=lost.reason)
                 verdicts = await self._scored_singly(judge, ref, sent)
-        return _judgement(prompt, texts, verdicts)
+        return _judgement(prompt, cuts, verdicts)
 
     async def close(self) -> None:
         for judge in self._judges.values():
@@ -240,8 +239,9 @@ class InlineEnvironmentHost:
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
         _check_count(texts)
         task, prompt = derive_prompt(self._environment, ref)
-        cuts = [cut for text in texts if (cut := _cut(text)) is not None]
-        return _judgement(prompt, texts, [score_text(self._environment, task, cut) for cut in cuts])
+        cuts = [_cut(text) for text in texts]
+        sent = [cut for cut in cuts if cut is not None]
+        return _judgement(prompt, cuts, [score_text(self._environment, task, cut) for cut in sent])
 
     async def close(self) -> None:
         return None
@@ -266,11 +266,13 @@ def _cut(text: str) -> str | None:
     return end
 
 
-def _judgement(prompt: str, texts: Sequence[str], verdicts: Sequence[Verdict | str]) -> Judgement:
-    """The judgement of all `texts`. `verdicts` are those on the texts that were sent, or the
-    reasons why there are none."""
+def _judgement(
+    prompt: str, cuts: Sequence[str | None], verdicts: Sequence[Verdict | str]
+) -> Judgement:
+    """The judgement of all texts, of which `cuts` are the judged parts. `verdicts` are those on the
+    texts that were sent, or the reasons why there are none."""
     sent = iter(verdicts)
-    whole = ["unsendable" if _cut(text) is None else next(sent) for text in texts]
+    whole = ["unsendable" if cut is None else next(sent) for cut in cuts]
     known = [Verdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
     faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in whole]
     failed = [fault for fault in faults if fault]

@@ -26,12 +26,13 @@ from swarm_node.node.derive import (
     published,
     trainer_settings,
 )
-from swarm_node.node.fit import MAX_ROWS, Fit
+from swarm_node.node.fit import Fit
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import Model
+from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer

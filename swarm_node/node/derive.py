@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_node.config import Settings
-from swarm_node.node.fit import MAX_ROWS, Fit
+from swarm_node.node.fit import Fit
 from swarm_node.policy.memory.plan import Plan
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoint import stored_rank
 from swarm_node.policy.training.trainer import Published, TrainerSettings

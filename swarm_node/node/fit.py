@@ -19,10 +19,9 @@ from swarm_node.policy.memory.free import available_memory, check_memory
 from swarm_node.policy.memory.plan import Job, Plan, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement, hardware, place
+from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import has_vllm
 
-#: Most answers that are sampled at once, whoever samples.
-MAX_ROWS = 256
 _GIB = 1 << 30
 _MOST_GIB = 4096
 

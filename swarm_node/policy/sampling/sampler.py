@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from swarm_node.errors import ModelError
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
+#: The most completions that are sampled at once, by any sampler.
+MAX_ROWS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:

@@ -28,10 +28,9 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.sampling.sampler import SampleRequest, check_request
+from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
-MAX_ROWS = 256
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
 #: much as a few steps of those rows.
 _COMPACT_SHARE = 0.25
