@@ -64,6 +64,17 @@ def test_a_light_module_pulls_in_nothing_heavy() -> None:
     assert done.stdout.splitlines() == []
 
 
+def test_a_node_does_not_load_what_trains_over_hivemind() -> None:
+    code = (
+        "import sys, swarm_node.node.build\n"
+        "from hivemind.dht.node import DHTNode\n"
+        "from hivemind.p2p import P2P\n"
+        "print(sorted({'scipy', 'hivemind.moe', 'hivemind.averaging'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_no_module_has_more_than_400_lines() -> None:
     assert [told(path) for path in SOURCES if path.read_text().count("\n") > 400] == []
 

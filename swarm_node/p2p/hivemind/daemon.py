@@ -1,8 +1,8 @@
 """The only module that uses hivemind's DHT node; process.py runs the p2pd below it.
 
 It uses private parts of hivemind (`_child`, `_client`), so pyproject.toml pins the exact version.
-Importing hivemind costs seconds and 280 MB, so both modules import it inside functions only. Every
-failure below is raised as `TransportError`.
+Importing hivemind brings torch, so both modules import it inside functions only. Every failure
+below is raised as `TransportError`.
 """
 
 from __future__ import annotations
