@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.reasoning_gym import scorers
+from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
@@ -132,9 +132,7 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
 
 def choosable() -> list[str]:
     """The data sets that `datasets` may name."""
-    from reasoning_gym.factory import DATASETS
-
-    return sorted(DATASETS.keys() - scorers.REFUSED.keys() - _UNREPRODUCIBLE)
+    return sorted(set(data_sets.names()) - scorers.REFUSED.keys() - _UNREPRODUCIBLE)
 
 
 class _ReasoningGym:
@@ -204,16 +202,15 @@ class _ReasoningGym:
 
 
 def _make(family: str, settings: dict[str, Any]) -> Any:
-    import reasoning_gym  # takes seconds, so only when an environment is made
+    from reasoning_gym.factory import create_dataset
 
-    return reasoning_gym.create_dataset(family, **settings)
+    return create_dataset(family, **settings)
 
 
 def _check(family: str, settings: Mapping[str, Any]) -> None:
-    from reasoning_gym.factory import DATASETS
-
     key = f"environment.options.datasets.{family}"
-    if family not in DATASETS:
+    found = data_sets.find(family)
+    if found is None:
         raise ConfigError(f"{key}: reasoning-gym has no dataset of that name; see its gallery")
     if family in scorers.REFUSED:
         raise ConfigError(f"{key}: {scorers.REFUSED[family]}")
@@ -221,7 +218,7 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key}: its tasks cannot be derived from a seed; choose another dataset")
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{key} must be a table of settings; use {{}} for the defaults")
-    config = DATASETS[family][1]
+    config = found[1]
     known = {field.name for field in dataclasses.fields(config)} - _OWN_SETTINGS
     for name in settings:
         if name not in known:

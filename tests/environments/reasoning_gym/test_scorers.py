@@ -214,7 +214,7 @@ def test_own_scorers_evaluate_nothing(module: types.ModuleType) -> None:
 
 
 CANARY = """
-import json, re, sys
+import json, re, subprocess, sys  # a payload looks for Popen among the classes that are loaded
 from hostile import payloads
 from swarm_node.environments import answers
 from swarm_node.environments.reasoning_gym import scorers
