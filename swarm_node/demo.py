@@ -27,9 +27,9 @@ from swarm_node.config import load_settings
 from swarm_node.environments.reasoning_gym.environment import PRESETS
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient
+from swarm_node.node.fit import engine_of, this_machine
 from swarm_node.node.home import Home
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, Snapshot
-from swarm_node.policy.sampling.vllm.engine import require_vllm
 
 FAMILIES = sorted(PRESETS["short"])
 #: An inference engine takes long to import and start, and each node of the demo has one.
@@ -114,9 +114,9 @@ async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None
     Raises:
         SwarmNodeError: a node could not start; the message holds the end of its log.
     """
-    load_settings({"sampling.engine": sampler})
+    settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
-        require_vllm()
+        engine_of(settings, this_machine(settings))
     console = Console()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -20,7 +20,13 @@ from swarm_node.policy.memory.plan import Job, Plan, least_plan, make_plan, reme
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement, hardware, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
-from swarm_node.policy.sampling.vllm.engine import has_vllm
+from swarm_node.policy.sampling.vllm.engine import (
+    VLLM_VERSION,
+    EngineChoice,
+    VllmBuild,
+    choose_engine,
+    installed_vllm,
+)
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
@@ -36,22 +42,24 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What decides how a node works here: where the policy is computed, the bytes of main memory
-    that are free, the memory of that GPU (None on a CPU), and whether vLLM is installed."""
+    that are free, the memory of that GPU (None on a CPU), and the installed vLLM."""
 
     where: Placement
     free: int
     gpu: GpuMemory | None
-    vllm: bool
+    vllm: VllmBuild | None
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a node works on a machine. `vllm` says that vLLM samples, `plan` how the GPU is divided:
-    None on a CPU, and for several trainer processes, which are not planned for."""
+    """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
+    `plan` says how the GPU is divided: None on a CPU, and for several trainer processes, which are
+    not planned for."""
 
     where: Placement
     vllm: bool
     plan: Plan | None
+    why: str = ""
 
 
 def this_machine(settings: Settings) -> Machine:
@@ -66,17 +74,33 @@ def this_machine(settings: Settings) -> Machine:
     gpu = None
     if where.device != "cpu":
         gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
-    return Machine(where, available_memory(), gpu, has_vllm())
+    return Machine(where, available_memory(), gpu, installed_vllm())
 
 
 def card(settings: Settings, vram: int) -> Machine:
-    """A machine with plenty of main memory and a card with `vram` bytes, all of them free."""
-    half = settings.training.dtype != "float32"
-    return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), has_vllm())
+    """A machine with plenty of main memory and a card with `vram` bytes, all of them free. It has
+    the vLLM of this machine, or the right one if `settings` ask for vLLM."""
+    half, vllm = settings.training.dtype != "float32", installed_vllm()
+    if settings.sampling.engine == "vllm":
+        vllm = VllmBuild("vllm", VLLM_VERSION, on_cpu=False)
+    return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), vllm)
+
+
+def engine_of(settings: Settings, machine: Machine) -> EngineChoice:
+    """The engine that samples on `machine`, and why.
+
+    Raises:
+        ModelError: the settings ask for vLLM, and the machine has none that fits its device.
+    """
+    return choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
 
 
 def job_of(settings: Settings, machine: Machine) -> Job:
-    """What a node with these settings asks of a GPU; what the user did not set is left open."""
+    """What a node with these settings asks of a GPU; what the user did not set is left open.
+
+    Raises:
+        ModelError: as from `engine_of`.
+    """
     training, sampling = settings.training, settings.sampling
     chosen = training.model_fields_set
     return Job(
@@ -88,7 +112,7 @@ def job_of(settings: Settings, machine: Machine) -> Job:
         ),
         dtype="bfloat16" if machine.where.half else "float32",
         eight_bit=training.optimizer == "adamw8bit",
-        can_sleep=_samples_by_vllm(settings, machine),
+        can_sleep=engine_of(settings, machine).vllm,
     )
 
 
@@ -106,9 +130,9 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
         trainer_processes=processes,
         free=machine.free,
     )
-    vllm = _samples_by_vllm(settings, machine)
+    engine = engine_of(settings, machine)
     if machine.gpu is None or processes > 1:
-        return Fit(machine.where, vllm, None)
+        return Fit(machine.where, engine.vllm, None, engine.why)
     job, vram = job_of(settings, machine), machine.gpu.free
     made = make_plan(shape, job, vram)
     if made is None:
@@ -119,7 +143,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
             f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
             f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
-    return Fit(machine.where, vllm, replace(made, card=machine.gpu.total))
+    return Fit(machine.where, engine.vllm, replace(made, card=machine.gpu.total), engine.why)
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:
@@ -146,11 +170,6 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
         return None
     free, total = int(match[1]) << 20, int(match[2]) << 20
     return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
-
-
-def _samples_by_vllm(settings: Settings, machine: Machine) -> bool:
-    engine = settings.sampling.engine
-    return engine == "vllm" or (engine == "auto" and machine.gpu is not None and machine.vllm)
 
 
 def _torch_memory(device: str) -> GpuMemory:

