@@ -2,6 +2,7 @@
 
 SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
+├── MachineError             this machine lacks what a start needs: disk, driver, port, clock
 ├── HomeError                the node's directory is missing, unreadable or readable by others
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
@@ -28,6 +29,10 @@ class SwarmNodeError(Exception):
 
 class ConfigError(SwarmNodeError):
     """A setting is unknown or impossible; the message names the key."""
+
+
+class MachineError(SwarmNodeError):
+    """This machine cannot run the node that its settings describe."""
 
 
 class HomeError(SwarmNodeError):

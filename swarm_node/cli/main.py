@@ -14,6 +14,7 @@ import typer
 
 from swarm_node import __version__
 from swarm_node.cli import simulate as simulation
+from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import refusals as _refusals
@@ -220,6 +221,9 @@ def join(
             **parse_assignments(assign or []),
         }
         join_swarm(load_settings(flags, config=config))
+
+
+app.command(rich_help_panel=_BASIC)(doctor)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.policy.memory.footprint import Footprint
 from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
 
@@ -32,7 +31,7 @@ def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) ->
         table.add_row(
             f"{vram / _GIB:.4g}",
             *(_choices(made) if made else ("[red]too small[/]", "", "")),
-            *(_gib(size) for _, size in _sizes(shown.parts)),
+            *map(_gib, shown.parts.summary().values()),
             _gib(shown.total),
             style=None if made else "dim",
         )
@@ -56,7 +55,7 @@ def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableT
     table.add_column(justify="right")
     scale = max(vram, shown.total)
     explained = _explained(shown, job)
-    for part, size in _sizes(shown.parts):
+    for part, size in shown.parts.summary().items():
         table.add_row(part, _gib(size), _bar(size, scale), _dim(explained[part]))
     if shown.sharing == "sleep":
         spared = shown.parts.total() - shown.total
@@ -83,14 +82,6 @@ def _choices(plan: Plan) -> tuple[str, str, str]:
     trains = f"LoRA {training.lora_rank}" if training.lora_rank else "all weights"
     tokens = f"{training.micro_batch_tokens:,}{'*' if training.checkpointing else ' '}"
     return f"{trains}{', asleep' if plan.sharing == 'sleep' else ''}", tokens, str(plan.rows)
-
-
-def _sizes(parts: Footprint) -> Iterator[tuple[str, int]]:
-    yield "weights", parts.weights
-    yield "optimizer", parts.optimizer
-    yield "KV cache", parts.kv
-    yield "activations", parts.activations
-    yield "other", parts.workspace + parts.reserve
 
 
 def _explained(plan: Plan, job: Job) -> dict[str, str]:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import structlog
-
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
 from swarm_node.environments.host import ProcessEnvironmentHost
@@ -39,8 +37,6 @@ from swarm_node.policy.training.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.storage import Storage
 
-_log = structlog.get_logger(__name__)
-
 
 def build_parts(
     settings: Settings, home: Home, membership: Membership, model: Model, found: Fit
@@ -51,12 +47,6 @@ def build_parts(
         ModelError, HomeError: the model or the home cannot be used.
         ConfigError: settings do not fit together, or the machine.
     """
-    if found.plan is not None:
-        _log.info(
-            "planned for the GPU",
-            gib=round(found.plan.total / 2**30, 1),
-            how=found.plan.described(),
-        )
     training = trainer_settings(settings, found.plan)
     rank = training.lora_rank
     sampler = make_sampler(settings, model, found, rank)

@@ -149,11 +149,8 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
 def gpu_memory(index: int = 0) -> GpuMemory | None:
     """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
     None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
-    command = shutil.which("nvidia-smi")
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
-    visible = "".join(names).strip()
-    if command is None or not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible):
+    command, visible = shutil.which("nvidia-smi"), visible_gpu(index)
+    if command is None or visible is None:
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
     try:
@@ -161,6 +158,15 @@ def gpu_memory(index: int = 0) -> GpuMemory | None:
         return parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def visible_gpu(index: int) -> str | None:
+    """How nvidia-smi names the GPU that CUDA numbers `index` here; None without one."""
+    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
+    visible = "".join(names).strip()
+    known = re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible)
+    return visible if known else None
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:

@@ -240,6 +240,28 @@ def verify_chain(
     "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "outside_issuer", "too_long",
     "not_yet_valid", "expired".
     """
+    opened = open_chain(chain, info, subject_key)
+    if isinstance(opened, Rejected):
+        return opened
+    issuer, member = opened
+    refused = _check_times(issuer, member, now)
+    if refused is not None:
+        return refused
+    return Member(
+        key=subject_key,
+        peer_id=peer_id_of(subject_key),
+        issuer_key=issuer.issuer_key,
+        issuer_name=issuer.name,
+        not_before=member.not_before,
+        not_after=member.not_after,
+    )
+
+
+def open_chain(
+    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes
+) -> tuple[IssuerBody, MemberBody] | Rejected:
+    """The bodies of a chain for `subject_key` that the root of `info` began. Times are not
+    checked; the reasons are those of `verify_chain`."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
     issuer = verify_issuer(chain[0], info)
@@ -255,17 +277,7 @@ def verify_chain(
         return member
     if member.subject != subject_key or not is_sound_key(subject_key):
         return Rejected("wrong_subject", "the certificate is for another key")
-    refused = _check_times(issuer, member, now)
-    if refused is not None:
-        return refused
-    return Member(
-        key=subject_key,
-        peer_id=peer_id_of(subject_key),
-        issuer_key=issuer.issuer_key,
-        issuer_name=issuer.name,
-        not_before=member.not_before,
-        not_after=member.not_after,
-    )
+    return issuer, member
 
 
 def _period(not_before: float, not_after: float) -> tuple[int, int]:

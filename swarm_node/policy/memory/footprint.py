@@ -75,6 +75,16 @@ class Footprint:
         """Bytes that do not depend on the micro-batch."""
         return self.weights + self.optimizer + self.published + self.reserve
 
+    def summary(self) -> dict[str, int]:
+        """The bytes by what people call the parts."""
+        return {
+            "weights": self.weights,
+            "optimizer": self.optimizer,
+            "KV cache": self.kv,
+            "activations": self.activations,
+            "other": self.workspace + self.published + self.reserve,
+        }
+
     def total(self, *, asleep: bool = False) -> int:
         """The peak; `asleep` if the sampler frees its memory while the trainer works."""
         held = self.trainer_weights + self.optimizer + self.published + self.reserve
