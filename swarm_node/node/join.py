@@ -41,12 +41,10 @@ def join_swarm(settings: Settings) -> None:
     # Before anything is founded or started: a download may take long, and may be interrupted.
     from swarm_node.node.derive import resumed, trainer_settings  # imports torch
 
-    home, ticket = Home(settings.home), ticket_text(settings)
-    if ticket is not None:  # a second reader of standard input would find none
-        settings = settings.model_copy(update={"ticket": SecretStr(ticket)})
+    home, settings = Home(settings.home), with_ticket(settings)
     settings = resumed(settings, home.checkpoints)
     machine = this_machine(settings)
-    facts = gather(settings, ticket, Seen(hardware()))
+    facts = gather(settings, ticket_text(settings), Seen(hardware()))
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:
@@ -121,6 +119,18 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
         return home.membership(), False
     name = f"swarm of {home.identity().peer_id[-6:]}"
     return home.found_swarm(name, now), True
+
+
+def with_ticket(settings: Settings) -> Settings:
+    """`settings` with the ticket's text in place of its file, because standard input can be read
+    only once.
+
+    Raises:
+        TicketError: its file cannot be read.
+    """
+    text = ticket_text(settings)
+    ticket = None if text is None else SecretStr(text)
+    return settings.model_copy(update={"ticket": ticket})
 
 
 def ticket_text(settings: Settings) -> str | None:

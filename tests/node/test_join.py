@@ -1,17 +1,21 @@
 """Which swarm a node belongs to when it starts, and who is told that it runs."""
 
+import io
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import TicketExpiredError
+from swarm_node.errors import MachineError, TicketExpiredError
 from swarm_node.node.home import Home
-from swarm_node.node.join import belong
+from swarm_node.node.join import belong, join_swarm, with_ticket
 from swarm_node.node.service import notify
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
@@ -40,6 +44,39 @@ def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: P
     stranger = Home(tmp_path / "stranger")
     with pytest.raises(TicketExpiredError, match="ask for a new one"):
         belong(_settings(stranger.path, _ticket(owner, hours_ago=2)), stranger)
+
+
+def test_a_ticket_on_standard_input_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
+    owner.found_swarm("team", time.time())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(_ticket(owner)))
+    settings = with_ticket(_settings(member.path, "@-"))
+    assert sys.stdin.read() == ""
+    for _ in range(2):
+        joined, _ = belong(settings, member)
+        assert joined.swarm.name == "team"
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
+    tmp_path: Path, own_logging: None
+) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        address = f"/ip4/127.0.0.1/tcp/{held.getsockname()[1]}"
+        flags = {"home": home, "network.listen": [address], "run.device": "cpu"}
+        with pytest.raises(MachineError, match=f"{address}.*--listen.*swarm-node doctor"):
+            join_swarm(load_settings(flags, environ={}))
+    assert not home.exists()
 
 
 @pytest.mark.parametrize("abstract", [False, True])
