@@ -162,6 +162,13 @@ def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
         this_machine(settings_of(run__device="cuda"))
 
 
+def test_under_wsl_processes_share_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(run__device="cpu")
+    for release, shared in (("6.8.0-45-generic", True), ("5.15.90-microsoft-standard", False)):
+        monkeypatch.setattr(fitting.platform, "release", lambda release=release: release)
+        assert this_machine(settings).ipc is shared
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_with_a_gpu_this_machine_is_planned_for() -> None:
