@@ -97,7 +97,9 @@ async def as_planned(directory: Path) -> list[Any]:
         places = Path(work) / "checkpoints", Path(work) / "weights"
         for place in places:
             place.mkdir()
-        trainer = ProcessTrainer(directory, *places, trainer_settings(settings, plan))
+        # The built-in sampler takes whole weights.
+        training = replace(trainer_settings(settings, found), published="merged")
+        trainer = ProcessTrainer(directory, *places, training)
         sampler = TorchSampler.from_directory(directory, where, max_rows=plan.rows)
         try:
             weights, version = await trainer.start()

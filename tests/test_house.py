@@ -38,6 +38,11 @@ BEGIN_TASKS = {
     *("node/node.py", "process/child.py", "process/server.py"),
     "policy/sampling/vllm/worker.py",
 }
+#: What builds a node, real or simulated, and what shows settings. Components get values.
+TAKES_ALL_SETTINGS = {
+    *("assembly.py", "build.py", "derive.py", "fit.py", "join.py", "node.py"),
+    *("config.py", "doctor.py", "first_lines.py", "plan.py", "run.py", "swarm.py"),
+}
 RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and one module that no layer names.
 PLANTED = {
@@ -101,6 +106,17 @@ def test_tasks_begin_in_the_node_and_in_the_servers_of_child_processes() -> None
         if isinstance(node, ast.Attribute)
         and node.attr in ("create_task", "ensure_future")
         and told(path).removeprefix("swarm_node/") not in BEGIN_TASKS
+    ] == []
+
+
+def test_components_do_not_take_all_settings() -> None:
+    assert [
+        told(path)
+        for path, node in nodes(SOURCES)
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "swarm_node.config"
+        and "Settings" in {alias.name for alias in node.names}
+        and path.name not in TAKES_ALL_SETTINGS
     ] == []
 
 

@@ -88,17 +88,20 @@ def find(settings: Settings) -> list[Finding]:
     from swarm_node.node.join import ticket_text
     from swarm_node.policy.models.hub import hub_model
 
-    if Home(settings.home).checkpoints.exists():
+    home = Home(settings.home)
+    if home.checkpoints.exists():
         from swarm_node.node.derive import resumed  # imports torch
 
-        settings = resumed(settings, Home(settings.home).checkpoints)
+        settings = resumed(settings, home.checkpoints)
     shape, wrong = None, []
     try:
         shape = shape_of(settings.model)
     except ModelError as error:
         if hub_model(settings.model) is None:
             wrong.append(Finding("model", "error", str(error)))
-    return examine(gather(settings, ticket_text(settings)), settings, shape) + wrong
+    ticket = ticket_text(settings)
+    facts = gather(home, settings.run.device, settings.network.listen, ticket)
+    return examine(facts, settings, shape) + wrong
 
 
 def findings_view(findings: Sequence[Finding]) -> Table:

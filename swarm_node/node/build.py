@@ -10,7 +10,6 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -18,12 +17,7 @@ from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
 from swarm_node.node.control import ControlServer
-from swarm_node.node.derive import (
-    engine_plan,
-    listen_addresses,
-    published,
-    trainer_settings,
-)
+from swarm_node.node.derive import engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
@@ -47,9 +41,7 @@ def build_parts(
         ModelError, HomeError: the model or the home cannot be used.
         ConfigError: settings do not fit together, or the machine.
     """
-    training = trainer_settings(settings, found.plan)
-    rank = training.lora_rank
-    sampler = make_sampler(settings, model, found, rank)
+    sampler = make_sampler(settings, model, found)
     codec = model.codec.within(sampler.positions)
     if not codec.fits((), settings.sampling.max_new_tokens + 1):
         raise ModelError(
@@ -63,7 +55,7 @@ def build_parts(
             membership.identity.peer_id,
             need=3 * sum(file.stat().st_size for file in weight_files(model.directory)),
         ),
-        replace(training, published=published(settings, found, rank)),
+        trainer_settings(settings, found),
         digest=model.policy.model,
         threads=settings.run.threads,
     )
@@ -77,6 +69,14 @@ def build_parts(
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
+
+    def processes() -> dict[str, int]:
+        """Process ids of the running ones, by name."""
+        pids = {"trainer": trainer.pid, "network": transport.daemon_pid, **environment.pids}
+        if isinstance(sampler, VllmSampler):
+            pids["engine"] = sampler.pid
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
     return Parts(
         transport=transport,
         sampler=sampler,
@@ -86,28 +86,18 @@ def build_parts(
         codec=codec,
         policy=model.policy,
         clock=SYSTEM_CLOCK,
-        processes=lambda: _processes(trainer, transport, environment, sampler),
+        processes=processes,
     )
 
 
-def make_sampler(
-    settings: Settings, model: Model, found: Fit, rank: int
-) -> TorchSampler | VllmSampler:
-    """The sampler for a trainer of adapters of `rank`, if it is not 0; `found` says which one, and
-    how much of the GPU it may take.
+def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler | VllmSampler:
+    """The sampler; `found` says which one, and how much of the GPU it may take.
 
     Raises:
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
         ConfigError: it cannot do what the settings ask.
     """
-    sampling = settings.sampling
     if not found.vllm:
-        if sampling.over_provision > 1:
-            raise ConfigError(
-                "sampling.over_provision: only vLLM can interrupt answers; set sampling.engine"
-            )
-        if sampling.sync != "file":
-            raise ConfigError("sampling.sync: only vLLM shares the GPU's memory; set it to file")
         return TorchSampler.from_directory(
             model.directory,
             found.where,
@@ -115,13 +105,9 @@ def make_sampler(
             max_rows=MAX_ROWS if found.plan is None else found.plan.rows,
             threads=settings.run.threads,
         )
-    if sampling.temperature > MAX_TEMPERATURE:
+    if settings.sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    if sampling.sync == "ipc" and (found.where.device == "cpu" or rank):
-        raise ConfigError(
-            'sampling.sync = "ipc" is for all weights on a GPU (adapters are files): set it to file'
-        )
-    engine = engine_plan(settings, model.config, found, rank)
+    engine = engine_plan(settings, model.config, found)
     return VllmSampler.from_directory(model.directory, engine, codec=model.codec)
 
 
@@ -153,22 +139,10 @@ async def run_node(
             loop.add_signal_handler(number, node.stop)
     try:
         await control.start()
+    except BaseException:
+        await node.close()
+        raise
+    else:
         await node.run(on_running)
     finally:
         await control.close()
-
-
-def _processes(
-    trainer: ProcessTrainer,
-    transport: HivemindTransport,
-    environment: ProcessEnvironmentHost,
-    sampler: TorchSampler | VllmSampler,
-) -> dict[str, int]:
-    """Process ids of the running ones, by name."""
-    pids = {
-        "trainer": trainer.pid,
-        "network": transport.daemon_pid,
-        "engine": sampler.pid if isinstance(sampler, VllmSampler) else None,
-        **environment.pids,
-    }
-    return {name: pid for name, pid in pids.items() if pid is not None}

@@ -77,7 +77,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     processes, found = settings.run.trainer_processes, facts.seen.hardware
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = facts.card.memory if facts.card is not None and where.device != "cpu" else None
-    return Machine(where, facts.memory, gpu, facts.vllm)
+    return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc)
 
 
 def checkpoint_bytes(shape: Qwen2Config, rank: int, *, eight_bit: bool) -> int:
@@ -86,8 +86,11 @@ def checkpoint_bytes(shape: Qwen2Config, rank: int, *, eight_bit: bool) -> int:
     return trained * (4 + (2 if eight_bit else 8))
 
 
-def shared_bytes(shape: Qwen2Config, found: Fit, rank: int) -> int:
+def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     """Bytes of shared memory by which weights reach the sampler."""
+    rank = found.training.lora_rank
+    if found.ipc:
+        return 0
     if found.vllm and rank:
         return _SHARED_COPIES * 4 * adapter_count(shape, rank)
     return _SHARED_COPIES * shape.weight_count * (2 if found.where.half else 4)
@@ -210,18 +213,18 @@ def _model(
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
         yield Finding("model", "error", text, remedy + ends)
         return
-    plan, rank = found.plan, settings.training.lora_rank
+    plan, rank = found.plan, found.training.lora_rank
     if plan is None or machine.gpu is None:
         yield Finding("model", "ok", f"{settings.model} fits")
     else:
-        rank, text = plan.training.lora_rank, f"{settings.model} fits: {plan.described()}"
+        text = f"{settings.model} fits: {plan.described()}"
         whole = make_plan(shape, job_of(settings, machine), machine.gpu.total)
         if whole is None or _stage(whole) == _stage(plan):
             yield Finding("model", "ok", text)
         else:
             remedy = f"free the whole card for {whole.described()}"
             yield Finding("model", "warning", text, remedy)
-    yield _shared(facts, shared_bytes(shape, found, rank))
+    yield _shared(facts, shared_bytes(shape, found))
     eight_bit = settings.training.optimizer == "adamw8bit"
     yield _disk(facts, checkpoint_bytes(shape, rank, eight_bit=eight_bit), rank)
 

@@ -17,15 +17,15 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_node.config import Settings
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
-from swarm_node.node.fit import GpuMemory, gpu_memory, visible_gpu
+from swarm_node.node.fit import GpuMemory, gpu_memory, has_ipc, visible_gpu
 from swarm_node.node.home import Home
 from swarm_node.p2p.membership import open_chain
 from swarm_node.p2p.ticket import parse_ticket
@@ -96,10 +96,11 @@ class Paper(NamedTuple):
 class Facts:
     """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
 
-    `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi.
-    `built` is when this program was installed. `synchronized` is None where nobody knows.
-    `shared` is None without /dev/shm. `checkpoints` is what the home's checkpoints take already.
-    `busy` are (address, reason) of addresses that cannot be listened on."""
+    With `ipc`, processes can share the GPU's memory. `smi_fault` says why nvidia-smi named no card;
+    it is empty where there is no nvidia-smi. `built` is when this program was installed.
+    `synchronized` is None where nobody knows. `shared` is None without /dev/shm. `checkpoints` is
+    what the home's checkpoints take already. `busy` are (address, reason) of addresses that cannot
+    be listened on."""
 
     system: str
     python: tuple[int, int]
@@ -109,6 +110,7 @@ class Facts:
     torch: Torch | None
     seen: Seen
     vllm: VllmBuild | None
+    ipc: bool
     compiler: str | None
     headers: bool
     memory: int
@@ -126,11 +128,18 @@ class Facts:
     membership: Paper | None
 
 
-def gather(settings: Settings, ticket: str | None, seen: Seen | None = None) -> Facts:
-    """The facts for a node with these settings and the text of its ticket. `seen` is what torch
-    sees; without it another process asks torch, where nvidia-smi names a GPU."""
-    home, now = Home(settings.home), time.time()
-    card, smi_fault = find_card(int(settings.run.device.partition(":")[2] or 0))
+def gather(
+    home: Home,
+    device: str,
+    listen: Sequence[str],
+    ticket: str | None = None,
+    seen: Seen | None = None,
+) -> Facts:
+    """The facts for a node that computes on `device` (the setting) and wants to listen on these
+    addresses, with the text of its ticket. `seen` is what torch sees; without it another process
+    asks torch, where nvidia-smi names a GPU."""
+    now = time.time()
+    card, smi_fault = find_card(int(device.partition(":")[2] or 0))
     if seen is None:
         seen = ask_torch() if card or smi_fault else Seen(Hardware(0, False))
     running = home.in_use()
@@ -143,6 +152,7 @@ def gather(settings: Settings, ticket: str | None, seen: Seen | None = None) -> 
         torch=installed_torch(),
         seen=seen,
         vllm=installed_vllm(),
+        ipc=has_ipc(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),
@@ -155,7 +165,7 @@ def gather(settings: Settings, ticket: str | None, seen: Seen | None = None) -> 
         synchronized=_synchronized(),
         home=home.path,
         running=running,
-        busy=() if running else find_busy(settings.network.listen, home.kept_port()),
+        busy=() if running else find_busy(listen, home.kept_port()),
         ticket=None if ticket is None else read_ticket(ticket, home, now),
         membership=read_membership(home),
     )
@@ -224,7 +234,7 @@ def installed_torch() -> Torch | None:
         return None
 
 
-def find_busy(listen: list[str], kept: int) -> tuple[tuple[str, str], ...]:
+def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
     """The addresses of `listen` with a port that cannot be bound, and why; port 0 is the home's
     `kept` one, or any."""
     busy = []

@@ -15,7 +15,7 @@ from swarm_node.config import Settings
 from swarm_node.node.doctor import Finding, amount, gib
 from swarm_node.node.facts import Facts
 from swarm_node.node.fit import Fit, Machine, job_of
-from swarm_node.policy.memory.footprint import Training, footprint, longest_tokens
+from swarm_node.policy.memory.footprint import footprint, longest_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 
@@ -71,21 +71,16 @@ def _training(
     if plan is not None:
         how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows
     else:
-        training = Training(
-            settings.training.lora_rank,
-            settings.training.activation_checkpointing,
-            dtype=job.dtype,
-            eight_bit=job.eight_bit,
-        )
         rows, on_cpu = job.rows, found.where.device == "cpu"
         parts = footprint(
             shape,
-            training,
+            found.training,
             device="cpu" if on_cpu else "cuda",
             rows=rows,
             max_new_tokens=job.max_new_tokens,
         )
-        what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
+        rank = found.training.lora_rank
+        what = f"LoRA rank {rank}" if rank else "all weights"
         how, total = f"{what} in {job.dtype}, {rows} answers at once", parts.total()
     longest = longest_tokens(shape, job.max_new_tokens)
     told = f"{how}, answers of up to {job.max_new_tokens:,} tokens in contexts of up to "

@@ -7,6 +7,7 @@ Cheap to import, as a command line must be.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,8 +16,17 @@ from typing import NamedTuple
 
 from swarm_node.config import Settings
 from swarm_node.errors import ModelError
+from swarm_node.policy.memory.footprint import Device, Training, footprint
 from swarm_node.policy.memory.free import available_memory, check_memory
-from swarm_node.policy.memory.plan import Job, Plan, least_plan, make_plan, remedies
+from swarm_node.policy.memory.plan import (
+    SPARE,
+    Job,
+    Plan,
+    least_plan,
+    make_plan,
+    remedies,
+    ways_to_train,
+)
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement, hardware, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
@@ -42,23 +52,28 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What decides how a node works here: where the policy is computed, the bytes of main memory
-    that are free, the memory of that GPU (None on a CPU), and the installed vLLM."""
+    that are free, the memory of that GPU (None on a CPU), the installed vLLM, and whether processes
+    can share the GPU's memory (CUDA IPC)."""
 
     where: Placement
     free: int
     gpu: GpuMemory | None
     vllm: VllmBuild | None
+    ipc: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
-    `plan` says how the GPU is divided: None on a CPU, and for several trainer processes, which are
-    not planned for."""
+    `training` says how the trainer uses its memory, `plan` how the GPU is divided: None on a CPU,
+    and for several trainer processes, which are not planned for. With `ipc`, vLLM gets all weights
+    through the GPU's memory."""
 
     where: Placement
     vllm: bool
-    plan: Plan | None
+    training: Training
+    plan: Plan | None = None
+    ipc: bool = False
     why: str = ""
 
 
@@ -74,7 +89,7 @@ def this_machine(settings: Settings) -> Machine:
     gpu = None
     if where.device != "cpu":
         gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
-    return Machine(where, available_memory(), gpu, installed_vllm())
+    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc())
 
 
 def card(settings: Settings, vram: int) -> Machine:
@@ -102,14 +117,10 @@ def job_of(settings: Settings, machine: Machine) -> Job:
         ModelError: as from `engine_of`.
     """
     training, sampling = settings.training, settings.sampling
-    chosen = training.model_fields_set
     return Job(
         rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
-        lora_rank=training.lora_rank if "lora_rank" in chosen else None,
-        checkpointing=(
-            training.activation_checkpointing if "activation_checkpointing" in chosen else None
-        ),
+        lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype="bfloat16" if machine.where.half else "float32",
         eight_bit=training.optimizer == "adamw8bit",
         can_sleep=engine_of(settings, machine).vllm,
@@ -130,10 +141,11 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
         trainer_processes=processes,
         free=machine.free,
     )
-    engine = engine_of(settings, machine)
+    engine, job = engine_of(settings, machine), job_of(settings, machine)
     if machine.gpu is None or processes > 1:
-        return Fit(machine.where, engine.vllm, None, engine.why)
-    job, vram = job_of(settings, machine), machine.gpu.free
+        training = _unplanned(settings, shape, job, machine)
+        return Fit(machine.where, engine.vllm, training, why=engine.why)
+    vram = machine.gpu.free
     made = make_plan(shape, job, vram)
     if made is None:
         ways = remedies(shape, job, vram) or ["a machine with more memory"]
@@ -143,7 +155,11 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
             f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
             f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
-    return Fit(machine.where, engine.vllm, replace(made, card=machine.gpu.total), engine.why)
+    # The two newest versions, in the sampler's type (`weights/device.py`).
+    copies = 2 * made.parts.sampler_weights
+    ipc = engine.vllm and machine.ipc and not made.training.lora_rank and made.fits(copies)
+    plan = replace(made, card=machine.gpu.total)
+    return Fit(machine.where, engine.vllm, made.training, plan, ipc, engine.why)
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:
@@ -158,6 +174,11 @@ def gpu_memory(index: int = 0) -> GpuMemory | None:
         return parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def has_ipc() -> bool:
+    """Whether processes can share a GPU's memory by CUDA IPC, which does not exist on WSL2."""
+    return "microsoft" not in platform.release()
 
 
 def visible_gpu(index: int) -> str | None:
@@ -176,6 +197,22 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
         return None
     free, total = int(match[1]) << 20, int(match[2]) << 20
     return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
+
+
+def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machine) -> Training:
+    """How a trainer without a plan works: the first way that fits the memory of the CPU or of one
+    GPU, over which trained weights are spread, else the one that takes least."""
+    rank, share = settings.training.lora_rank, 1 / settings.run.trainer_processes
+    device: Device = "cpu" if machine.gpu is None else "cuda"
+    free = machine.free if machine.gpu is None else machine.gpu.free
+    for way in ways_to_train(rank, job):
+        parts = footprint(
+            shape, way, device=device, rows=job.rows, max_new_tokens=job.max_new_tokens
+        )
+        elsewhere = 0 if rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
+        if parts.total() - elsewhere <= free * (1 - SPARE):
+            break
+    return way
 
 
 def _torch_memory(device: str) -> GpuMemory:

@@ -44,14 +44,15 @@ def join_swarm(settings: Settings) -> None:
     home, settings = Home(settings.home), with_ticket(settings)
     settings = resumed(settings, home.checkpoints)
     machine = this_machine(settings)
-    facts = gather(settings, ticket_text(settings), Seen(hardware()))
+    wanted, seen = settings.network.listen, Seen(hardware())
+    facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:
         found = fit(settings, shape, machine)
         findings = examine(facts, settings, shape)
         refuse(findings)
-        rate = trainer_settings(settings, found.plan).learning_rate
+        rate = trainer_settings(settings, found).learning_rate
         tell([finding_line(finding) for finding in findings if finding.level == "warning"])
         tell([*start_lines(settings, facts, machine, found, shape, rate)])
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from swarm_node.config import Settings
+from swarm_node.config import Sampling
 from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import task_seed
 from swarm_node.node.harvest import Harvest, PendingGroup
@@ -33,28 +33,27 @@ class RolloutMaker:
 
     def __init__(
         self,
-        settings: Settings,
+        sampling: Sampling,
         parts: Parts,
         tally: Tally,
         tasks: TaskChooser,
         slots: Slots,
+        harvest: Harvest | None,
+        *,
+        seed: int,
         peer_id: str,
     ) -> None:
-        """Every group takes its slots from `slots` when its sampling begins."""
-        self._settings = settings
+        """Every group takes its slots from `slots` when its sampling begins. `harvest` gathers the
+        groups of a sampler that can be interrupted; without it they are sampled in batches."""
+        self._sampling = sampling
         self._parts = parts
         self._tally = tally
         self._tasks = tasks
         self._slots = slots
+        self._harvest = harvest
+        self._seed = seed
         self._peer_id = peer_id
         self._told_of_raising = False
-        self._harvest: Harvest | None = None
-        if isinstance(parts.sampler, InterruptibleSampler):
-            self._harvest = Harvest(
-                parts.sampler,
-                over_provision=settings.sampling.over_provision,
-                max_lag=settings.experience.max_lag,
-            )
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
@@ -129,7 +128,7 @@ class RolloutMaker:
 
     async def _begin(self, count: int) -> list[PendingGroup]:
         """The next `count` tasks as groups that hold their slots."""
-        sampling = self._settings.sampling
+        sampling = self._sampling
         groups = [
             PendingGroup(
                 ref,
@@ -138,7 +137,7 @@ class RolloutMaker:
                     prompt_ids,
                     n=sampling.group_size,
                     # Peers may sample the same task, from nearly the same weights.
-                    seed=task_seed("sample", self._settings.run.seed, self._peer_id, ref.seed),
+                    seed=task_seed("sample", self._seed, self._peer_id, ref.seed),
                     max_new_tokens=sampling.max_new_tokens,
                     temperature=sampling.temperature,
                 ),
@@ -191,7 +190,7 @@ class RolloutMaker:
             (ref, prompt, parts.codec.encode_prompt(prompt))
             for ref, prompt in zip(refs, prompts, strict=True)
         ]
-        longest = self._settings.sampling.max_new_tokens
+        longest = self._sampling.max_new_tokens
         fitting = [task for task in tasks if parts.codec.fits(task[2], longest)]
         if len(fitting) < len(tasks):
             if not self._tally.faults["prompt_too_long"]:

@@ -21,7 +21,7 @@ TRIES = 3
 BLAMELESS = frozenset(
     {
         *("capacity", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
-        *("unreachable", "used"),
+        "unreachable",
     }
 )
 _BACKOFF_SECONDS = (1.0, 60.0)

@@ -24,10 +24,11 @@ from safetensors.torch import save_file
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
 from swarm_node.node.build import make_sampler
-from swarm_node.node.derive import published, trainer_settings
+from swarm_node.node.derive import trainer_settings
 from swarm_node.node.fit import Fit
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
@@ -491,11 +492,11 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     save_file(base.hf_state(), place / "model.safetensors")
     flags = {"sampling.engine": "vllm", "training.lora_rank": 3, "training.learning_rate": 0.02}
     settings = load_settings(flags, environ={})
-    found = Fit(ON_CPU, vllm=True, plan=None)
-    chosen = replace(trainer_settings(settings), published=published(settings, found, 3))
+    found = Fit(ON_CPU, vllm=True, training=Training(lora_rank=3))
+    chosen = trainer_settings(settings, found)
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
-    sampler = make_sampler(settings, Model.read("made", place), found, chosen.lora_rank)
+    sampler = make_sampler(settings, Model.read("made", place), found)
     assert isinstance(sampler, VllmSampler)
     asked = request(n=4)
 

@@ -34,6 +34,7 @@ LAPTOP = Facts(
     torch=Torch("2.13.0+cpu", None),
     seen=NO_GPU,
     vllm=None,
+    ipc=True,
     compiler=None,
     headers=False,
     memory=12 * GB,

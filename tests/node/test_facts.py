@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarm_node.config import Settings, load_settings
 from swarm_node.node.facts import (
     Holder,
     ask_torch,
@@ -55,8 +54,7 @@ else:
 """
 
 
-def settings_of(home: Path, **flags: object) -> Settings:
-    return load_settings({"home": home, **flags}, environ={})
+LISTEN = ["/ip4/0.0.0.0/tcp/0"]
 
 
 def put_first(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +69,7 @@ def put_first(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine_is_described_and_nothing_is_written(tmp_path: Path) -> None:
     home = tmp_path / "home"
     before = time.time()
-    facts = gather(settings_of(home), None)
+    facts = gather(Home(home), "auto", LISTEN)
     assert facts.python == sys.version_info[:2]
     assert before <= facts.now <= time.time()
     assert facts.built <= facts.now
@@ -88,9 +86,9 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path: Path) -> Non
 def test_facts_do_not_import_torch(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from swarm_node.config import load_settings\n"
-        "from swarm_node.node.facts import gather\n"
-        f"gather(load_settings({{'home': {str(tmp_path)!r}}}, environ={{}}), None)\n"
+        "from pathlib import Path\n"
+        "from swarm_node.node.facts import Home, gather\n"
+        f"gather(Home(Path({str(tmp_path)!r})), 'auto', {LISTEN!r})\n"
         "print(sorted({'torch', 'vllm', 'hivemind'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -114,7 +112,7 @@ def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     assert card is not None
     assert str(card) == "NVIDIA GeForce RTX 4070 with driver 535.104.05 (CUDA 12.2)"
     assert card.memory == (11520 << 20, 12288 << 20)
-    facts = gather(settings_of(tmp_path / "home"), None)
+    facts = gather(Home(tmp_path / "home"), "auto", LISTEN)
     assert facts.card == card
     assert facts.holders == (Holder(4711, "/usr/bin/python3", 9216 << 20),)
     assert facts.seen.hardware == hardware()
@@ -172,7 +170,7 @@ def test_a_running_node_and_what_its_checkpoints_take_are_seen(tmp_path: Path) -
     (stored / "model.safetensors").write_bytes(bytes(1000))
     assert not home.in_use()
     with home.lock():
-        facts = gather(settings_of(home.path), None)
+        facts = gather(home, "auto", LISTEN)
         assert (facts.running, facts.checkpoints) == (True, 1000)
     assert not home.in_use()
 

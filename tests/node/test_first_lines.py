@@ -20,6 +20,7 @@ from swarm_node.node.doctor import Finding, machine_of
 from swarm_node.node.facts import Card, Facts, Seen, gather
 from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
 from swarm_node.node.fit import GpuMemory, fit
+from swarm_node.node.home import Home
 from swarm_node.node.join import set_up_logging
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.placement import Hardware
@@ -46,7 +47,7 @@ def lines_of(facts: Facts, **flags: Any) -> dict[str, Line]:
 
 def here(home: Path) -> Facts:
     """This machine, without any GPU."""
-    facts = gather(load_settings({"home": home}, environ={}), None, Seen(Hardware(0, False)))
+    facts = gather(Home(home), "cpu", [], seen=Seen(Hardware(0, False)))
     return replace(facts, card=None, smi_fault="", memory=8 * 10**9)
 
 

@@ -26,6 +26,7 @@ from swarm_node.node.fit import (
     parse_gpu_memory,
     this_machine,
 )
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
@@ -50,11 +51,10 @@ def test_only_what_the_user_left_open_is_planned() -> None:
     assert job_of(settings_of(), on_gpu(12)) == Job(rows=64, max_new_tokens=24)
     chosen = settings_of(
         training__lora_rank=0,
-        training__activation_checkpointing=True,
         sampling__group_size=64,
         sampling__tasks_per_call=1024,
     )
-    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0, True)
+    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0)
     assert job_of(chosen, on_gpu(12, half=False)).dtype == "float32"
     assert job_of(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
 
@@ -90,8 +90,42 @@ def test_on_a_gpu_its_memory_decides() -> None:
     assert found.plan.total < found.plan.vram == 12 * GIB == found.plan.card
     with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(12))
-    several = fit(settings_of(run__trainer_processes=2), shape_of("qwen2.5-1.5b"), on_gpu(12))
-    assert several.plan is None
+
+
+def test_without_a_plan_the_trainer_takes_what_fits() -> None:
+    """On a CPU, and on several GPUs, which are not planned for: large micro-batches before small
+    ones, and these before activations that are recomputed."""
+    shape = shape_of("qwen2.5-0.5b")
+    for gib, recomputed, tokens in ((64, False, 8192), (20, False, 2048), (12, True, 1024)):
+        found = fit(settings_of(), shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
+        assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
+        made = trainer_settings(settings_of(), found)
+        assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
+    several = settings_of(run__trainer_processes=2, training__lora_rank=8)
+    for gib, recomputed, tokens in ((80, False, 8192), (3, True, 1024)):
+        found = fit(several, shape, on_gpu(gib, vllm=FOR_GPU))
+        assert (found.plan, found.ipc) == (None, False)
+        assert found.training == Training(8, recomputed, tokens, dtype="bfloat16")
+
+
+def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
+    """Through the GPU's memory where vLLM samples on it, all weights are trained, and two copies
+    fit beside the plan."""
+
+    def published(machine: Machine, **flags: Any) -> str:
+        settings = settings_of(**flags)
+        found = fit(settings, shape_of("qwen2.5-1.5b"), machine)
+        return trainer_settings(settings, found).published
+
+    large, small = on_gpu(80, vllm=FOR_GPU), on_gpu(12, vllm=FOR_GPU)
+    assert published(large) == "ipc"
+    assert published(on_gpu(40, vllm=FOR_GPU)) == "merged"  # 34.6 GiB are planned, 5.8 the copies
+    assert published(replace(large, ipc=False)) == "merged"
+    assert published(large, sampling__engine="torch") == published(on_gpu(12)) == "merged"
+    assert published(large, run__trainer_processes=2) == "merged"
+    assert published(small) == published(large, training__lora_rank=8) == "adapter"
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
+    assert published(on_cpu, sampling__engine="vllm") == "merged"
 
 
 @pytest.mark.parametrize("vllm", [None, FOR_GPU])
@@ -139,6 +173,13 @@ def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
         this_machine(settings_of(run__device="cuda"))
 
 
+def test_under_wsl_processes_share_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(run__device="cpu")
+    for release, shared in (("6.8.0-45-generic", True), ("5.15.90-microsoft-standard", False)):
+        monkeypatch.setattr(fitting.platform, "release", lambda release=release: release)
+        assert this_machine(settings).ipc is shared
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_with_a_gpu_this_machine_is_planned_for() -> None:
@@ -152,9 +193,8 @@ def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() 
     settings = settings_of(training__learning_rate=1e-4)
     plain = trainer_settings(settings)
     assert plain.lora_rank == 0
-    plan = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10)).plan
-    assert plan is not None
-    planned = trainer_settings(settings, plan)
+    found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10))
+    planned = trainer_settings(settings, found)
     assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
     same = replace(
         planned,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from in_memory import World, small_settings, tiny
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError
-from swarm_node.node.assembly import make_shared
-from swarm_node.node.learner import Learner
-from swarm_node.node.mixing import Mixer, adaptive_settings
+from swarm_node.node.assembly import make_learner, make_shared
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.experience.mixture import Mixture, start
+from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, start
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
@@ -37,9 +34,7 @@ class Life:
         self.parts = parts
         self.shared = make_shared(settings, peer_id)
         self.tally = self.shared.tally
-        self.mixer = Mixer(settings.experience, self.tally, self.shared.buffer)
-        rng = random.Random(0)
-        self.learner = Learner(settings, parts, self.shared, self.mixer, rng)
+        self.learner = make_learner(settings, peer_id, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
@@ -221,7 +216,7 @@ def test_a_learner_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
         first = Life(world, settings, world.parts(settings))
         await first.learner.start()
         first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
-        first.mixer.resume(start(adaptive_settings(settings.experience), 3))
+        first.learner.mixer.resume(start(MixtureSettings(batch=4), 3))
         for _ in range(3):  # the third update comes after the checkpoint
             first.offer(4)
             assert await first.step()

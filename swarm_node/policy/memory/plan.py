@@ -38,15 +38,14 @@ _LEAST_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` and
-    `checkpointing` are the user's choices; with None the plan chooses. `dtype` is the type of
-    matrix products and of the sampler. With `eight_bit`, the optimizer's moments have eight bits.
+    """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` is the
+    user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
+    sampler. With `eight_bit`, the optimizer's moments have eight bits.
     With `can_sleep`, the engine can free its memory while the trainer works."""
 
     rows: int = 64
     max_new_tokens: int = 24
     lora_rank: int | None = None
-    checkpointing: bool | None = None
     dtype: Precision = "bfloat16"
     eight_bit: bool = False
     can_sleep: bool = False
@@ -98,6 +97,10 @@ class Plan:
         """Bytes at the peak, without the spare share."""
         return self.parts.total(asleep=self.sharing == "sleep")
 
+    def fits(self, more: int = 0) -> bool:
+        """Whether it fits the card, and `more` bytes beside it."""
+        return self.total + more <= self.vram * (1 - SPARE)
+
     @property
     def engine(self) -> EngineShare:
         """The part of a sampler that is an engine."""
@@ -136,7 +139,7 @@ class Plan:
 
 def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
     """The first plan for `job` with `model` that fits `vram` free bytes; None if none does."""
-    return next((plan for plan in _ways(model, job, vram) if _fits(plan)), None)
+    return next((plan for plan in _ways(model, job, vram) if plan.fits()), None)
 
 
 def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
@@ -149,8 +152,6 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
     found: list[str] = []
     if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
         found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")
-    if job.checkpointing is False and make_plan(model, replace(job, checkpointing=None), vram):
-        found.append("training.activation_checkpointing")
     shorter = job.max_new_tokens // 2
     while shorter >= 16:
         if make_plan(model, replace(job, max_new_tokens=shorter), vram):
@@ -166,10 +167,6 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
     return found
 
 
-def _fits(plan: Plan) -> bool:
-    return plan.total <= plan.vram * (1 - SPARE)
-
-
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
     ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
     longest = longest_tokens(model, job.max_new_tokens)
@@ -177,7 +174,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
     for rank in ranks:
         for sharing in sharings:
             for rows in (job.rows, *_fewer(job.rows)):
-                for training in _trainings(rank, job):
+                for training in ways_to_train(rank, job):
                     parts = footprint(
                         model,
                         training,
@@ -188,8 +185,9 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                     yield Plan(vram, training, sharing, rows, longest, parts)
 
 
-def _trainings(rank: int, job: Job) -> Iterator[Training]:
-    for recompute in (False, True) if job.checkpointing is None else (job.checkpointing,):
+def ways_to_train(rank: int, job: Job) -> Iterator[Training]:
+    """The ways to train `rank` in the order of their cost: the last takes the least memory."""
+    for recompute in (False, True):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
             yield Training(rank, recompute, tokens, job.dtype, job.eight_bit)
 

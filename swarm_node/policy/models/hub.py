@@ -168,7 +168,7 @@ def _download(model: HubModel, patterns: Sequence[str]) -> Path:
 
 def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
         disable_progress_bars()

@@ -35,7 +35,7 @@ class DeviceBuffers:
             ModelError: `where` is not a GPU.
         """
         if where.device == "cpu":
-            raise ModelError('sampling.sync = "ipc" needs a GPU: set it to "file"')
+            raise ModelError("weights lie in a GPU's memory, and there is no GPU")
         self._device, self._dtype = where.device, "bfloat16" if where.half else "float32"
         self._slots: list[Tensor] = []
         self._next = 0

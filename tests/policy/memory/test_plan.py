@@ -160,9 +160,9 @@ def test_vllm_takes_these_arguments() -> None:
 def test_what_the_user_chose_is_kept() -> None:
     model = shape("qwen2.5-1.5b")
     assert make_plan(model, Job(lora_rank=0), 12 * GIB) is None
-    kept = make_plan(model, Job(lora_rank=8, checkpointing=False), 24 * GIB)
+    kept = make_plan(model, Job(lora_rank=8), 24 * GIB)
     assert kept is not None
-    assert (kept.training.lora_rank, kept.training.checkpointing) == (8, False)
+    assert kept.training.lora_rank == 8
 
 
 def test_what_does_not_fit_comes_with_what_would() -> None:

@@ -11,8 +11,8 @@ import pytest
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.build import make_sampler
-from swarm_node.node.derive import published
 from swarm_node.node.fit import Fit
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
@@ -145,27 +145,9 @@ def test_a_vllm_that_cannot_be_used_says_what_to_install(
 
 
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
-    over = load_settings({"sampling.over_provision": 2.0}, environ={})
-    with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
-        make_sampler(over, TINY_MODEL, Fit(ON_CPU, False, None), 0)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, None), 0)
-    for vllm, engine in enumerate(("torch", "vllm")):
-        shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
-        with pytest.raises(ConfigError, match=r"sampling\.sync"):
-            make_sampler(shared, TINY_MODEL, Fit(ON_CPU, bool(vllm), None), 0)
-
-
-def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
-    def of(rank: int = 0, **sampling: str) -> str:
-        keys = {f"sampling.{key}": value for key, value in sampling.items()}
-        found = Fit(ON_CPU, keys.get("sampling.engine") == "vllm", None)
-        return published(load_settings(keys, environ={}), found, rank)
-
-    assert of() == of(8, engine="torch") == of(engine="vllm") == "merged"
-    assert of(8, engine="vllm") == "adapter"
-    assert of(engine="vllm", sync="ipc") == "ipc"
+        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, Training()))
 
 
 def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
