@@ -105,8 +105,10 @@ def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[st
 
 
 def _published(found: Fit) -> Published:
-    """How weights reach the sampler: vLLM swaps adapters in place, the built-in sampler takes them
-    merged."""
+    """How weights reach the sampler. Both samplers take adapters as they are; the built-in one
+    shares the base with a trainer of one process."""
+    if found.shares_base:
+        return "shared"
     if found.vllm and found.training.lora_rank:
         return "adapter"
     return "ipc" if found.ipc else "merged"
