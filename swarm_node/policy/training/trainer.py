@@ -54,6 +54,7 @@ class TrainerSettings:
     "adapter" or "shared" only with a rank. `activation_checkpointing` saves memory, costs time and
     leaves the result as it is.
     `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
+    With `gives_back`, the GPU's memory is free between updates, for an engine that wakes up then.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -78,6 +79,7 @@ class TrainerSettings:
     device: str = "cpu"
     dtype: DtypeName = "float32"
     processes: int = 1
+    gives_back: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

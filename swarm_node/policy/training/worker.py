@@ -135,6 +135,8 @@ class TrainerHost:
         stats = self.core.update(batch)
         if stats.skipped is None:
             self.published = self._publish()
+        if self.core.settings.gives_back:
+            torch.cuda.empty_cache()
         return UpdateResult(stats, self.published)
 
     def checkpoint(self, extra: Mapping[str, Any]) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from builders import train_rows
+
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.codec import Codec
@@ -97,7 +97,9 @@ def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
         place = tmp_path / str(half)
         place.mkdir()
         make_base(TINY, place, Placement("cpu", half=half))
-    whole, halved = ((tmp_path / str(half) / "base.weights").stat().st_size for half in (False, True))
+    whole, halved = (
+        (tmp_path / str(half) / "base.weights").stat().st_size for half in (False, True)
+    )
     assert whole == 2 * halved
     assert map_base(tmp_path / "True", Qwen2.from_directory(TINY).config)[0].norm.dtype == (
         torch.bfloat16
