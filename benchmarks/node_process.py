@@ -75,7 +75,7 @@ class NodeProcess:
     home: Home = field(init=False)
     process: subprocess.Popen[bytes] = field(init=False)
 
-    def start(self) -> Snapshot:
+    def start(self, wait_seconds: float = START_SECONDS) -> Snapshot:
         """Start it and wait until it trains."""
         self.home = Home(self.directory / "node")
         base = [sys.executable, "-m", "swarm_node"]
@@ -101,7 +101,7 @@ class NodeProcess:
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + wait_seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(SwarmNodeError):  # not yet, or too busy to answer
                 snapshot = self.status()

@@ -1,0 +1,36 @@
+"""An environment for models with random weights: questions in the style of GSM8K, about 150 tokens
+long, whose rewards are drawn by a hash of the answer. So every group has an advantage to train on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from swarm_node.environments.base import Environment, Task
+from swarm_node.rollout import TaskRef
+
+_STORY = (
+    "Natalia sold clips to {} of her friends in April, and then she sold half as many in May. Each "
+    "friend paid {} cents per clip, and every {} clips came with a discount of {} percent. She had "
+    "{} clips to begin with and bought {} more. How much did Natalia earn altogether in April and "
+    "May? Think step by step, then give the number after ####."
+)
+
+
+class _Hashed:
+    name, version, families = "hashed_questions", "1", ("story",)
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, ref.seed)
+
+    def render(self, task: Task) -> str:
+        numbers = random.Random(task.payload)
+        return _STORY.format(*(numbers.randint(2, 99) for _ in range(6)))
+
+    def score(self, task: Task, text: str) -> float:
+        return float(hashlib.sha256(text.encode()).digest()[0] & 1)
+
+
+def create() -> Environment:
+    return _Hashed()
