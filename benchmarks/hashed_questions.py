@@ -1,5 +1,5 @@
-"""An environment for models with random weights: questions in the style of GSM8K, about 150 tokens
-long, whose rewards are drawn by a hash of the answer. So every group has an advantage to train on.
+"""An environment for models with random weights: questions in the style of GSM8K, of 150 letters,
+whose rewards are drawn by a hash of the answer. So nearly every group has an advantage to train on.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from swarm_node.environments.base import Environment, Task
 from swarm_node.rollout import TaskRef
 
 _STORY = (
-    "Natalia sold clips to {} of her friends in April, and then she sold half as many in May. Each "
-    "friend paid {} cents per clip, and every {} clips came with a discount of {} percent. She had "
-    "{} clips to begin with and bought {} more. How much did Natalia earn altogether in April and "
-    "May? Think step by step, then give the number after ####."
+    "Natalia sold {} clips in April and {} in May, at {} cents each. How many cents did she earn? "
+    "Think step by step, then give the number after ####."
 )
 
 
@@ -26,7 +24,7 @@ class _Hashed:
 
     def render(self, task: Task) -> str:
         numbers = random.Random(task.payload)
-        return _STORY.format(*(numbers.randint(2, 99) for _ in range(6)))
+        return _STORY.format(*(numbers.randint(2, 99) for _ in range(3)))
 
     def score(self, task: Task, text: str) -> float:
         return float(hashlib.sha256(text.encode()).digest()[0] & 1)

@@ -35,7 +35,8 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 
-GROUP, RANK = 8, 16
+#: Tokens of a question, one a letter: the tokenizer has learnt no words.
+GROUP, RANK, PROMPT = 8, 16, 165
 _NAMED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -150,9 +151,10 @@ def main() -> None:
     with limited(arguments.limit_gb):
         empty = run(least, arguments, updates=1, new=16)
         found = run(directory, arguments, arguments.updates, arguments.new)
+    trained = GROUP * arguments.new + PROMPT  # the prompt of a group is computed once
     parts = footprint(
         shape,
-        Training(RANK, micro_batch_tokens=8192),
+        Training(RANK, micro_batch_tokens=trained),
         device="cpu",
         rows=GROUP,
         max_new_tokens=arguments.new,
