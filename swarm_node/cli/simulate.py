@@ -141,7 +141,7 @@ def staleness(
     seeds: SeedsOption = 3,
     lags: Annotated[str, typer.Option(help="Updates, comma-separated.")] = "0,1,2,4,8,16",
     corrections: Annotated[
-        str, typer.Option(help="positive, sampler and none, comma-separated.")
+        str, typer.Option(help="positive, sampler, none, or losses, comma-separated.")
     ] = "positive,sampler,none",
     delay: DelayOption = "0.5,4",
     loss: LossOption = 0.1,
