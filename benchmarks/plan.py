@@ -80,24 +80,19 @@ def make_directory(target: Path, config: Any, dtype: Any = None) -> Path:
     return target
 
 
-def batch_of(vocabulary: int, tokens: int) -> Any:
-    """Rows of `ROW` tokens, three quarters of them completion, `tokens` in all."""
+def batch_of(vocabulary: int, tokens: int, row: int = ROW) -> Any:
+    """Rows of `row` tokens, three quarters of them completion, `tokens` in all; good and bad."""
     import numpy as np
 
     from swarm_node.policy.experience.batch import Batch, TrainRow
     from swarm_node.rollout import Provenance
 
     rng = np.random.default_rng(0)
+    rows = rng.integers(3, vocabulary, (tokens // row, row)).astype(np.uint32)
     return Batch(
         tuple(
-            TrainRow(
-                rng.integers(3, vocabulary, ROW // 4).astype(np.uint32),
-                rng.integers(3, vocabulary, ROW - ROW // 4).astype(np.uint32),
-                None,
-                (-1.0) ** n,
-                Provenance.OWN,
-            )
-            for n in range(tokens // ROW)
+            TrainRow(ids[: row // 4], ids[row // 4 :], None, (-1.0) ** n, Provenance.OWN)
+            for n, ids in enumerate(rows)
         )
     )
 
