@@ -57,8 +57,8 @@ def check_ref(environment: Environment, ref: TaskRef) -> None:
     if (ref.environment, ref.version) != (environment.name, environment.version):
         raise UnknownTaskError(
             f"the task is for {ref.environment} {ref.version}, this node has {environment.name} "
-            f"{environment.version}: give all nodes the same environment, options, files and "
-            "packages"
+            f"{environment.version}: give all nodes the same files, packages and options of the "
+            "environment"
         )
     if ref.family not in environment.families:
         raise UnknownTaskError(
