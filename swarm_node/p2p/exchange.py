@@ -167,14 +167,14 @@ class Exchange:
     async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
         """Draw one offer at random, pull the group and verify it. None if there is no offer, if
         nobody answered, or if the group was refused, which is counted."""
-        drawn = self._directory.draw_offers(self._rng, 1, self._left(slots), self._clock.now())
-        for offer in drawn:
-            self._pulling[offer.author] += 1
-            try:
-                return await self._pull(offer, version)
-            finally:
-                self._pulling[offer.author] -= 1
-        return None
+        offer = self._directory.draw_offer(self._rng, self._left(slots), self._clock.now())
+        if offer is None:
+            return None
+        self._pulling[offer.author] += 1
+        try:
+            return await self._pull(offer, version)
+        finally:
+            self._pulling[offer.author] -= 1
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer that sent the message."""

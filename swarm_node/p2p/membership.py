@@ -22,7 +22,6 @@ from swarm_node.p2p.envelope import Kind, is_sound_key, open_sealed, seal
 from swarm_node.p2p.identity import (
     MAX_PRIVATE_BYTES,
     Identity,
-    peer_id_of,
     read_private,
     write_private,
 )
@@ -154,18 +153,6 @@ class SwarmInfo:
             raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A verified member: its key and peer id, its issuer, and its period (Unix seconds)."""
-
-    key: bytes
-    peer_id: str
-    issuer_key: bytes
-    issuer_name: str
-    not_before: int
-    not_after: int
-
-
 def create_swarm(name: str, root: Identity, secret: bytes) -> SwarmInfo:
     """A new swarm under `root`; `secret` is 32 fresh random bytes.
 
@@ -229,8 +216,9 @@ def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
 
 def verify_chain(
     chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
-) -> Member | Rejected:
-    """Whether the owner of `subject_key`, which the link authenticated, is a member at `now`.
+) -> MemberBody | Rejected:
+    """The body of the member certificate, if the owner of `subject_key`, which the link
+    authenticated, is a member at `now`.
 
     `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
     "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "outside_issuer", "too_long",
@@ -251,17 +239,7 @@ def verify_chain(
         return member
     if member.subject != subject_key or not is_sound_key(subject_key):
         return Rejected("wrong_subject", "the certificate is for another key")
-    refused = _check_times(issuer, member, now)
-    if refused is not None:
-        return refused
-    return Member(
-        key=subject_key,
-        peer_id=peer_id_of(subject_key),
-        issuer_key=issuer.issuer_key,
-        issuer_name=issuer.name,
-        not_before=member.not_before,
-        not_after=member.not_after,
-    )
+    return _check_times(issuer, member, now) or member
 
 
 def _period(not_before: float, not_after: float) -> tuple[int, int]:
