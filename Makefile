@@ -63,17 +63,17 @@ $(TRL_STAMP): benchmarks/trl-requirements.txt
 	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
 	touch $(TRL_STAMP)
 
-# Hours on two cores; resumes where it stopped. Results are in docs/experiments.md and docs/mixture.md.
+# Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
+ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
 experiments: setup
-	$(BIN)/python benchmarks/correction.py
-	$(BIN)/python benchmarks/losses.py
-	$(BIN)/python benchmarks/mixture.py
 	$(BIN)/swarm-node experiment sapo --regime dense
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
 	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
 	$(BIN)/swarm-node experiment staleness
+	$(BIN)/swarm-node experiment staleness --report losses-report $(ONE_NODE) \
+		--corrections dapo,dr_grpo,decoupled,tis,icepop,cispo,gspo,dppo,tba --lags 0,4,16
 	$(BIN)/swarm-node experiment broad
 
 # As root, on Debian with debootstrap and buildah: docs/docker.md.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node.cli.refusals import refusals
+from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
 from swarm_node.errors import ModelError
 
 if TYPE_CHECKING:
@@ -31,21 +31,10 @@ def doctor(
     ticket_file: Annotated[
         Path | None, typer.Option(help="File with the ticket; - reads standard input.")
     ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
-    ] = None,
-    assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')] = (
-        False
-    ),
+    home: HomeOption = None,
+    config: ConfigOption = None,
+    assign: AssignOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Check what `join` with the same options would need here, before anything is started.
 
@@ -53,26 +42,25 @@ def doctor(
     and membership. Nothing is written or downloaded. The exit code is 1 if a start
     is impossible.
     """
-    with refusals():
-        from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.config import load_settings, parse_assignments
 
-        flags = {
-            "home": home,
-            "model": model,
-            "ticket": None if ticket_file is None else f"@{ticket_file}",
-            **parse_assignments(assign or []),
-        }
-        findings = find(load_settings(flags, config=config))
-        if json:
-            import msgspec
+    flags = {
+        "home": home,
+        "model": model,
+        "ticket": None if ticket_file is None else f"@{ticket_file}",
+        **parse_assignments(assign or []),
+    }
+    findings = find(load_settings(flags, config=config))
+    if json:
+        import msgspec
 
-            rows = [finding._asdict() for finding in findings]
-            typer.echo(msgspec.json.encode({"schema": _SCHEMA, "checks": rows}).decode())
-        else:
-            from rich.console import Console
+        rows = [finding._asdict() for finding in findings]
+        typer.echo(msgspec.json.encode({"schema": _SCHEMA, "checks": rows}).decode())
+    else:
+        from rich.console import Console
 
-            Console(highlight=False).print(findings_view(findings))
-        raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
+        Console(highlight=False).print(findings_view(findings))
+    raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
 
 
 def find(settings: Settings) -> list[Finding]:

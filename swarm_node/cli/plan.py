@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm_node.cli.refusals import refusals
+from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
 from swarm_node.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -40,17 +40,9 @@ def plan(
         str | None,
         typer.Option(help="Memory of one card, such as 12GB; default: what is free here."),
     ] = None,
-    assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')] = (
-        False
-    ),
+    assign: AssignOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Say whether a model fits on a GPU, and how `join` would use it.
 
@@ -67,22 +59,21 @@ def plan(
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
-    with refusals():
-        from swarm_node.config import load_settings, parse_assignments
-        from swarm_node.node.fit import job_of
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.fit import job_of
 
-        flags = {"model": model, **parse_assignments(assign or [])}
-        settings = load_settings(flags, config=config)
-        shape = shape_of(settings.model)
-        machines = _machines(settings, vram)
-        job, cards = job_of(settings, machines[0]), [_gpu(machine) for machine in machines]
-        if json:
-            import msgspec
+    flags = {"model": model, **parse_assignments(assign or [])}
+    settings = load_settings(flags, config=config)
+    shape = shape_of(settings.model)
+    machines = _machines(settings, vram)
+    job, cards = job_of(settings, machines[0]), [_gpu(machine) for machine in machines]
+    if json:
+        import msgspec
 
-            found = _plain(settings.model, shape, job, cards)
-            typer.echo(msgspec.json.encode(found).decode())
-            return
-        _show(settings.model, shape, job, cards)
+        found = _plain(settings.model, shape, job, cards)
+        typer.echo(msgspec.json.encode(found).decode())
+        return
+    _show(settings.model, shape, job, cards)
 
 
 def _show(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> None:

@@ -104,6 +104,7 @@ def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler |
             codec=model.codec,
             max_rows=MAX_ROWS if found.plan is None else found.plan.rows,
             threads=settings.run.threads,
+            shares=found.shares_base,
         )
     if settings.sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")

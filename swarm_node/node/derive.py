@@ -47,6 +47,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         device=settings.run.device,
         dtype=settings.training.dtype,
         processes=settings.run.trainer_processes,
+        gives_back=found.plan is not None and found.plan.sharing == "sleep",
         seed=settings.run.seed,
     )
 
@@ -105,8 +106,10 @@ def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[st
 
 
 def _published(found: Fit) -> Published:
-    """How weights reach the sampler: vLLM swaps adapters in place, the built-in sampler takes them
-    merged."""
+    """How weights reach the sampler. Both samplers take adapters as they are; the built-in one
+    shares the base with a trainer of one process."""
+    if found.shares_base:
+        return "shared"
     if found.vllm and found.training.lora_rank:
         return "adapter"
     return "ipc" if found.ipc else "merged"

@@ -91,7 +91,7 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     rank = found.training.lora_rank
     if found.ipc:
         return 0
-    if found.vllm and rank:
+    if rank and (found.vllm or found.shares_base):
         return _SHARED_COPIES * 4 * adapter_count(shape, rank)
     return _SHARED_COPIES * shape.weight_count * (2 if found.where.half else 4)
 

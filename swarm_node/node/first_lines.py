@@ -78,6 +78,7 @@ def _training(
             device="cpu" if on_cpu else "cuda",
             rows=rows,
             max_new_tokens=job.max_new_tokens,
+            one_base=job.one_base,
         )
         rank = found.training.lora_rank
         what = f"LoRA rank {rank}" if rank else "all weights"

@@ -67,13 +67,15 @@ class Fit:
     """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
     `training` says how the trainer uses its memory, `plan` how the GPU is divided: None on a CPU,
     and for several trainer processes, which are not planned for. With `ipc`, vLLM gets all weights
-    through the GPU's memory."""
+    through the GPU's memory. With `shares_base`, the built-in sampler shares the frozen base of
+    adapters."""
 
     where: Placement
     vllm: bool
     training: Training
     plan: Plan | None = None
     ipc: bool = False
+    shares_base: bool = False
     why: str = ""
 
 
@@ -123,7 +125,9 @@ def job_of(settings: Settings, machine: Machine) -> Job:
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype="bfloat16" if machine.where.half else "float32",
         eight_bit=training.optimizer == "adamw8bit",
-        can_sleep=engine_of(settings, machine).vllm,
+        # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
+        can_sleep=False,
+        one_base=_one_base(settings, machine),
     )
 
 
@@ -133,33 +137,39 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
     """
-    processes = settings.run.trainer_processes
+    engine, job = engine_of(settings, machine), job_of(settings, machine)
+    plan, ipc = None, False
+    if machine.gpu is None or settings.run.trainer_processes > 1:
+        training = _unplanned(settings, shape, job, machine)
+    else:
+        plan = _planned(shape, job, machine.gpu)
+        training = plan.training
+        # The two newest versions, in the sampler's type (`weights/device.py`).
+        copies = 2 * plan.parts.sampler_weights
+        ipc = engine.vllm and machine.ipc and not training.lora_rank and plan.fits(copies)
     check_memory(
         shape,
-        settings.training.lora_rank,
+        training.lora_rank,
         placement=machine.where,
-        trainer_processes=processes,
+        trainer_processes=settings.run.trainer_processes,
+        one_base=job.one_base,
         free=machine.free,
     )
-    engine, job = engine_of(settings, machine), job_of(settings, machine)
-    if machine.gpu is None or processes > 1:
-        training = _unplanned(settings, shape, job, machine)
-        return Fit(machine.where, engine.vllm, training, why=engine.why)
-    vram = machine.gpu.free
-    made = make_plan(shape, job, vram)
+    shares = job.one_base and training.lora_rank > 0
+    return Fit(machine.where, engine.vllm, training, plan, ipc, shares, engine.why)
+
+
+def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
+    made = make_plan(shape, job, gpu.free)
     if made is None:
-        ways = remedies(shape, job, vram) or ["a machine with more memory"]
-        needed = least_plan(shape, job, vram).total
+        ways = remedies(shape, job, gpu.free) or ["a machine with more memory"]
+        needed = least_plan(shape, job, gpu.free).total
         raise ModelError(
             f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
-            f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
+            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {gpu.free / _GIB:.1f} "
+            f'are free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
-    # The two newest versions, in the sampler's type (`weights/device.py`).
-    copies = 2 * made.parts.sampler_weights
-    ipc = engine.vllm and machine.ipc and not made.training.lora_rank and made.fits(copies)
-    plan = replace(made, card=machine.gpu.total)
-    return Fit(machine.where, engine.vllm, made.training, plan, ipc, engine.why)
+    return replace(made, card=gpu.total)
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:
@@ -207,12 +217,24 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
     free = machine.free if machine.gpu is None else machine.gpu.free
     for way in ways_to_train(rank, job):
         parts = footprint(
-            shape, way, device=device, rows=job.rows, max_new_tokens=job.max_new_tokens
+            shape,
+            way,
+            device=device,
+            rows=job.rows,
+            max_new_tokens=job.max_new_tokens,
+            one_base=job.one_base,
         )
         elsewhere = 0 if rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
         if parts.total() - elsewhere <= free * (1 - SPARE):
             break
     return way
+
+
+def _one_base(settings: Settings, machine: Machine) -> bool:
+    """Whether the sampler shares the base of adapters with the trainer, if adapters are trained."""
+    mapped = machine.gpu is None or machine.ipc
+    one = settings.run.trainer_processes == 1
+    return mapped and one and not engine_of(settings, machine).vllm
 
 
 def _torch_memory(device: str) -> GpuMemory:

@@ -162,20 +162,22 @@ def test_a_full_card_names_its_holder() -> None:
 
 
 def test_a_card_that_is_partly_held_says_what_it_would_do_if_free() -> None:
-    held = replace(PC, card=CARD._replace(memory=GpuMemory(8 * GIB, 12 * GIB)))
+    held = replace(PC, card=CARD._replace(memory=GpuMemory(12 * GIB, 80 * GIB)))
     model = judged(held)["model"]
     assert model.level == "warning"
-    assert model.remedy.startswith("free the whole card for LoRA rank 32")
+    assert "LoRA rank 32" in model.found
+    assert model.remedy.startswith("free the whole card for all weights")
 
 
 def test_a_container_with_a_small_dev_shm_takes_the_disk_or_is_refused() -> None:
-    small = replace(PC, shared=2 * GB)
-    assert wrong(small, sampling__engine="torch") == {"shared": "warning"}
-    assert "--shm-size" in judged(small, sampling__engine="torch")["shared"].remedy
-    assert wrong(replace(small, temporary=GB), sampling__engine="torch") == {"shared": "error"}
-    # Adapters are all that vLLM gets.
-    assert wrong(replace(small, temporary=GB)) == {}
-    assert wrong(replace(PC, shared=None)) == {}
+    small = replace(PC, shared=2 * GB, ipc=False, vllm=None)
+    assert wrong(small) == {"shared": "warning"}
+    assert "--shm-size" in judged(small)["shared"].remedy
+    assert wrong(replace(small, temporary=GB)) == {"shared": "error"}
+    # Adapters are all that vLLM gets, and a sampler that shares their base.
+    assert wrong(replace(small, temporary=GB, vllm=FOR_GPU)) == {}
+    assert wrong(replace(small, temporary=GB, ipc=True)) == {}
+    assert wrong(replace(small, shared=None)) == {}
 
 
 def test_what_the_disk_must_hold_follows_from_the_model() -> None:

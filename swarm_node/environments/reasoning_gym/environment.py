@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
-from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.environments.seeds import task_seed
-from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.errors import ConfigError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -155,17 +155,7 @@ class _ReasoningGym:
         self._datasets: dict[str, Any] = {}
 
     def derive(self, ref: TaskRef) -> Task:
-        if (ref.environment, ref.version) != (self.name, self.version):
-            raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
-                f"{self.version}: give all nodes the same environment settings"
-            )
-        if ref.family not in self._settings:
-            raise UnknownTaskError(
-                f"unknown family {ref.family!r}: use one of {', '.join(self.families)}"
-            )
-        if not 0 <= ref.seed < SEED_LIMIT:
-            raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+        check_ref(self, ref)
         return Task(ref, self.item(ref.family, ref.seed))
 
     def render(self, task: Task) -> str:

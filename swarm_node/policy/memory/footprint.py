@@ -94,24 +94,31 @@ class Footprint:
 
 
 def footprint(
-    model: Qwen2Config, training: Training, *, device: Device, rows: int, max_new_tokens: int
+    model: Qwen2Config,
+    training: Training,
+    *,
+    device: Device,
+    rows: int,
+    max_new_tokens: int,
+    one_base: bool = False,
 ) -> Footprint:
     """The memory on `device` for training `model` and sampling `rows` answers of `max_new_tokens`
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
-    do not."""
+    do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters."""
     count, width = model.weight_count, _size(training.dtype)
     trained = adapter_count(model, training.lora_rank) if training.lora_rank else count
     context = context_tokens(model, max_new_tokens)
     moments = _MOMENTS_8BIT if training.eight_bit else _MOMENTS
+    sampled = trained if training.lora_rank and one_base else count
     return Footprint(
-        sampler_weights=width * count,
+        sampler_weights=width * sampled,
         trainer_weights=4 * trained + (width * count if training.lora_rank else 0),
         optimizer=(_GRADIENT + moments) * trained,
         kv=kv_bytes(model, rows, max_new_tokens, width),
         activations=activation_bytes(model, training, longest_row=context),
         workspace=_workspace(model, rows, context, width),
-        published=width * count if device == "cpu" else 0,
+        published=width * sampled if device == "cpu" else 0,
         reserve=2 * _CONTEXT if device == "cuda" else 0,
     )
 

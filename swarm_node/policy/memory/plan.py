@@ -40,8 +40,9 @@ _LEAST_ROWS = 8
 class Job:
     """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` is the
     user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
-    sampler. With `eight_bit`, the optimizer's moments have eight bits.
-    With `can_sleep`, the engine can free its memory while the trainer works."""
+    sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
+    can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
+    frozen weights."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -49,6 +50,7 @@ class Job:
     dtype: Precision = "bfloat16"
     eight_bit: bool = False
     can_sleep: bool = False
+    one_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                         device="cuda",
                         rows=rows,
                         max_new_tokens=job.max_new_tokens,
+                        one_base=job.one_base,
                     )
                     yield Plan(vram, training, sharing, rows, longest, parts)
 

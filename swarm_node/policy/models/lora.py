@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.models.tensors import on_host
+from swarm_node.policy.models.tensors import load_safetensors, on_host
 
 #: The projections of every layer, by the fused product that computes them.
 _SITES = {
@@ -136,6 +137,66 @@ class Adapter:
             base_model_name_or_path=self._base,
             inference_mode=inference,
         )
+
+
+def read_adapter(directory: Path) -> dict[str, Tensor]:
+    """The tensors that `Adapter.save` wrote.
+
+    Raises:
+        ModelError: the file is missing or not a safetensors file.
+    """
+    return load_safetensors(directory / ADAPTER_FILE)
+
+
+@torch.no_grad()
+def apply_adapter(model: Qwen2, state: Mapping[str, Tensor]) -> None:
+    """Let `model` add the outputs of an adapter, whose tensors `Adapter.state` gave, in the model's
+    own type. This needs no peft, and an adapter of the same rank is copied over the last one.
+
+    Raises:
+        ModelError: it is not an adapter of all projections of this model; nothing was changed.
+    """
+    rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
+    sizes = {path: tuple(weight.shape) for path, weight in _projections(model)}
+    wanted = {
+        **{f"{_PREFIX}{path}.lora_A.weight": (rank, size[1]) for path, size in sizes.items()},
+        **{f"{_PREFIX}{path}.lora_B.weight": (size[0], rank) for path, size in sizes.items()},
+    }
+    if not rank or wanted != {name: tuple(value.shape) for name, value in state.items()}:
+        raise ModelError("the adapter does not fit this model: it has other projections or sizes")
+    for index, layer in enumerate(model.blocks()):
+        applied = layer.added if isinstance(layer.added, _Applied) else _Applied()
+        for site, paths in _SITES.items():
+            names = [f"{_PREFIX}model.layers.{index}.{path}." for path in paths]
+            # The projections of a site have the same input: their first factors are one product.
+            first = torch.cat([state[f"{name}lora_A.weight"] for name in names])
+            seconds = [SCALE * state[f"{name}lora_B.weight"] for name in names]
+            applied.take(site, [first, *seconds], like=layer.out)
+        layer.added = applied
+
+
+class _Applied:
+    """The outputs of a layer's adapter, which is not trained here."""
+
+    def __init__(self) -> None:
+        #: For each site the joined first factors, and the second factor of each projection.
+        self._factors: dict[str, list[Tensor]] = {}
+
+    def take(self, site: str, factors: list[Tensor], *, like: Tensor) -> None:
+        """Copy factors in, cast to the type and the device of `like`. Where earlier ones have the
+        same shapes, their memory stays, because a CUDA graph holds its addresses."""
+        own = self._factors.get(site, [])
+        if [part.shape for part in own] != [part.shape for part in factors]:
+            own = [like.new_empty(part.shape) for part in factors]
+            self._factors[site] = own
+        for part, factor in zip(own, factors, strict=True):
+            part.copy_(factor)
+
+    def __call__(self, site: str, x: Tensor) -> Tensor:
+        first, *seconds = self._factors[site]
+        inner = F.linear(x, first).chunk(len(seconds), -1)
+        outputs = [F.linear(part, factor) for part, factor in zip(inner, seconds, strict=True)]
+        return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:

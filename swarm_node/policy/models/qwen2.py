@@ -183,11 +183,19 @@ class Qwen2(nn.Module):
         """
         # Not on the "meta" device, for which torch imports its compiler: 70 MiB.
         model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
+        model.load_directory(path)
+        return model
+
+    def load_directory(self, path: Path) -> None:
+        """Copy the weights of a directory in.
+
+        Raises:
+            ModelError: a file is missing or malformed, or does not fit.
+        """
         state: dict[str, Tensor] = {}
         for file in weight_files(path):
             state.update(load_safetensors(file))
-        model.load_hf_state(state)
-        return model
+        self.load_hf_state(state)
 
     def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """Run `function(*args)`, which may call `hidden` and `logits`, as one forward pass. Sharded

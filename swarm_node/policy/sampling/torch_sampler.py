@@ -25,10 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.lora import apply_adapter, read_adapter
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
+from swarm_node.policy.weights.base import base_index, map_base
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
@@ -78,6 +81,8 @@ class TorchSampler:
         self._model = model.eval()
         self._codec = codec
         self._version = version
+        #: The index of the trainer's base, if the model is that; else empty.
+        self._base = ""
         self._max_rows = max_rows
         self._worker = (
             None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
@@ -95,16 +100,21 @@ class TorchSampler:
         codec: Codec | None = None,
         max_rows: int = MAX_ROWS,
         threads: int | None = None,
+        shares: bool = False,
     ) -> Self:
         """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
         bfloat16, and log-probs are made from its logits in float32. `codec` is the directory's, if
-        it was read already.
+        it was read already. One that `shares` the trainer's base has no weights before the first
+        `load`.
 
         Raises:
             ModelError: model or tokenizer cannot be used.
         """
-        dtype = torch.bfloat16 if placement.half else torch.float32
-        model = Qwen2.from_directory(path, dtype).to(placement.device)
+        if shares:
+            model = Qwen2(Qwen2Config.from_directory(path), draw=False)
+        else:
+            dtype = torch.bfloat16 if placement.half else torch.float32
+            model = Qwen2.from_directory(path, dtype).to(placement.device)
         codec = codec or Codec.from_directory(path)
         return cls(model, codec, max_rows=max_rows, threads=threads)
 
@@ -158,8 +168,18 @@ class TorchSampler:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def _load(self, weights: Path, version: int) -> None:
-        self._model.load_hf_state(load_safetensors(weights))
+        if weights.is_dir():
+            self._load_adapter(weights)
+        else:
+            self._model.load_hf_state(load_safetensors(weights))
         self._version = version
+
+    def _load_adapter(self, directory: Path) -> None:
+        base = base_index(directory.parent)
+        if base != self._base:  # a new trainer may have a new one
+            model, self._base = map_base(directory.parent, self._model.config)
+            self._model = model.eval()
+        apply_adapter(self._model, read_adapter(directory))
 
     def _sample(
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event

@@ -30,13 +30,15 @@ from swarm_node.policy.training.logprobs import ReferencePolicy
 from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
 from swarm_node.policy.training.optimizer import make_optimizer
 from swarm_node.policy.training.ranks import ALONE, Ranks
+from swarm_node.policy.weights.base import make_base
 
 #: This many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
 
-#: How new weights reach the sampler: all weights in a file, the adapter alone, or all weights in
-#: the memory of the GPU (`weights/device.py`).
-Published = Literal["merged", "adapter", "ipc"]
+#: How new weights reach the sampler: all weights in a file; the adapter alone; the adapter, beside
+#: a base that the sampler shares (`weights/base.py`); or all weights in the memory of the GPU
+#: (`weights/device.py`).
+Published = Literal["merged", "adapter", "shared", "ipc"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +51,10 @@ class TrainerSettings:
     `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
     memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
     `lora_rank`, only adapters of that rank are trained; 0 trains all weights. `published` can be
-    "adapter" only with a rank. `activation_checkpointing` saves memory, costs time and leaves the
-    result as it is.
+    "adapter" or "shared" only with a rank. `activation_checkpointing` saves memory, costs time and
+    leaves the result as it is.
     `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
+    With `gives_back`, the GPU's memory is free between updates, for an engine that wakes up then.
 
     Raises:
         ConfigError: a value makes no sense; the message names it.
@@ -76,6 +79,7 @@ class TrainerSettings:
     device: str = "cpu"
     dtype: DtypeName = "float32"
     processes: int = 1
+    gives_back: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +97,7 @@ class TrainerSettings:
             "micro_batch_tokens": self.micro_batch_tokens > 0,
             "longest_answer": self.longest_answer > 0,
             "lora_rank": 0 <= self.lora_rank <= 1024,
-            "published": self.published != "adapter" or self.lora_rank > 0,
+            "published": self.published not in ("adapter", "shared") or self.lora_rank > 0,
             "optimizer": self.optimizer in get_args(OptimizerName),
             "dtype": self.dtype in get_args(DtypeName),
             "processes": self.processes >= 1,
@@ -162,10 +166,11 @@ class TrainerCore:
         ranks: Ranks = ALONE,
         *,
         digest: bytes | None = None,
+        share: Path | None = None,
     ) -> None:
-        """Load the base model. With several `ranks`, each process has a core of its own, and all
-        processes make every call together. `digest` is the model's sha256, as `policy_digests`
-        gives it; without one, the core hashes the files.
+        """Load the base model, and share it in the directory `share`, if any. With several `ranks`,
+        each process has a core of its own, and all processes make every call together. `digest` is
+        the model's sha256, as `policy_digests` gives it; without one, the core hashes the files.
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
@@ -177,7 +182,7 @@ class TrainerCore:
         self.placement = place(
             settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
         )
-        self.model = self._load(model_dir)
+        self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.
         self.adapter: Adapter | None = None
         if settings.lora_rank:
@@ -313,11 +318,14 @@ class TrainerCore:
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 
-    def _load(self, model_dir: Path) -> Qwen2:
+    def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
-        # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
-        dtype = torch.bfloat16 if half and frozen else torch.float32
-        model = Qwen2.from_directory(model_dir, dtype)
+        if share is not None:
+            model = make_base(model_dir, share, self.placement)
+        else:
+            # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
+            dtype = torch.bfloat16 if half and frozen else torch.float32
+            model = Qwen2.from_directory(model_dir, dtype)
         model.recompute = self.settings.activation_checkpointing
         model.half_products = half
         self._ranks.spread(model, self.placement, frozen=frozen)

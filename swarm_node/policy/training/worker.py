@@ -107,7 +107,8 @@ class TrainerHost:
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
         self._leads = not ranks.index
-        self.core = TrainerCore(model_dir, settings, clock, ranks, digest=digest)
+        share = weights if settings.published == "shared" else None
+        self.core = TrainerCore(model_dir, settings, clock, ranks, digest=digest, share=share)
         self._buffers: DeviceBuffers | None = None
         if settings.published == "ipc" and self._leads:
             self._buffers = DeviceBuffers(self.core.placement)
@@ -134,6 +135,8 @@ class TrainerHost:
         stats = self.core.update(batch)
         if stats.skipped is None:
             self.published = self._publish()
+        if self.core.settings.gives_back:
+            torch.cuda.empty_cache()
         return UpdateResult(stats, self.published)
 
     def checkpoint(self, extra: Mapping[str, Any]) -> Path:
@@ -149,7 +152,7 @@ class TrainerHost:
     def _publish(self) -> Path:
         core, store = self.core, self._store
         canary = measure_canary(core.model).to_metadata()  # all ranks compute it together
-        if core.adapter is not None and core.settings.published == "adapter":
+        if core.adapter is not None and core.settings.published in ("adapter", "shared"):
             save = partial(core.adapter.save, metadata=canary)
             return store.publish_adapter(core.version, save) if self._leads else store.directory
         weights = core.weights(in_place) if core.settings.published == "ipc" else core.weights()

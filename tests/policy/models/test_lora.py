@@ -18,7 +18,13 @@ from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.node.derive import resumed
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter
+from swarm_node.policy.models.lora import (
+    ADAPTER_FILE,
+    TARGETS,
+    Adapter,
+    apply_adapter,
+    read_adapter,
+)
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
@@ -233,3 +239,32 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
             torch.testing.assert_close(
                 distributions(loaded), distributions(host.core.model), rtol=0.0, atol=1e-5
             )
+
+
+def test_an_adapter_is_applied_without_peft(random_qwen2: Path, tmp_path: Path) -> None:
+    model = Qwen2.from_directory(random_qwen2)
+    for updates in (1, 3):  # the second takes the place of the first
+        core = trained(random_qwen2, updates)
+        assert core.adapter is not None
+        core.adapter.save(tmp_path)
+        apply_adapter(model, read_adapter(tmp_path))
+        torch.testing.assert_close(
+            distributions(model), distributions(core.model), rtol=0.0, atol=1e-5
+        )
+
+
+def test_an_adapter_that_does_not_fit_is_not_applied(random_qwen2: Path) -> None:
+    core = trained(random_qwen2)
+    assert core.adapter is not None
+    state, model = core.adapter.state(), Qwen2.from_directory(random_qwen2)
+    before = distributions(model)
+    name = next(iter(state))
+    for wrong in (
+        {},
+        {key: value for key, value in state.items() if key != name},
+        {**state, "more": torch.zeros(1)},
+        {**state, name: state[name][:, :-1]},
+    ):
+        with pytest.raises(ModelError, match="does not fit"):
+            apply_adapter(model, wrong)
+    assert torch.equal(distributions(model), before)
