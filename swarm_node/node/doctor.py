@@ -192,8 +192,7 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
     text = f"{amount(facts.memory)} of main memory free"
     if machine.gpu is not None:
         text += f"; GPU: {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
-    if facts.holders:
-        text += f", used by {_held(facts)}"
+        text += f", used by {_held(facts)}" if facts.holders else ""
     return Finding("memory", "ok", text)
 
 

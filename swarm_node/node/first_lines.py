@@ -104,7 +104,7 @@ def download_line(download: Download) -> Line:
 
 def finding_line(finding: Finding) -> Line:
     """The line of something that is wrong."""
-    return Line(finding.subject, f"{finding.found} → {finding.remedy}", finding._asdict(), True)
+    return Line(finding.subject, f"{finding.found}\n→ {finding.remedy}", finding._asdict(), True)
 
 
 def tell(lines: Sequence[Line]) -> None:
@@ -118,7 +118,7 @@ def tell(lines: Sequence[Line]) -> None:
     table.add_column(overflow="fold")
     for line in lines:
         colour = "yellow" if line.warning else ""
-        event = Text(f"{line.event:10}", style=colour or "bold")
+        event = Text(f"{'! ' * line.warning + line.event:10}", style=colour or "bold")
         table.add_row(event, Text(line.text, style=colour))
     if lines:
         Console(stderr=True, highlight=False).print(table)

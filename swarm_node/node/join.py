@@ -43,9 +43,10 @@ def join_swarm(settings: Settings) -> None:
 
     home, settings = Home(settings.home), with_ticket(settings)
     settings = resumed(settings, home.checkpoints)
-    machine = this_machine(settings)
     wanted, seen = settings.network.listen, Seen(hardware())
     facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
+    refuse(examine(facts, settings, None))
+    machine = this_machine(settings)
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:

@@ -101,7 +101,7 @@ def test_a_healthy_card_of_12_gb_is_well_and_the_plan_is_shown() -> None:
     assert wrong(PC) == {}
     found = judged(PC)
     assert "RTX 4070 with driver 580.65 (CUDA 13.0)" in found["gpu"].found
-    assert found["sampler"].found == "vllm 0.32.0: vllm 0.32.0 is built for the GPU"
+    assert found["sampler"].found == "vllm 0.32.0: installed, and built for the GPU"
     assert "LoRA rank 32" in found["model"].found
 
 

@@ -1,6 +1,7 @@
 """Which swarm a node belongs to when it starts, and who is told that it runs."""
 
 import io
+import os
 import socket
 import sys
 import time
@@ -10,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
+import torch
 from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, load_settings
@@ -99,3 +101,17 @@ def test_a_service_manager_that_is_gone_is_logged(
     with capture_logs() as logs:
         notify("READY=1")
     assert [line["log_level"] for line in logs] == ["warning"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
+    tmp_path: Path, own_logging: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
+    with pytest.raises(MachineError, match=r"RTX 4070 with driver 470\.57 \(CUDA 11\.4\).*torch"):
+        join_swarm(settings)
