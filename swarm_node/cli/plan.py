@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from swarm_node.node.fit import Machine
     from swarm_node.policy.memory.plan import Job
     from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.sampling.vllm.engine import EngineChoice
 
 CARDS = (8, 12, 16, 24, 80)
 _SCHEMA = 1
@@ -60,23 +61,26 @@ def plan(
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.fit import job_of
+    from swarm_node.node.fit import engine_of, job_of
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
     shape = shape_of(settings.model)
     machines = _machines(settings, vram)
     job, cards = job_of(settings, machines[0]), [_gpu(machine) for machine in machines]
+    engine = engine_of(settings, machines[0])
     if json:
         import msgspec
 
-        found = _plain(settings.model, shape, job, cards)
+        found = {**_plain(settings.model, shape, job, cards), "engine": engine._asdict()}
         typer.echo(msgspec.json.encode(found).decode())
         return
-    _show(settings.model, shape, job, cards)
+    _show(settings.model, shape, job, cards, engine)
 
 
-def _show(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> None:
+def _show(
+    name: str, shape: Qwen2Config, job: Job, cards: Sequence[int], engine: EngineChoice
+) -> None:
     from rich.console import Console
 
     from swarm_node.cli.plan_view import card_view, cards_view
@@ -84,7 +88,9 @@ def _show(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> None
     one = len(cards) == 1
     view = card_view(name, shape, job, *cards) if one else cards_view(name, shape, job, cards)
     # Outside a terminal, lines are wide enough not to wrap.
-    Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
+    console = Console(width=None if Console().is_terminal else 150, highlight=False)
+    sampler = "vLLM" if engine.vllm else "the built-in sampler"
+    console.print(view, f"Sampled by {sampler}: {engine.why}.", sep="\n")
 
 
 def shape_of(name: str) -> Qwen2Config:

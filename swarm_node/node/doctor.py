@@ -51,8 +51,10 @@ def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list
             text, _, remedy = str(error).partition(": ")
             findings.append(Finding("device", "error", text, remedy))
     else:
-        findings += [*_sampler(facts, settings, machine), _memory(facts, machine)]
-        findings += _model(facts, settings, machine, shape)
+        sampler = [*_sampler(facts, settings, machine)]
+        findings += [*sampler, _memory(facts, machine)]
+        if sampler[0].level != "error":  # a plan depends on the engine
+            findings += _model(facts, settings, machine, shape)
     findings += [_clock(facts), _port(facts, settings)]
     return [*findings, *_ticket(facts), *_membership(facts)]
 

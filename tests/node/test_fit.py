@@ -166,7 +166,8 @@ def test_the_verb_prints_what_join_would_do(
     done = CliRunner().invoke(
         app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
     )
-    (shown,) = json.loads(done.stdout)["cards"]
+    answer = json.loads(done.stdout)
+    (shown,), engine = answer["cards"], answer["engine"]
     settings = load_settings(dict(item.split("=") for item in assign), environ={})
     shape = shape_of("qwen2.5-1.5b")
     try:
@@ -174,6 +175,7 @@ def test_the_verb_prints_what_join_would_do(
     except ModelError:
         joined = None
     assert shown["fits"] == (joined is not None)
+    assert engine["vllm"] == (vllm is not None and "sampling.engine=torch" not in assign)
     if joined is not None:
         assert shown["training"] == asdict(joined.training)
         assert (shown["sharing"], shown["rows"]) == (joined.sharing, joined.rows)

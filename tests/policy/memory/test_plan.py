@@ -246,8 +246,12 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
     assert card["training"]["lora_rank"] == DEFAULT_RANK
     assert card["total_bytes"] < card["vram_bytes"]
     assert card["vllm"]["max_num_seqs"] == 64
-    shown = run("--model", "qwen2.5-7b", "--vram", "12GB")
-    assert "take a smaller model (qwen2.5-1.5b)" in shown.stdout
+    # The built-in sampler shares the base of adapters, and vLLM has its own.
+    for engine, sampler, smaller in (("torch", "the built-in", "3b"), ("vllm", "vLLM", "1.5b")):
+        chosen = ("--set", f"sampling.engine={engine}")
+        shown = run("--model", "qwen2.5-7b", "--vram", "12GB", *chosen).stdout
+        assert f"take a smaller model (qwen2.5-{smaller})" in shown
+        assert f"Sampled by {sampler}" in shown
 
 
 @pytest.mark.parametrize("job", [Job(), Job(lora_rank=0, can_sleep=True)])

@@ -243,7 +243,7 @@ def choose_engine(
     if build is None:
         why = "vLLM is not installed"
     elif build.on_cpu == on_cpu:
-        return EngineChoice(True, f"installed, and built for the {'CPU' if on_cpu else 'GPU'}")
+        return EngineChoice(True, f"built for the {'CPU' if on_cpu else 'GPU'}")
     else:
         built = "the CPU only" if build.on_cpu else "GPUs"
         why = f"the installed {build} is built for {built}"
