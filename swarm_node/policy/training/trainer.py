@@ -195,6 +195,8 @@ class TrainerCore:
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
+        #: Called before each step, which changes the weights and the moments.
+        self.before_step: Callable[[], None] = lambda: None
         self._base = policy_digests(model_dir)[0] if digest is None else digest
         self._gradient = GradientPass(
             self.model,
@@ -261,19 +263,30 @@ class TrainerCore:
         weight; by default it copies the weight to main memory."""
         return self._copied(torch.bfloat16 if self.placement.half else torch.float32, take)
 
-    def state(self, rng: bytes, extra: Mapping[str, Any]) -> TrainingState:
+    def state(
+        self,
+        rng: bytes,
+        extra: Mapping[str, Any],
+        take: Callable[[Tensor, torch.dtype], Tensor] = on_host,
+    ) -> TrainingState:
         """All state that `restore` needs for an identical continuation. Of an adapter's base model
-        it holds the digest only."""
+        it holds the digest only. `take` as in `weights`; without a copy, the next step changes the
+        state."""
         moments: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             for kind, value in self._optimizer.state.get(part, {}).items():
                 whole = self._ranks.gather(self._trained[name], value)
                 if not self._ranks.index:
-                    moments[f"{kind}:{name}"] = on_host(whole)
+                    moments[f"{kind}:{name}"] = take(whole, whole.dtype)
+        if self.adapter:
+            adapters = self.adapter.parameters.items()
+            weights = {name: take(value, value.dtype) for name, value in adapters}
+        else:
+            weights = self._copied(torch.float32, take)
         return TrainingState(
             version=self.version,
             updates=self._updates,
-            weights=self.adapter.state() if self.adapter else self._copied(torch.float32),
+            weights=weights,
             optimizer=moments,
             rng=rng,
             settings=self.settings.plain(),
@@ -376,6 +389,7 @@ class TrainerCore:
         return "non-finite gradient" if parameters_finite else "non-finite parameters"
 
     def _step(self) -> None:
+        self.before_step()
         warmup = max(self.settings.warmup_updates, 1)
         for name, part in self._parts.items():
             part.grad = self._ranks.gradient(self._trained[name])
