@@ -1,5 +1,6 @@
-"""Whether a model fits a machine, and how the machine is used: one answer for `swarm-node plan`,
-for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`, which look.
+"""Whether a model fits a machine, its disk too, and how the machine is used: one answer for
+`swarm-node plan`, for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`,
+which look.
 
 Cheap to import, as a command line must be.
 """
@@ -15,10 +16,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import ModelError
-from swarm_node.policy.memory.footprint import Device, Training, footprint
+from swarm_node.errors import HomeError, ModelError
+from swarm_node.policy.memory.footprint import (
+    KEPT_CHECKPOINTS,
+    Device,
+    Training,
+    checkpoint_bytes,
+    footprint,
+)
 from swarm_node.policy.memory.free import available_memory, check_memory
 from swarm_node.policy.memory.plan import (
+    DEFAULT_RANK,
     SPARE,
     Job,
     Plan,
@@ -147,6 +155,35 @@ def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
             f'are free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
     return replace(made, card=gpu.total)
+
+
+def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) -> str | None:
+    """What there is to say of a disk on which checkpoints may take `room` bytes, those there
+    included; None if all fit that are kept.
+
+    Raises:
+        HomeError: the first two do not fit. One must stay while the next is written.
+    """
+    rank = found.training.lora_rank
+    eight_bit = settings.training.optimizer == "adamw8bit"
+    each = checkpoint_bytes(shape, rank, eight_bit=eight_bit)
+    if room >= KEPT_CHECKPOINTS * each:
+        return None
+    needs = (
+        f"a checkpoint takes {each / 1e9:,.1f} GB here, and {room / 1e9:,.1f} GB are free on the "
+        f"disk of {settings.home}"
+    )
+    if room >= 2 * each:
+        return f"{needs}: fewer than {KEPT_CHECKPOINTS} will be kept"
+    smaller = checkpoint_bytes(shape, DEFAULT_RANK, eight_bit=eight_bit) / 1e9
+    lighter = (
+        f", or train adapters (training.lora_rank = {DEFAULT_RANK}), whose checkpoints take "
+        f"{smaller:,.1f} GB"
+    ) * (not rank)
+    raise HomeError(
+        f"{needs}, where two must fit: free {(2 * each - room) / 1e9:,.1f} GB there, give a "
+        f"home on another disk (--home){lighter}"
+    )
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:

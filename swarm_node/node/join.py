@@ -13,15 +13,18 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
-from swarm_node.node.fit import fit, this_machine
+from swarm_node.node.fit import check_disk, fit, this_machine
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.policy.memory.free import checkpoint_room
+from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
 
 _MAX_TICKET_FILE = 16 * 1024
 TICKET_SECONDS = 7 * 86_400
 MEMBER_SECONDS = 90 * 86_400
+_log = structlog.get_logger(__name__)
 
 
 def join_swarm(settings: Settings) -> None:
@@ -37,9 +40,16 @@ def join_swarm(settings: Settings) -> None:
     home = Home(settings.home)
     settings = resumed(settings, home.checkpoints)
     machine = this_machine(settings)
-    directory = resolve(settings.model, lambda shape: fit(settings, shape, machine))
-    model = Model.read(settings.model, directory)
+    room = checkpoint_room(home.checkpoints)
+
+    def admit(shape: Qwen2Config) -> str | None:
+        return check_disk(settings, shape, fit(settings, shape, machine), room)
+
+    model = Model.read(settings.model, resolve(settings.model, admit))
     found = fit(settings, model.config, machine)
+    short = admit(model.config)
+    if short is not None:
+        _log.warning("little disk space", why=short)
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,23 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node import fit as fitting
+from swarm_node.node import join as joining
 from swarm_node.node.derive import resumed, trainer_settings
 from swarm_node.node.fit import (
+    Fit,
     GpuMemory,
     Machine,
     card,
+    check_disk,
     fit,
     job_of,
     parse_gpu_memory,
     this_machine,
 )
 from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
@@ -84,6 +89,71 @@ def test_on_a_cpu_adapters_need_their_base_once() -> None:
     assert fit(settings, model, machine).plan is None
     with pytest.raises(ModelError, match="GB of memory here"):
         fit(settings_of(), model, machine)
+
+
+def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
+    shape = shape_of("qwen2.5-1.5b")
+    settings = settings_of(home="/somewhere")
+    each = 12 * shape.weight_count
+    every = Fit(ON_CPU, vllm=False, training=Training())
+    assert check_disk(settings, shape, every, 3 * each) is None
+    few = check_disk(settings, shape, every, 3 * each - 1)
+    assert few == (
+        "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
+        "than 3 will be kept"
+    )
+    assert check_disk(settings, shape, every, 2 * each) is not None
+    refusal = (
+        r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
+    )
+    with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
+        check_disk(settings, shape, every, 2 * each - 10**9)
+    eight = settings_of(training__optimizer="adamw8bit")
+    assert check_disk(eight, shape, every, 3 * each // 2) is None
+    # What a plan of the GPU chose counts.
+    planned = fit(settings, shape, on_gpu(12))
+    assert planned.plan is not None
+    assert planned.plan.training.lora_rank
+    assert check_disk(settings, shape, planned, 2 * 10**9) is None
+    with pytest.raises(HomeError) as caught:
+        check_disk(settings, shape, planned, 10**8)
+    assert "lora_rank" not in str(caught.value)
+
+
+def test_checkpoints_that_are_there_count_as_room(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "not" / "yet"
+    assert checkpoint_room(checkpoints) == pytest.approx(free_disk(tmp_path), abs=1 << 28)
+    (checkpoints / "v0000000001").mkdir(parents=True)
+    with (checkpoints / "v0000000001" / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes nothing of the disk
+    room = (1 << 40) + free_disk(tmp_path)
+    assert checkpoint_room(checkpoints) == pytest.approx(room, abs=1 << 28)
+
+
+def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[object] = []
+
+    def refused(name: str, admit: Callable[[Qwen2Config], object]) -> Path:
+        admit(HUGE)
+        fetched.append(name)
+        return tmp_path
+
+    machine = Machine(ON_CPU, 1 << 62, None, vllm=False)
+    monkeypatch.setattr(joining, "resolve", refused)
+    monkeypatch.setattr(joining, "this_machine", lambda settings: machine)
+    with pytest.raises(HomeError, match="where two must fit"):
+        joining.join_swarm(settings_of(home=str(tmp_path)))
+    assert fetched == []
+
+
+def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
+    """As `join` does, so does `plan`: both ask the same function."""
+    assert job_of(settings_of(), on_gpu(8, vllm=True)).can_sleep
+    assert not job_of(settings_of(), on_gpu(8)).can_sleep
+    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=True)).can_sleep
+    assert job_of(settings_of(sampling__engine="vllm"), on_gpu(8)).can_sleep
 
 
 def test_on_a_cpu_the_machines_memory_decides() -> None:

@@ -1,13 +1,15 @@
-"""Whether a model fits this machine's memory, before it is downloaded or loaded. No torch."""
+"""Whether a model fits this machine's memory, before it is downloaded or loaded, and what is free
+of memory and of a disk. No torch."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import psutil
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.policy.memory.footprint import Training, checkpoint_bytes, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
 
@@ -39,6 +41,8 @@ def check_memory(
         )
         # Every process loads the whole model before it keeps its part.
         needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
+        if lora_rank:  # without the memory for a copy of all weights, training waits for the write
+            needed += checkpoint_bytes(config, lora_rank)
     else:
         needed = _beside_gpu(config.weight_count, lora_rank, trainer_processes, one_base)
     free = available_memory() if free is None else free
@@ -67,6 +71,18 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
         cached = _statistic(cgroup / "memory.stat", "inactive_file")
         free = min(free, max(limit - used + cached, 0))
     return free
+
+
+def free_disk(path: Path) -> int:
+    """Bytes of `path`'s disk that this user may still write; `path` need not exist yet."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def checkpoint_room(checkpoints: Path) -> int:
+    """Bytes that checkpoints in this directory may take: those of the ones there, and free ones."""
+    taken = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file())
+    return taken + free_disk(checkpoints)
 
 
 def _number(path: Path) -> int | None:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.memory.footprint import KEPT_CHECKPOINTS
+from swarm_node.policy.memory.free import free_disk
 from swarm_node.policy.models.tensors import on_host
 
 MAX_MANIFEST_BYTES = 1 << 16
@@ -75,12 +76,6 @@ class TrainingState:
         weights = {name: on_host(tensor) for name, tensor in self.weights.items()}
         optimizer = {name: on_host(tensor) for name, tensor in self.optimizer.items()}
         return replace(self, weights=weights, optimizer=optimizer)
-
-
-def free_disk(path: Path) -> int:
-    """Bytes of `path`'s disk that this user may still write; `path` need not exist yet."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free
 
 
 def save(

@@ -13,6 +13,7 @@ from builders import train_rows
 
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.training.checkpoint import TrainingState, newest_valid, read
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
 from swarm_node.policy.training.trainer import TrainerSettings
@@ -83,6 +84,10 @@ def test_a_step_waits_for_the_copy(
     for mine, its in ((before.weights, stored.weights), (before.optimizer, stored.optimizer)):
         assert mine.keys() == its.keys()
         assert all(torch.equal(value, its[name]) for name, value in mine.items())
+    shape = host.core.model.config
+    assert stored.bytes == pytest.approx(
+        checkpoint_bytes(shape, lora_rank), abs=4 * len(before.optimizer)
+    )
     after = host.core.state(b"", {}).weights
     assert not all(torch.equal(value, after[name]) for name, value in stored.weights.items())
 
