@@ -295,8 +295,8 @@ class TrainerCore:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Restore a stored state. Hyper-parameters stay those of the current settings. If the
-        optimizer is another one, it starts without moments.
+        """Restore a stored state, which may be of another device, number type, optimizer or number
+        of processes. Hyper-parameters stay those of the current settings.
 
         Raises:
             CheckpointError: the state is of another base model, or another part of it was trained.
@@ -323,11 +323,15 @@ class TrainerCore:
         else:
             self._ranks.load(self.model, state.weights)
         self._optimizer.state.clear()
-        if state.settings.get("optimizer") == self.settings.optimizer:
-            for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-                part = self._parts[name]
-                here = self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
-                self._optimizer.state.setdefault(part, {})[kind] = here
+        moments: dict[str, dict[str, Tensor]] = {}
+        for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
+            moments.setdefault(name, {})[kind] = value
+        for name, stored in moments.items():
+            part = self._parts[name]
+            self._optimizer.state[part] = {
+                kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                for kind, value in self._optimizer.layout(stored).items()
+            }
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 

@@ -207,19 +207,6 @@ def test_eight_bit_moments_teach_about_the_same_and_resume_exactly(device: str) 
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_another_optimizer_begins_with_new_moments(random_qwen2: Path) -> None:
-    core, _ = trained(random_qwen2, SETTINGS)
-    state = core.state(b"", {})
-    moments = {key.replace("exp_avg:", "state1:"): value for key, value in state.optimizer.items()}
-    other = replace(state, optimizer=moments, settings={**state.settings, "optimizer": "adamw8bit"})
-    resumed = TrainerCore(random_qwen2, SETTINGS)
-    resumed.restore(other)
-    assert resumed.version == core.version
-    assert resumed.update(batch(3)).skipped is None
-    fresh = resumed.state(b"", {}).optimizer
-    assert {float(value) for key, value in fresh.items() if key.startswith("step:")} == {1.0}
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"loss": "tba"}], ids=str)
