@@ -337,15 +337,14 @@ class TrainerCore:
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
+        # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
+        dtype = torch.bfloat16 if half and frozen else torch.float32
         if share is not None:
             model = make_base(model_dir, share, self.placement)
         else:
-            # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
-            dtype = torch.bfloat16 if half and frozen else torch.float32
-            model = Qwen2.from_directory(model_dir, dtype)
+            model = self._ranks.base(model_dir, dtype, self.placement, frozen=frozen)
         model.recompute = self.settings.activation_checkpointing
         model.half_products = half
-        self._ranks.spread(model, self.placement, frozen=frozen)
         return model
 
     def _copied(

@@ -90,8 +90,9 @@ def test_only_what_is_held_in_main_memory_is_asked_of_it() -> None:
     check_memory(config, placement=gpu)
     with pytest.raises(ModelError, match=f"{needed / 1e9:.1f} GB of memory here"):
         check_memory(config, placement=Placement("cpu", half=False))
+    check_memory(config, placement=gpu, trainer_processes=8)  # each reads its part
     with pytest.raises(ModelError, match="GB of memory here"):
-        check_memory(config, placement=gpu, trainer_processes=8)
+        check_memory(config, 16, placement=gpu, trainer_processes=8)
     check_memory(config, 16, placement=gpu, one_base=True)
 
 
