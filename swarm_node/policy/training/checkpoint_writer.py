@@ -67,7 +67,7 @@ class CheckpointWriter:
     def fault(self) -> str | None:
         """Why a write failed that has ended; told once."""
         if self._writing is not None and self._writing.done():
-            self._fault = self._settle()
+            self._fault = self._settle() or self._fault
         fault, self._fault = self._fault, None
         return fault
 
@@ -88,6 +88,8 @@ class CheckpointWriter:
     def _write(self, state: TrainingState, copy: bool) -> Path:
         try:
             mine = state.copied() if copy else state
+        except (MemoryError, RuntimeError) as error:  # torch's own, if memory is short after all
+            raise CheckpointError(f"a checkpoint cannot be copied: {error}") from error
         finally:
             self._copied.set()
         return save(self._root, mine)

@@ -16,8 +16,9 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.training.checkpoint import TrainingState, newest_valid, read
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.weights.device import in_place
 
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
 PATIENCE = 60.0
@@ -119,6 +120,19 @@ def test_without_memory_for_a_copy_it_is_written_at_once_and_said_once(
     enough.close()
 
 
+def test_what_is_written_at_once_is_read_where_it_lies(random_qwen2: Path, tmp_path: Path) -> None:
+    core = TrainerCore(random_qwen2, SETTINGS)
+    core.update(Batch(tuple(train_rows())))
+    writer = CheckpointWriter(tmp_path, free=lambda: 0)
+    own = core.state(b"", {}, in_place)  # of several names that lie in one fused tensor
+    stored = read(writer.begin(own, copy=True))
+    writer.close()
+    copied = core.state(b"", {})
+    for mine, its in ((copied.weights, stored.weights), (copied.optimizer, stored.optimizer)):
+        assert mine.keys() == its.keys()
+        assert all(torch.equal(value, its[name]) for name, value in mine.items())
+
+
 def test_a_failed_write_is_told_once_and_the_next_one_goes_on(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     root.write_text("in the way")
@@ -134,6 +148,19 @@ def test_a_failed_write_is_told_once_and_the_next_one_goes_on(tmp_path: Path) ->
     assert writer.begin(state(4), copy=True).name == state(4).name
     writer.finish()
     assert newest_valid(root) == root / state(4).name
+    writer.close()
+
+
+def test_a_copy_without_memory_costs_the_checkpoint_only(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, free=lambda: 1 << 60)
+    huge = torch.zeros(1).expand(1 << 50)  # takes memory only as a copy
+    writer.begin(replace(state(), weights={"w": huge}), copy=True)
+    with pytest.raises(CheckpointError, match="cannot be copied"):
+        writer.finish()
+    writer.wait_for_copy()
+    writer.begin(state(2), copy=True)
+    writer.finish()
+    assert newest_valid(tmp_path) == tmp_path / state(2).name
     writer.close()
 
 
