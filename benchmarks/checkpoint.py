@@ -46,7 +46,7 @@ def child(name: str, place: Path, repetitions: int) -> None:
     import torch
 
     from swarm_node.policy.experience.batch import Batch, TrainRow
-    from swarm_node.policy.training.trainer import TrainerSettings
+    from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.worker import TrainerHost
     from swarm_node.rollout import Provenance
 

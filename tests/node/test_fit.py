@@ -148,14 +148,6 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
     assert fetched == []
 
 
-def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
-    """As `join` does, so does `plan`: both ask the same function."""
-    assert job_of(settings_of(), on_gpu(8, vllm=True)).can_sleep
-    assert not job_of(settings_of(), on_gpu(8)).can_sleep
-    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=True)).can_sleep
-    assert job_of(settings_of(sampling__engine="vllm"), on_gpu(8)).can_sleep
-
-
 def test_on_a_cpu_the_machines_memory_decides() -> None:
     machine = Machine(ON_CPU, 4 * GIB, None, vllm=True)
     found = fit(settings_of(), shape_of("tiny"), machine)

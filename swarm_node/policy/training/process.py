@@ -16,7 +16,7 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, pack_batch
 from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import (
     Reply,
     Start,

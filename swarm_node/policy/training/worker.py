@@ -19,7 +19,8 @@ from swarm_node.policy.training.checkpoint import newest_valid, read, remove_lef
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
 from swarm_node.policy.weights.device import DeviceBuffers, in_place
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import serve

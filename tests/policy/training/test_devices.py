@@ -22,7 +22,8 @@ from swarm_node.policy.placement import DtypeName, Hardware, Placement, place
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
 from swarm_node.rollout import Completion, Provenance
 
 torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.placement import DtypeName, OptimizerName
 from swarm_node.policy.training.checkpoint import TrainingState, read, save
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 
 torch.set_num_threads(1)
 UPDATES = 4

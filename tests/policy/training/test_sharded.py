@@ -24,7 +24,8 @@ from swarm_node.errors import ChildError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.training.launching import rank_environment
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
-from swarm_node.policy.training.trainer import TrainerSettings, UpdateStats
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import UpdateStats
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
