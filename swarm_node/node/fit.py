@@ -32,6 +32,7 @@ from swarm_node.policy.memory.plan import (
     Plan,
     least_plan,
     make_plan,
+    ranks_to_try,
     remedies,
     ways_to_train,
 )
@@ -214,11 +215,13 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
 
 def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machine) -> Training:
     """How a trainer without a plan works: the first way that fits the memory of the CPU or of one
-    GPU, over which trained weights are spread, else the one that takes least."""
-    rank, share = settings.training.lora_rank, 1 / settings.run.trainer_processes
+    GPU, over which trained weights are spread, else the one that takes least. All weights come
+    before adapters, as in a plan."""
+    share = 1 / settings.run.trainer_processes
     device: Device = "cpu" if machine.gpu is None else "cuda"
     free = machine.free if machine.gpu is None else machine.gpu.free
-    for way in ways_to_train(rank, job):
+    ways = [way for rank in ranks_to_try(job) for way in ways_to_train(rank, job)]
+    for way in ways:
         parts = footprint(
             shape,
             way,
@@ -227,10 +230,10 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
             max_new_tokens=job.max_new_tokens,
             one_base=job.one_base,
         )
-        elsewhere = 0 if rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
+        elsewhere = 0 if way.lora_rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
         if parts.total() - elsewhere <= free * (1 - SPARE):
-            break
-    return way
+            return way
+    return ways[-1]
 
 
 def _samples_by_vllm(settings: Settings, machine: Machine) -> bool:

@@ -13,6 +13,7 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
+from swarm_node.node.defaults import for_model, for_training
 from swarm_node.node.fit import check_disk, fit, this_machine
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
@@ -43,13 +44,16 @@ def join_swarm(settings: Settings) -> None:
     room = checkpoint_room(home.checkpoints)
 
     def admit(shape: Qwen2Config) -> str | None:
-        return check_disk(settings, shape, fit(settings, shape, machine), room)
+        wanted = for_model(settings, shape)
+        return check_disk(wanted, shape, fit(wanted, shape, machine), room)
 
     model = Model.read(settings.model, resolve(settings.model, admit))
-    found = fit(settings, model.config, machine)
     short = admit(model.config)
     if short is not None:
         _log.warning("little disk space", why=short)
+    settings = for_model(settings, model.config)
+    found = fit(settings, model.config, machine)
+    settings = for_training(settings, model.config, found.training)
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]

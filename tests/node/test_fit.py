@@ -18,6 +18,7 @@ from swarm_node.config import Settings, load_settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node import fit as fitting
 from swarm_node.node import join as joining
+from swarm_node.node.defaults import for_model
 from swarm_node.node.derive import resumed, trainer_settings
 from swarm_node.node.fit import (
     Fit,
@@ -88,7 +89,7 @@ def test_on_a_cpu_adapters_need_their_base_once() -> None:
     machine = Machine(ON_CPU, 8 * GIB, None, vllm=False)
     assert fit(settings, model, machine).plan is None
     with pytest.raises(ModelError, match="GB of memory here"):
-        fit(settings_of(), model, machine)
+        fit(settings_of(training__lora_rank=0), model, machine)
 
 
 def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
@@ -168,10 +169,11 @@ def test_without_a_plan_the_trainer_takes_what_fits() -> None:
     """On a CPU, and on several GPUs, which are not planned for: large micro-batches before small
     ones, and these before activations that are recomputed."""
     shape = shape_of("qwen2.5-0.5b")
+    whole = settings_of(training__lora_rank=0)
     for gib, recomputed, tokens in ((64, False, 8192), (20, False, 2048), (12, True, 1024)):
-        found = fit(settings_of(), shape, Machine(ON_CPU, gib * GIB, None, vllm=False))
+        found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=False))
         assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
-        made = trainer_settings(settings_of(), found)
+        made = trainer_settings(whole, found)
         assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
     several = settings_of(run__trainer_processes=2, training__lora_rank=8)
     for gib, recomputed, tokens in ((80, False, 8192), (3, True, 1024)):
@@ -215,8 +217,8 @@ def test_the_verb_prints_what_join_would_do(
         app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
     )
     (shown,) = json.loads(done.stdout)["cards"]
-    settings = load_settings(dict(item.split("=") for item in assign), environ={})
     shape = shape_of("qwen2.5-1.5b")
+    settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
     try:
         joined = fit(settings, shape, card(settings, gib * GIB)).plan
     except ModelError:
@@ -235,7 +237,7 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
     machine = Machine(ON_CPU, 20 * GIB, None, vllm=False)
     with pytest.raises(ModelError, match="GB of memory here"):
-        fit(settings, shape, machine)
+        fit(settings_of(training__lora_rank=0), shape, machine)
     going_on = resumed(settings, Path("checkpoints"))
     assert going_on.training.lora_rank == 16
     assert fit(going_on, shape, machine).plan is None
