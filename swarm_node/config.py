@@ -149,7 +149,9 @@ class Training(Table):
     dtype: DtypeName = Field(
         "auto", description="Type in matrix products; auto: bfloat16 on a GPU, else float32."
     )
-    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
+    lora_rank: int = Field(
+        0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
+    )
 
 
 class Run(Table):
