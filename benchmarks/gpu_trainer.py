@@ -84,8 +84,9 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
 
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.training.ranks import ALONE, Ranks
+    from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.sharded import Group
-    from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+    from swarm_node.policy.training.trainer import TrainerCore
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks: Ranks = Group(directory) if settings["processes"] > 1 else ALONE

@@ -98,7 +98,7 @@ def batch_of(vocabulary: int, tokens: int, row: int = ROW) -> Any:
 
 
 def trainer_settings(training: Any, device: str) -> Any:
-    from swarm_node.policy.training.trainer import TrainerSettings
+    from swarm_node.policy.training.settings import TrainerSettings
 
     return TrainerSettings(
         lora_rank=training.lora_rank,

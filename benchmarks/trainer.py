@@ -72,7 +72,8 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
 
     from swarm_node.policy.experience.batch import Batch
     from swarm_node.policy.training import logprobs, packing
-    from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+    from swarm_node.policy.training.settings import TrainerSettings
+    from swarm_node.policy.training.trainer import TrainerCore
 
     variant = VARIANTS[name]
     torch.set_num_threads(1)

@@ -92,7 +92,8 @@ class EnvironmentTable(Table):
         [], max_length=256, description="Families this node samples; empty means all of them."
     )
     options: dict[str, Any] = Field(
-        {}, description="Options of the environment, such as preset, datasets, scoring, path."
+        {},
+        description="Options of the environment: preset (short, chat, sapo), datasets, path, …",
     )
 
 
@@ -101,7 +102,9 @@ class Sampling(Table):
 
     group_size: int = Field(8, ge=2, le=64, description="Completions per task (G).")
     tasks_per_call: int = Field(8, ge=1, le=1024, description="Most tasks sampled in one batch.")
-    max_new_tokens: int = Field(24, ge=1, le=32_768, description="Longest completion.")
+    max_new_tokens: int = Field(
+        24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
+    )
     temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
     engine: Literal["torch", "vllm", "auto"] = Field(
         "auto", description="The engine; auto: vLLM if it and CUDA are available, else torch."
@@ -136,12 +139,19 @@ class Training(Table):
 
     loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
+    learning_rate: float = Field(
+        3e-4,
+        gt=0,
+        le=1,
+        description="AdamW learning rate; a pretrained model: 1e-5 for adapters, 1e-6 for all.",
+    )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
         "auto", description="Type in matrix products; auto: bfloat16 on a GPU, else float32."
     )
-    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
+    lora_rank: int = Field(
+        0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
+    )
 
 
 class Run(Table):

@@ -40,6 +40,7 @@ BEGIN_TASKS = {
 }
 #: What builds a node, real or simulated, and what shows settings. Components get values.
 TAKES_ALL_SETTINGS = {
+    "defaults.py",
     *("assembly.py", "build.py", "derive.py", "fit.py", "join.py", "node.py"),
     *("config.py", "doctor.py", "first_lines.py", "plan.py", "run.py", "swarm.py"),
 }

@@ -70,6 +70,7 @@ def find(settings: Settings) -> list[Finding]:
         TicketError: the ticket's file cannot be read.
     """
     from swarm_node.cli.plan import shape_of
+    from swarm_node.node.defaults import for_model
     from swarm_node.node.doctor import Finding, examine
     from swarm_node.node.facts import gather
     from swarm_node.node.home import Home
@@ -87,6 +88,8 @@ def find(settings: Settings) -> list[Finding]:
     except ModelError as error:
         if hub_model(settings.model) is None:
             wrong.append(Finding("model", "error", str(error)))
+    if shape is not None:
+        settings = for_model(settings, shape)
     ticket = ticket_text(settings)
     facts = gather(home, settings.run.device, settings.network.listen, ticket)
     return examine(facts, settings, shape) + wrong

@@ -61,11 +61,13 @@ def plan(
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
     from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.defaults import for_model
     from swarm_node.node.fit import engine_of, job_of
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
     shape = shape_of(settings.model)
+    settings = for_model(settings, shape)
     machines = _machines(settings, vram)
     job, cards = job_of(settings, machines[0]), [_gpu(machine) for machine in machines]
     engine = engine_of(settings, machines[0])

@@ -16,7 +16,7 @@ from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoint import stored_rank
-from swarm_node.policy.training.trainer import Published, TrainerSettings
+from swarm_node.policy.training.settings import Published, TrainerSettings
 
 
 def resumed(settings: Settings, checkpoints: Path) -> Settings:

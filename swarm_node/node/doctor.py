@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import ConfigError, MachineError, ModelError
+from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
 from swarm_node.node.facts import Facts
-from swarm_node.node.fit import Fit, Machine, engine_of, fit, job_of
+from swarm_node.node.fit import Fit, Machine, check_disk, engine_of, fit, job_of
 from swarm_node.policy.memory.footprint import adapter_count
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
@@ -28,8 +28,6 @@ _ON_CPU = "the CPU with `--set run.device=cpu`"
 _DRIVERS = {12: 525, 13: 580}
 #: Versions of the weights in shared memory: the newest two, and one that is being written.
 _SHARED_COPIES = 3
-#: Checkpoints on the disk: the newest three, and one that is being written.
-STORED_COPIES = 4
 
 
 class Finding(NamedTuple):
@@ -80,12 +78,6 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = facts.card.memory if facts.card is not None and where.device != "cpu" else None
     return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc)
-
-
-def checkpoint_bytes(shape: Qwen2Config, rank: int, *, eight_bit: bool) -> int:
-    """Bytes of one checkpoint: float32 weights and two moments of all that is trained."""
-    trained = adapter_count(shape, rank) if rank else shape.weight_count
-    return trained * (4 + (2 if eight_bit else 8))
 
 
 def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
@@ -214,7 +206,7 @@ def _model(
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
         yield Finding("model", "error", text, remedy + ends)
         return
-    plan, rank = found.plan, found.training.lora_rank
+    plan = found.plan
     if plan is None or machine.gpu is None:
         yield Finding("model", "ok", f"{settings.model} fits")
     else:
@@ -226,8 +218,7 @@ def _model(
             remedy = f"free the whole card for {whole.described()}"
             yield Finding("model", "warning", text, remedy)
     yield _shared(facts, shared_bytes(shape, found))
-    eight_bit = settings.training.optimizer == "adamw8bit"
-    yield _disk(facts, checkpoint_bytes(shape, rank, eight_bit=eight_bit), rank)
+    yield _disk(facts, settings, shape, found)
 
 
 def _stage(plan: Plan) -> tuple[bool, str, int]:
@@ -249,15 +240,16 @@ def _shared(facts: Facts, need: int) -> Finding:
     return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
-def _disk(facts: Facts, one: int, rank: int) -> Finding:
-    room, need = facts.disk + facts.checkpoints, STORED_COPIES * one
-    text = f"{amount(room)} for checkpoints in {facts.home}, each takes {amount(one)}"
-    if room >= need:
-        return Finding("disk", "ok", text)
-    level: Level = "error" if room < 2 * one else "warning"
-    remedy = f"free {amount(need - room)}, or name another disk with --home"
-    adapters = ", or train adapters only with `--set training.lora_rank=32`" * (not rank)
-    return Finding("disk", level, text, remedy + adapters)
+def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> Finding:
+    room = facts.disk + facts.checkpoints
+    try:
+        few = check_disk(settings, shape, found, room)
+    except HomeError as error:
+        text, _, remedy = str(error).partition(": ")
+        return Finding("disk", "error", text, remedy)
+    if few is not None:
+        return Finding("disk", "warning", few, "free some, or name another disk with --home")
+    return Finding("disk", "ok", f"{amount(room)} for checkpoints in {facts.home}")
 
 
 def _clock(facts: Facts) -> Finding:

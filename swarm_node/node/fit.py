@@ -1,5 +1,6 @@
-"""Whether a model fits a machine, and how the machine is used: one answer for `swarm-node plan`,
-for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`, which look.
+"""Whether a model fits a machine, its disk too, and how the machine is used: one answer for
+`swarm-node plan`, for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`,
+which look.
 
 Cheap to import, as a command line must be.
 """
@@ -15,15 +16,23 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import ModelError
-from swarm_node.policy.memory.footprint import Device, Training, footprint
+from swarm_node.errors import HomeError, ModelError
+from swarm_node.policy.memory.footprint import (
+    KEPT_CHECKPOINTS,
+    Device,
+    Training,
+    checkpoint_bytes,
+    footprint,
+)
 from swarm_node.policy.memory.free import available_memory, check_memory
 from swarm_node.policy.memory.plan import (
+    DEFAULT_RANK,
     SPARE,
     Job,
     Plan,
     least_plan,
     make_plan,
+    ranks_to_try,
     remedies,
     ways_to_train,
 )
@@ -172,6 +181,35 @@ def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
     return replace(made, card=gpu.total)
 
 
+def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) -> str | None:
+    """What there is to say of a disk on which checkpoints may take `room` bytes, those there
+    included; None if all fit that are kept.
+
+    Raises:
+        HomeError: the first two do not fit. One must stay while the next is written.
+    """
+    rank = found.training.lora_rank
+    eight_bit = settings.training.optimizer == "adamw8bit"
+    each = checkpoint_bytes(shape, rank, eight_bit=eight_bit)
+    if room >= KEPT_CHECKPOINTS * each:
+        return None
+    needs = (
+        f"a checkpoint takes {each / 1e9:,.1f} GB here, and {room / 1e9:,.1f} GB are free on the "
+        f"disk of {settings.home}"
+    )
+    if room >= 2 * each:
+        return f"{needs}: fewer than {KEPT_CHECKPOINTS} will be kept"
+    smaller = checkpoint_bytes(shape, DEFAULT_RANK, eight_bit=eight_bit) / 1e9
+    lighter = (
+        f", or train adapters (training.lora_rank = {DEFAULT_RANK}), whose checkpoints take "
+        f"{smaller:,.1f} GB"
+    ) * (not rank)
+    raise HomeError(
+        f"{needs}, where two must fit: free {(2 * each - room) / 1e9:,.1f} GB there, give a "
+        f"home on another disk (--home){lighter}"
+    )
+
+
 def gpu_memory(index: int = 0) -> GpuMemory | None:
     """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
     None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
@@ -211,11 +249,13 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
 
 def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machine) -> Training:
     """How a trainer without a plan works: the first way that fits the memory of the CPU or of one
-    GPU, over which trained weights are spread, else the one that takes least."""
-    rank, share = settings.training.lora_rank, 1 / settings.run.trainer_processes
+    GPU, over which trained weights are spread, else the one that takes least. All weights come
+    before adapters, as in a plan."""
+    share = 1 / settings.run.trainer_processes
     device: Device = "cpu" if machine.gpu is None else "cuda"
     free = machine.free if machine.gpu is None else machine.gpu.free
-    for way in ways_to_train(rank, job):
+    ways = [way for rank in ranks_to_try(job) for way in ways_to_train(rank, job)]
+    for way in ways:
         parts = footprint(
             shape,
             way,
@@ -224,10 +264,10 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
             max_new_tokens=job.max_new_tokens,
             one_base=job.one_base,
         )
-        elsewhere = 0 if rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
+        elsewhere = 0 if way.lora_rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
         if parts.total() - elsewhere <= free * (1 - SPARE):
-            break
-    return way
+            return way
+    return ways[-1]
 
 
 def _one_base(settings: Settings, machine: Machine) -> bool:

@@ -14,13 +14,15 @@ from pydantic import SecretStr
 
 from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
+from swarm_node.node.defaults import for_model, for_training
 from swarm_node.node.doctor import examine, refuse
 from swarm_node.node.facts import Seen, gather
 from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
-from swarm_node.node.fit import fit, this_machine
+from swarm_node.node.fit import check_disk, fit, this_machine
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.policy.memory.free import checkpoint_room
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import Model, resolve
@@ -47,15 +49,19 @@ def join_swarm(settings: Settings) -> None:
     facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
     refuse(examine(facts, settings, None))
     machine = this_machine(settings)
+    room = checkpoint_room(home.checkpoints)
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:
-        found = fit(settings, shape, machine)
-        findings = examine(facts, settings, shape)
+        wanted = for_model(settings, shape)
+        found = fit(wanted, shape, machine)
+        check_disk(wanted, shape, found, room)
+        findings = examine(facts, wanted, shape)
         refuse(findings)
-        rate = trainer_settings(settings, found).learning_rate
+        wanted = for_training(wanted, shape, found.training)
+        rate = trainer_settings(wanted, found).learning_rate
         tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        tell([*start_lines(settings, facts, machine, found, shape, rate)])
+        tell([*start_lines(wanted, facts, machine, found, shape, rate)])
 
     def download(wanted: Download) -> None:
         downloads.append(wanted)
@@ -65,7 +71,9 @@ def join_swarm(settings: Settings) -> None:
     if not downloads:
         tell([Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})])
     model = Model.read(settings.model, directory)
+    settings = for_model(settings, model.config)
     found = fit(settings, model.config, machine)
+    settings = for_training(settings, model.config, found.training)
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]

@@ -111,23 +111,29 @@ class Learner:
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
         self.mixer.update()
+        if result.unstored is not None:
+            self._not_stored(result.unstored)
         if resting or result.stats.skipped is None:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
         if tally.updates % self._checkpoint_updates == 0:
-            await self.checkpoint()
+            await self.checkpoint(wait=False)
 
-    async def checkpoint(self) -> None:
-        """Store the training state and the tally. A failure is counted and logged, not raised."""
+    async def checkpoint(self, *, wait: bool = True) -> None:
+        """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
+        and logged, not raised."""
         tally = self._tally
         saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self.mixer.state)
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
-            await self._parts.trainer.checkpoint(extra)
+            await self._parts.trainer.checkpoint(extra, wait=wait)
         except (ChildError, CheckpointError) as error:
-            tally.faults["checkpoint"] += 1
-            _log.warning("no checkpoint", error=str(error))
+            self._not_stored(str(error))
+
+    def _not_stored(self, why: str) -> None:
+        self._tally.faults["checkpoint"] += 1
+        _log.warning("no checkpoint", error=why)
 
     async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
         """Restart the trainer from its last checkpoint; try until it works or the node stops."""

@@ -14,6 +14,7 @@ import structlog
 from swarm_node.config import Sampling
 from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import task_seed
+from swarm_node.node.first_groups import Beginning, FirstGroups
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.tasks import TaskChooser
@@ -54,6 +55,7 @@ class RolloutMaker:
         self._seed = seed
         self._peer_id = peer_id
         self._told_of_raising = False
+        self._first_groups = FirstGroups()
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
@@ -158,7 +160,11 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
         judged = await self._judge(group.ref, texts, "own")
-        return RolloutGroup(group.ref, policy, completions, judged.rewards), group.prompt
+        made = RolloutGroup(group.ref, policy, completions, judged.rewards)
+        beginning = self._first_groups.add(made)
+        if beginning is not None:
+            _tell(beginning)
+        return made, group.prompt
 
     async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
         """Judge a peer's texts and count the scorer's faults."""
@@ -203,3 +209,15 @@ class RolloutMaker:
                 )
             self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
         return fitting
+
+
+def _tell(beginning: Beginning) -> None:
+    found = {
+        "pass_at_1": round(beginning.pass_at_1, 3),
+        "informative": f"{beginning.informative} of {beginning.groups}",
+    }
+    if beginning.advice:
+        answers = list(beginning.answers)
+        _log.warning("hardly anything can be learnt", **found, do=beginning.advice, answers=answers)
+    else:
+        _log.info("first groups", **found)

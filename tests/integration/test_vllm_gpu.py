@@ -20,7 +20,7 @@ from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance

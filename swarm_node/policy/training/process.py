@@ -16,7 +16,7 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, pack_batch
 from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import (
     Reply,
     Start,
@@ -69,8 +69,11 @@ class Trainer(Protocol):
         """
         ...
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        """Store the current state with `extra`, a small map of plain values.
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        """Store the current state with `extra`, a small map of plain values. With `wait`, the
+        checkpoint is on the disk when this returns. Without, it is written while updates go on, and
+        an update's result tells if that failed. One is written at a time: this first waits for the
+        write before.
 
         Raises:
             ChildError, CheckpointError: it could not be written.
@@ -142,10 +145,10 @@ class ProcessTrainer:
         request = Update(pack_batch(batch))
         reply = await self._child.call(request, Updated, patience=self._patience)
         self._version = reply.stats.version
-        return UpdateResult(reply.stats, Path(reply.weights))
+        return UpdateResult(reply.stats, Path(reply.weights), reply.unstored)
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        request = Store(dict(extra))
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        request = Store(dict(extra), wait)
         return Path((await self._child.call(request, Stored, patience=self._patience)).path)
 
     async def close(self) -> None:
@@ -183,6 +186,7 @@ class InlineTrainer:
         return self._running.extra
 
     async def start(self) -> tuple[Path, int]:
+        self._end()
         self._host = TrainerHost(
             *self._places,
             self._settings,
@@ -201,12 +205,17 @@ class InlineTrainer:
         self._version = result.stats.version
         return result
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        return self._running.checkpoint(extra)
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        return self._running.checkpoint(extra, wait=wait)
 
     async def close(self) -> None:
-        self._host = None
+        self._end()
         WeightStore(self._places[2]).close()
+
+    def _end(self) -> None:
+        if self._host is not None:
+            self._host.close()
+        self._host = None
 
     @property
     def _running(self) -> TrainerHost:

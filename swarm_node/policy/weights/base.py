@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.qwen2 import Qwen2, stored_weights
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, views
 
@@ -43,7 +43,7 @@ def make_base(model_dir: Path, directory: Path, where: Placement) -> Qwen2:
     else:
         flat = torch.empty(total, dtype=DTYPES[dtype], device=where.device)
     _adopt(model, flat)
-    model.load_directory(model_dir)
+    model.load_hf_state(stored_weights(model_dir))
     if not on_host:
         torch.cuda.synchronize(flat.device)
     found = {"dtype": dtype, "handle": None if on_host else exported(flat)}

@@ -22,7 +22,8 @@ from swarm_node.policy.placement import DtypeName, Hardware, Placement, place
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
 from swarm_node.rollout import Completion, Provenance
 
 torch.set_num_threads(1)
@@ -90,8 +91,9 @@ def test_only_what_is_held_in_main_memory_is_asked_of_it() -> None:
     check_memory(config, placement=gpu)
     with pytest.raises(ModelError, match=f"{needed / 1e9:.1f} GB of memory here"):
         check_memory(config, placement=Placement("cpu", half=False))
+    check_memory(config, placement=gpu, trainer_processes=8)  # each reads its part
     with pytest.raises(ModelError, match="GB of memory here"):
-        check_memory(config, placement=gpu, trainer_processes=8)
+        check_memory(config, 16, placement=gpu, trainer_processes=8)
     check_memory(config, 16, placement=gpu, one_base=True)
 
 
@@ -205,19 +207,6 @@ def test_eight_bit_moments_teach_about_the_same_and_resume_exactly(device: str) 
         core.update(batch(7, vocab=200))
     ours, theirs = eight[0].weights(), resumed.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_another_optimizer_begins_with_new_moments(random_qwen2: Path) -> None:
-    core, _ = trained(random_qwen2, SETTINGS)
-    state = core.state(b"", {})
-    moments = {key.replace("exp_avg:", "state1:"): value for key, value in state.optimizer.items()}
-    other = replace(state, optimizer=moments, settings={**state.settings, "optimizer": "adamw8bit"})
-    resumed = TrainerCore(random_qwen2, SETTINGS)
-    resumed.restore(other)
-    assert resumed.version == core.version
-    assert resumed.update(batch(3)).skipped is None
-    fresh = resumed.state(b"", {}).optimizer
-    assert {float(value) for key, value in fresh.items() if key.startswith("step:")} == {1.0}
 
 
 @pytest.mark.gpu

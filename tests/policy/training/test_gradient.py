@@ -14,7 +14,8 @@ from builders import ROOT, train_rows, write_model
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
@@ -66,7 +67,8 @@ import numpy as np, torch
 from pathlib import Path
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.rollout import Provenance
 
 logging.basicConfig(level=logging.WARNING)

@@ -20,7 +20,8 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.logprobs import ReferencePolicy, completion_logprobs, token_vectors
 from swarm_node.policy.training.losses import LOSSES, TBA_BETA
 from swarm_node.policy.training.packing import micro_batches
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import (
     Completion,
     Finish,
