@@ -24,6 +24,8 @@ KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
 _CONTEXT = 512 * _MIB
+#: Bytes of one CUDA graph for each layer of the model: an assumption too.
+_GRAPH = _MIB // 8
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
 _MOMENTS, _MOMENTS_8BIT = 8, 2
@@ -52,7 +54,7 @@ class Footprint:
     """Bytes of each part. `optimizer` has gradients and moments, `kv` keys and values, and
     `activations` the largest micro-batch with its logits. `workspace` is the sampler's temporary
     memory. `published` are the copies by which weights reach the sampler, if they are in this
-    memory. `reserve` are the contexts of the processes."""
+    memory. `reserve` are the contexts of the processes, and the CUDA graphs of an engine."""
 
     sampler_weights: int
     trainer_weights: int
@@ -111,7 +113,9 @@ def footprint(
         activations=activation_bytes(model, training, longest_row=context),
         workspace=_workspace(model, rows, context, width),
         published=width * sampled if device == "cpu" else 0,
-        reserve=2 * _CONTEXT if device == "cuda" else 0,
+        reserve=2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
+        if device == "cuda"
+        else 0,
     )
 
 
@@ -120,6 +124,18 @@ def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = Fa
     their moments."""
     trained = adapter_count(model, lora_rank) if lora_rank else model.weight_count
     return (4 + (_MOMENTS_8BIT if eight_bit else _MOMENTS)) * trained
+
+
+def graph_sizes(rows: int) -> list[int]:
+    """The numbers of rows for which an engine keeps a CUDA graph of a decoding step, ascending. A
+    step with fewer rows is padded to the next of them, which costs little: decoding waits for
+    weights to be read. So there are few, because each takes memory."""
+    return [*(size for size in (8, 16, 32, *range(64, rows, 32)) if size < rows), rows]
+
+
+def graph_bytes(model: Qwen2Config, rows: int, lora_rank: int) -> int:
+    """Bytes of an engine's CUDA graphs. With adapters it keeps each graph with and without them."""
+    return len(graph_sizes(rows)) * model.num_hidden_layers * _GRAPH * (2 if lora_rank else 1)
 
 
 def adapter_count(model: Qwen2Config, rank: int) -> int:

@@ -77,9 +77,10 @@ def _logprobs(
 
 
 @torch.no_grad()
-def measure_canary(model: Qwen2) -> Canary:
-    """The canary of `model` with its current weights, by one forward pass over a few tokens."""
-    ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings)
+def measure_canary(model: Qwen2, text: Sequence[int] = ()) -> Canary:
+    """The canary of `model` with its current weights, by one forward pass over a few tokens. For
+    `text` see `canary_ids`."""
+    ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings, text)
     tokens = np.asarray(ids, np.uint32)
     row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
     return Canary(ids, tuple(completion_logprobs(model, [row], 1.0).tolist()))
