@@ -1,10 +1,10 @@
 """Sampling with vLLM, in a process of its own that may die.
 
 The engine gets every policy version through the trainer's file in shared memory. It must then
-reproduce the log-probs of the canary in that file. Every fault (death, silence, a wrong canary) has
-the same remedy: the engine is killed with all its helper processes, a new one starts with the
-newest weights, and the running requests are sent again. After TRIES failures in a row,
-`EngineError` is raised.
+reproduce the log-probs of the canary in that file. Every fault (death, silence, a second wrong
+canary in a row) has the same remedy: the engine is killed with all its helper processes, a new one
+starts with the newest weights, and the running requests are sent again. After TRIES failures in a
+row, `EngineError` is raised.
 
 A completion depends on its request's seed and its number in the group, and not on the rest of the
 batch (up to float rounding). New weights do not interrupt running requests: their later tokens come
