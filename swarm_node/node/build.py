@@ -57,18 +57,7 @@ def build_parts(
             f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
-    training = trainer_settings(settings, found)
-    need = (KEEP_VERSIONS + 1) * version_bytes(model.config, training, half=found.where.half)
-    if found.shares_base and found.plan is None:
-        need += base_bytes(model.config, half=found.where.half)
-    trainer = ProcessTrainer(
-        model.directory,
-        home.checkpoints,
-        shared_memory_dir(membership.identity.peer_id, need=need),
-        training,
-        digest=model.policy.model,
-        threads=settings.run.threads,
-    )
+    trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
     transport = HivemindTransport(
         membership.identity,
         swarm_id=membership.swarm.swarm_id,
@@ -97,6 +86,23 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
+    )
+
+
+def _make_trainer(
+    settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
+) -> ProcessTrainer:
+    training = trainer_settings(settings, found)
+    need = (KEEP_VERSIONS + 1) * version_bytes(model.config, training, half=found.where.half)
+    if found.shares_base and found.plan is None:
+        need += base_bytes(model.config, half=found.where.half)
+    return ProcessTrainer(
+        model.directory,
+        home.checkpoints,
+        shared_memory_dir(peer_id, need=need),
+        training,
+        digest=model.policy.model,
+        threads=settings.run.threads,
     )
 
 
