@@ -42,7 +42,7 @@ def completion_logprobs(
     made = arrange(rows)
     device = model.embedding.device
     ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
-    segments = None if made.segments is None else torch.from_numpy(made.segments).to(device)
+    segments = None if made.segments is None else torch.from_numpy(made.segments)
     return model.whole(
         _logprobs, model, ids.to(device), segments, places.to(device), temperature, logit_elements
     )
