@@ -34,6 +34,9 @@ _LOGIT_COPIES = 3
 #: Tokens of one prefill step.
 PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
+#: Copies of keys and values per token where eight answers of 24 tokens share a typical prompt: each
+#: answer has its own (attention.py). Sequences of their own have none.
+SHARED_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     logits = max(model.vocab_size, min(LOGIT_ELEMENTS, tokens * model.vocab_size))
     half = 2 if width < 4 else 0
     # float32 weights are cast for the products, and the casts kept for the backward pass.
-    casts = half * model.weight_count if not training.lora_rank else 0
+    casts = half * (adapter_count(model, training.lora_rank) or model.weight_count)
     working = 4 * 4 * (model.intermediate_size + h) * tokens
     return casts + max(
         # The peak is in the head, where no memory is freed yet,
@@ -199,7 +202,8 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
 def _layer_bytes(model: Qwen2Config, training: Training) -> int:
     """Bytes that autograd keeps of one layer for one token: the input and (for the gradient of its
     weight) the scaled output of each norm, the inputs of the projections, the fused and the rotated
-    heads, the attended values, and four times i in the gated MLP. Norms are float32."""
+    heads, copies of shared keys and values, the attended values with a number for each head, and
+    four times i in the gated MLP. Norms are float32."""
     h, i, q, k = (
         model.hidden_size,
         model.intermediate_size,
@@ -209,9 +213,10 @@ def _layer_bytes(model: Qwen2Config, training: Training) -> int:
     width = _size(training.dtype)
     norms = 4 * 2 * h
     given = h + q + h + i
-    kept = width * ((q + 2 * k) + (q + k) + 3 * i + given)
+    kept = width * ((q + 2 * k) + (q + k) + SHARED_KEYS * 2 * k + 3 * i + given)
+    kept += 4 * model.num_attention_heads
     if model.normalises_heads:
-        kept += 4 * (q + k)
+        kept += (4 + (0 if training.lora_rank else width)) * (q + k)
     if training.lora_rank:
         return norms + kept + width * 7 * training.lora_rank
     return 2 * norms + kept

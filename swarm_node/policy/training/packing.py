@@ -21,6 +21,8 @@ from swarm_node.policy.experience.batch import TrainRow
 #: attention costs twice as much as causal attention, and must not cost more than sharing saves.
 MOST_SHARED_TOKENS = 2048
 _WORTHWHILE = 0.7
+#: Most keys of a shared sequence for each of its tokens: each answer copies those of the prompt.
+_MOST_KEYS = 8
 #: Most padding in a micro-batch: this share of its tokens, or the tokens that one more micro-batch
 #: would cost (benchmarks/trainer.py measures both).
 _PADDING_SHARE = 0.1
@@ -119,9 +121,13 @@ def arrange(rows: Sequence[TrainRow]) -> Arrangement:
 def _cut(rows: Sequence[TrainRow], alike: Sequence[int], most_tokens: int) -> list[list[int]]:
     """Rows of one prompt, in order, in as few sequences as the limit allows."""
     packs: list[list[int]] = []
+    keys = 0
     for index in alike:
-        if packs and shared_length(rows, [*packs[-1], index]) <= most_tokens:
+        keys += len(rows[index])
+        together = shared_length(rows, [*packs[-1], index]) if packs else 0
+        if packs and together <= most_tokens and keys <= _MOST_KEYS * together:
             packs[-1].append(index)
         else:
             packs.append([index])
+            keys = len(rows[index])
     return packs
