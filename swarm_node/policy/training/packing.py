@@ -1,7 +1,7 @@
 """Packing: rows become sequences, and sequences micro-batches. Pure.
 
 The answers to one task share its prompt. A shared sequence holds the prompt once and then every
-answer; a mask lets each answer attend to the prompt and to itself only (Prefix Grouper, arXiv
+answer; attention lets each answer attend to the prompt and to itself only (Prefix Grouper, arXiv
 2506.05433). So the prompt is computed once. Attention grows with the square of the sequence's
 length, so a shared sequence must be short, and it pays only where prompts are long against answers.
 """
