@@ -50,17 +50,23 @@ def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]
     """
     packs = [(shared_length(rows, pack), pack) for pack in sequences(rows, token_budget)]
     groups: list[list[int]] = []
+    prompts: set[bytes] = set()
     longest = tokens = count = 0
     for length, pack in sorted(packs, key=lambda item: -item[0]):
+        prompt = rows[pack[0]].prompt_ids.tobytes()
         padded = longest * (count + 1)
+        # `arrange` makes sequences of the group anew, and may join others of the same prompt.
+        most = padded_tokens(rows, [*groups[-1], *pack]) if prompt in prompts else padded
         padding = padded - tokens - length
         allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
-        if groups and padded <= token_budget and padding <= allowed:
+        if groups and max(padded, most) <= token_budget and padding <= allowed:
             groups[-1].extend(pack)
+            prompts.add(prompt)
             tokens += length
             count += 1
         else:
             groups.append(list(pack))
+            prompts = {prompt}
             longest, tokens, count = length, length, 1
     return groups
 
