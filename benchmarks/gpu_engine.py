@@ -84,7 +84,7 @@ def bare_rates(
         input=json.dumps(given),
         capture_output=True,
         text=True,
-        env={**os.environ, **engine_environment(plan, view)},
+        env={**os.environ, **engine_environment(plan)},
         check=True,
     )
     line = next(line for line in done.stdout.splitlines() if line.startswith("RATES"))

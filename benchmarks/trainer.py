@@ -71,7 +71,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     import torch
 
     from swarm_node.policy.experience.batch import Batch
-    from swarm_node.policy.training import logprobs, packing
+    from swarm_node.policy.training import logprobs, packing, ranks
     from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.trainer import TrainerCore
 
@@ -88,7 +88,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     if variant.get("full"):  # default arguments: the one place that decides when to cut
         logprobs.completion_logprobs.__defaults__ = (1 << 62,)
     if variant.get("filled"):
-        packing.micro_batches = filled
+        ranks.micro_batches = filled
     if variant.get("apart"):
         packing._WORTHWHILE = 0.0
     core = TrainerCore(directory, TrainerSettings(**variant.get("settings", {})))

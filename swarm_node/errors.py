@@ -12,6 +12,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── EngineError              the inference engine cannot be kept running
 ├── CheckpointError          no stored state verifies, or it belongs to another model
+├── WeightsError             a policy version cannot be written for the sampler
 ├── ModelError               a model or tokenizer cannot be used as asked
 └── UnknownTaskError         a task reference that this environment cannot derive
 
@@ -73,6 +74,10 @@ class EngineError(SwarmNodeError):
 
 class CheckpointError(SwarmNodeError):
     """Stored training state cannot be used."""
+
+
+class WeightsError(SwarmNodeError):
+    """A policy version cannot be written where the sampler reads it. A restart would not help."""
 
 
 class ModelError(SwarmNodeError):

@@ -32,12 +32,8 @@ LIGHT = (
     "swarm_node.policy.experience.replay",
     "swarm_node.rollout",
 )
-#: The node's loops and both ends of child processes, whose task groups end with them; and vLLM's
-#: worker, which cancels the one that waits for a cut when its sample is done.
-BEGIN_TASKS = {
-    *("node/node.py", "process/child.py", "process/server.py"),
-    "policy/sampling/vllm/worker.py",
-}
+#: The node's loops and both ends of child processes, whose task groups end with them.
+BEGIN_TASKS = {"node/node.py", "process/child.py", "process/server.py"}
 #: What builds a node, real or simulated, and what shows settings. Components get values.
 TAKES_ALL_SETTINGS = {
     "defaults.py",

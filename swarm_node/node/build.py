@@ -22,13 +22,14 @@ from swarm_node.node.fit import Fit
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer
-from swarm_node.policy.weights.store import shared_memory_dir
+from swarm_node.policy.training.worker import version_bytes
+from swarm_node.policy.weights.base import base_bytes
+from swarm_node.policy.weights.store import KEEP_VERSIONS, shared_memory_dir
 from swarm_node.storage import Storage
 
 
@@ -40,6 +41,7 @@ def build_parts(
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
         ConfigError: settings do not fit together, or the machine.
+        WeightsError: there is no room for policy versions.
     """
     sampler = make_sampler(settings, model, found)
     codec = model.codec.within(sampler.positions)
@@ -48,17 +50,7 @@ def build_parts(
             f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
-    trainer = ProcessTrainer(
-        model.directory,
-        home.checkpoints,
-        shared_memory_dir(
-            membership.identity.peer_id,
-            need=3 * sum(file.stat().st_size for file in weight_files(model.directory)),
-        ),
-        trainer_settings(settings, found),
-        digest=model.policy.model,
-        threads=settings.run.threads,
-    )
+    trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
     transport = HivemindTransport(
         membership.identity,
         swarm_id=membership.swarm.swarm_id,
@@ -87,6 +79,23 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
+    )
+
+
+def _make_trainer(
+    settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
+) -> ProcessTrainer:
+    training = trainer_settings(settings, found)
+    need = (KEEP_VERSIONS + 1) * version_bytes(model.config, training, half=found.where.half)
+    if found.shares_base and found.plan is None:
+        need += base_bytes(model.config, half=found.where.half)
+    return ProcessTrainer(
+        model.directory,
+        home.checkpoints,
+        shared_memory_dir(peer_id, need=need),
+        training,
+        digest=model.policy.model,
+        threads=settings.run.threads,
     )
 
 

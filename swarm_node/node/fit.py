@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from swarm_node.config import Settings
@@ -178,7 +178,7 @@ def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
             f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {gpu.free / _GIB:.1f} "
             f'are free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
-    return replace(made, card=gpu.total)
+    return made
 
 
 def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) -> str | None:

@@ -49,7 +49,7 @@ def test_what_the_user_chose_stays() -> None:
 
 
 def test_the_plan_is_made_for_the_answers_of_that_model() -> None:
-    card = Machine(Placement("cuda:0", True), 64 * GIB, GpuMemory(12 * GIB, 12 * GIB), vllm=False)
+    card = Machine(Placement("cuda:0", True), 64 * GIB, GpuMemory(12 * GIB, 12 * GIB), vllm=None)
     settings = for_model(settings_of(), CHAT)
     found = fit(settings, CHAT, card)
     assert found.plan is not None
@@ -58,6 +58,6 @@ def test_the_plan_is_made_for_the_answers_of_that_model() -> None:
 
 def test_without_a_gpu_adapters_are_trained_where_all_weights_do_not_fit() -> None:
     for gib, rank in ((8, 32), (64, 0)):
-        machine = Machine(ON_CPU, gib * GIB, None, vllm=False)
+        machine = Machine(ON_CPU, gib * GIB, None, vllm=None)
         small = settings_of(sampling__tasks_per_call=1)
         assert fit(small, shape_of("qwen2.5-0.5b"), machine).training.lora_rank == rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from builders import completion, verified
 from in_memory import World, small_settings, tiny
 
 from swarm_node.config import Settings
-from swarm_node.errors import CheckpointError, ChildError, ModelError
+from swarm_node.errors import CheckpointError, ChildError, ModelError, WeightsError
 from swarm_node.node.assembly import make_learner, make_shared
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
@@ -190,6 +191,21 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
         life.offer()
         assert await life.step()
         assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
+def test_weights_that_cannot_be_written_end_the_learner(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        life = Life(world, settings, world.parts(settings))
+        await life.learner.start()
+        life.offer()
+        shutil.rmtree(world.home() / "weights")
+        with pytest.raises(WeightsError, match=r"weights: .*No such file"):
+            await life.step()
+        assert life.tally.trainer_restarts == 0
         await life.close()
 
     in_world(tmp_path, scenario)

@@ -9,7 +9,6 @@ larger model never a better one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,6 +30,10 @@ Sharing = Literal["split", "sleep"]
 DEFAULT_RANK = 32
 #: The share of memory that allocators lose to fragments and rounding.
 SPARE = 0.05
+#: vLLM refuses to start where less than this share of the card is free. With the bytes of its cache
+#: given, it sizes nothing by it (vllm/v1/worker/utils.py, gpu_worker.py). It is small, so that an
+#: engine that replaces a crashed one starts beside a trainer that has grown meanwhile.
+START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
 _LEAST_ROWS = 8
@@ -57,34 +60,32 @@ class Job:
 class EngineShare:
     """An inference engine's part of a GPU. At most `max_rows` sequences of `max_model_len` tokens,
     prompts included, run at once. A step computes at most `prefill_tokens`. `kv_bytes` hold keys
-    and values. `gpu_share` is the whole engine's share of the card's memory, free or not."""
+    and values."""
 
     max_model_len: int
     max_rows: int
     prefill_tokens: int
     kv_bytes: int
-    gpu_share: float
     sleep_level: int
 
     def vllm_arguments(self) -> dict[str, int | float | bool]:
-        """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. With the bytes of its
-        cache given, vLLM sizes nothing by `gpu_memory_utilization`, but refuses to start where less
-        is free. Its default `max_num_batched_tokens`, and so its temporary memory, depend on the
-        card. Sleep mode needs CUDA; each `sleep` gives the level."""
+        """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Its default
+        `max_num_batched_tokens`, and so its temporary memory, depend on the card. Sleep mode needs
+        CUDA; each `sleep` gives the level."""
         return {
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_rows,
             "max_num_batched_tokens": max(self.prefill_tokens, self.max_rows),
             "kv_cache_memory_bytes": self.kv_bytes,
-            "gpu_memory_utilization": self.gpu_share,
+            "gpu_memory_utilization": START_SHARE,
             "enable_sleep_mode": self.sleep_level > 0,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a GPU with `vram` free bytes is used; it has `card` bytes in all (0: also `vram`). At
-    most `rows` answers are sampled at once, in sequences of at most `max_model_len` tokens."""
+    """How a GPU with `vram` free bytes is used. At most `rows` answers are sampled at once, in
+    sequences of at most `max_model_len` tokens."""
 
     vram: int
     training: Training
@@ -92,7 +93,6 @@ class Plan:
     rows: int
     max_model_len: int
     parts: Footprint
-    card: int = 0
 
     @property
     def total(self) -> int:
@@ -106,13 +106,11 @@ class Plan:
     @property
     def engine(self) -> EngineShare:
         """The part of a sampler that is an engine."""
-        share = math.ceil(1000 * self.parts.sampler / (self.card or self.vram)) / 1000
         return EngineShare(
             max_model_len=self.max_model_len,
             max_rows=self.rows,
             prefill_tokens=PREFILL_TOKENS,
             kv_bytes=self.parts.kv,
-            gpu_share=min(0.95, share),
             sleep_level=self.sleep_level,
         )
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.attention import Attend, causal, within
 from swarm_node.policy.models.config import Qwen2Config, weight_files
 from swarm_node.policy.models.tensors import load_safetensors, on_host
 
@@ -129,19 +130,11 @@ class DecoderLayer(nn.Module):
         return x + self._linear("down", F.silu(gate) * up, self.down)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, hidden] to the same, with key and value [B, T, key/value heads, d]."""
         query, key, value = self.project(x, cos, sin)
-        attended = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-        )
-        return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
+        return self.merge(x, attend(query, key, value)), key, value
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = F.linear(x, weight, bias)
@@ -289,21 +282,20 @@ class Qwen2(nn.Module):
         length = ids.shape[1]
         x = F.embedding(ids, self.embedding)
         cos, sin = self._rotary(length, x)
-        attention: Tensor | None = None
+        attend: Attend = causal
         if segments is None:
             cos, sin = cos[:length, None], sin[:length, None]
         else:
-            attention = _visible(segments)
-            positions = attention[:, 0].sum(-1) - 1
+            attend, positions = within(segments, x.device)
             cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
         recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.blocks():
             if recompute and collect is None:
                 x, _, _ = recompute_in_backward(
-                    layer, x, cos, sin, attention, use_reentrant=False, preserve_rng_state=False
+                    layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False
                 )
                 continue
-            x, key, value = layer(x, cos, sin, attention)
+            x, key, value = layer(x, cos, sin, attend)
             if collect is not None:
                 collect.append((key, value))
         return self._normalise(x)
@@ -376,17 +368,6 @@ def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tupl
             yield f"{prefix}mlp.{half}_proj.weight", part
     else:
         yield prefix + _HF_NAMES[leaf], parameter
-
-
-def _visible(segments: Tensor) -> Tensor:
-    """bool[B, 1, T, T] for segments i64[B, T]: the tokens that each token attends to, itself
-    included. A token's position is one less than their number."""
-    keys, queries = segments[:, None, None, :], segments[:, None, :, None]
-    length = segments.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    # Padding attends to itself, because a row without any key would be NaN.
-    itself = torch.eye(length, dtype=torch.bool, device=segments.device)
-    return (causal & ((keys == 0) | (keys == queries)) & (keys >= 0)) | itself
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

@@ -29,8 +29,12 @@ from swarm_node.policy.training.losses import (
 from swarm_node.policy.training.packing import padded_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 
-#: Messages of torch's CPU allocator for what a GPU reports as `torch.OutOfMemoryError`.
-_CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
+#: In the messages of plain `RuntimeError`s where memory is short: of torch's allocator for the CPU,
+#: of cuBLAS, which allocates a workspace, and of CUDA and its driver.
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("CUDA error: out of memory", "CUDA driver error: out of memory", "[CUDA]: out of memory"),
+)
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +107,7 @@ class GradientPass:
         try:
             return self._accumulate(rows, size, version)
         except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if self._ranks.count > 1:
                 self._note_smaller(rows)
@@ -176,7 +180,8 @@ class GradientPass:
         return max(1, min(self.token_budget, largest) // 2)
 
 
-def _out_of_memory(error: RuntimeError | MemoryError) -> bool:
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether smaller micro-batches may avoid `error`."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return any(words in str(error) for words in _CPU_OUT_OF_MEMORY)
+    return any(words in str(error) for words in _OUT_OF_MEMORY)

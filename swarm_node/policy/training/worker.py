@@ -14,6 +14,8 @@ import torch
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, unpack_batch
+from swarm_node.policy.memory.footprint import adapter_count
+from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
@@ -21,6 +23,7 @@ from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
+from swarm_node.policy.weights.canary import text_ids
 from swarm_node.policy.weights.device import DeviceBuffers, in_place
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import serve
@@ -89,6 +92,15 @@ class UpdateResult:
     unstored: str | None = None
 
 
+def version_bytes(model: Qwen2Config, settings: TrainerSettings, *, half: bool) -> int:
+    """Bytes of one published version of `model`, whose matrix products are bfloat16 if `half`."""
+    if settings.published == "ipc":
+        return 0
+    if settings.published in ("adapter", "shared"):
+        return 4 * adapter_count(model, settings.lora_rank)
+    return (2 if half else 4) * model.weight_count
+
+
 class TrainerHost:
     """A `TrainerCore` that resumes from checkpoints and publishes every new version."""
 
@@ -113,6 +125,7 @@ class TrainerHost:
         """
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
+        self._text = text_ids(model_dir)
         self._ranks, self._leads = ranks, not ranks.index
         share = weights if settings.published == "shared" else None
         self.core = TrainerCore(model_dir, settings, clock, ranks, digest=digest, share=share)
@@ -171,10 +184,13 @@ class TrainerHost:
 
     def _publish(self) -> Path:
         core, store = self.core, self._store
-        canary = measure_canary(core.model).to_metadata()  # all ranks compute it together
+        canary = measure_canary(core.model, self._text).to_metadata()  # all ranks together
         if core.adapter is not None and core.settings.published in ("adapter", "shared"):
             save = partial(core.adapter.save, metadata=canary)
-            return store.publish_adapter(core.version, save) if self._leads else store.directory
+            if not self._leads:
+                return store.directory
+            need = version_bytes(core.model.config, core.settings, half=core.placement.half)
+            return store.publish_adapter(core.version, need, save)
         weights = core.weights(in_place) if core.settings.published == "ipc" else core.weights()
         if not self._leads:
             return store.directory

@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +21,13 @@ from swarm_node.cli.plan import (
 )
 from swarm_node.cli.plan_view import card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.policy.memory.footprint import Footprint, Training, adapter_count, footprint
+from swarm_node.policy.memory.footprint import (
+    Footprint,
+    Training,
+    adapter_count,
+    footprint,
+    graph_sizes,
+)
 from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import ALIASES
@@ -125,17 +130,27 @@ def test_an_engine_gets_its_part_in_vllms_words() -> None:
         "max_num_seqs": plan.rows,
         "max_num_batched_tokens": 2048,
         "kv_cache_memory_bytes": plan.parts.kv,
-        "gpu_memory_utilization": plan.engine.gpu_share,
+        "gpu_memory_utilization": 0.02,
         "enable_sleep_mode": False,
     }
     # Keys and values of 28 layers, 2 heads of 128, in bfloat16.
     assert plan.parts.kv == 2 * 28 * 2 * 128 * 2 * max(plan.rows * (256 + 512), 4096 + 512 + 128)
-    # vLLM's share is of the whole card, whatever is free of it.
-    within = replace(plan, card=20 * GIB).engine.gpu_share * 20 * GIB
-    assert plan.parts.sampler <= within < plan.parts.sampler + 0.001 * 20 * GIB
     asleep = make_plan(shape("qwen2.5-1.5b"), Job(lora_rank=0, can_sleep=True), 32 * GIB)
     assert asleep is not None
     assert asleep.engine.vllm_arguments()["enable_sleep_mode"] is True
+
+
+def test_an_engines_cuda_graphs_take_memory_and_cover_all_rows() -> None:
+    assert graph_sizes(4) == [4]
+    assert graph_sizes(64) == [8, 16, 32, 64]
+    assert graph_sizes(100) == [8, 16, 32, 64, 96, 100]
+    model = shape("qwen2.5-1.5b")
+    cpu, gpu = (
+        footprint(model, Training(32), device=device, rows=64, max_new_tokens=24).reserve
+        for device in ("cpu", "cuda")
+    )
+    # Two contexts; four graphs of 28 layers, each with and without adapters.
+    assert (cpu, gpu) == (0, (1 << 30) + 4 * 28 * 2 * (1 << 17))
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.free import available_memory, check_memory
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.placement import DtypeName, Hardware, Placement, place
+from swarm_node.policy.placement import DtypeName, Hardware, Placement, hardware, place
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.logprobs import completion_logprobs
@@ -54,6 +55,15 @@ def test_it_computes_on_cuda_where_there_is_any(
     device: str, dtype: DtypeName, found: Hardware, expected: Placement
 ) -> None:
     assert place(device, dtype, found) == expected
+
+
+def test_gpus_are_counted_as_nvidia_smi_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    hardware()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"  # the user's choice
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    hardware()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # which child processes inherit
 
 
 def test_several_processes_take_a_gpu_each_from_the_one_named_on() -> None:

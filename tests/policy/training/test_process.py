@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch
 from builders import completion, verified
 from safetensors.torch import load_file
 
-from swarm_node.errors import CheckpointError, ChildError
+from swarm_node.errors import CheckpointError, ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, build_batch
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
@@ -116,6 +117,24 @@ def test_an_update_publishes_new_weights_under_a_new_version(
     run_with(trainer, scenario)
     assert not (tmp_path / "weights-of-a").exists()
     assert trainer.pid is None
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        path, _ = await trainer.start()
+        shutil.rmtree(path.parent)
+        with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
+            await trainer.update(batch_of(1))
+        with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
+            await trainer.restart()
+        return {}
+
+    run_with(trainer, scenario)
 
 
 @pytest.mark.slow(reason="starts two trainer processes, which import torch")

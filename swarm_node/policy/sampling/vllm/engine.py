@@ -1,7 +1,7 @@
 """The set-up of an inference engine: a plan, and vLLM's arguments for it. Pure.
 
-An `EnginePlan` results from dividing a machine's memory between trainer and sampler. Only
-`engine_arguments` knows vLLM's names.
+An `EnginePlan` results from dividing a machine's memory between trainer and sampler. `Deadlines`
+say when an engine counts as hung. Only `engine_arguments` knows vLLM's names.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.plan import EngineShare
+from swarm_node.policy.memory.footprint import graph_sizes
+from swarm_node.policy.memory.plan import START_SHARE, EngineShare
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement
 
@@ -25,8 +26,8 @@ _PROMPT_ROOM = 4096
 _MIB = 1 << 20
 #: The engine's share of a GPU's memory where a trainer shares the device.
 _GPU_SHARE = 0.4
-#: Largest mean |Δ log-prob| over the canary's tokens; a sync with a larger one failed. In float32
-#: the engine agrees within 1e-5 on a CPU; a GPU's kernels may use TF32. In bfloat16 rounding alone
+#: Largest difference of the canary's log-probs; a sync with a larger one failed. In float32 the
+#: engine agrees within 1e-5 on a CPU; a GPU's kernels may use TF32. In bfloat16 rounding alone
 #: causes 1e-2.
 _TOLERANCE = {
     ("cpu", "float32"): 1e-4,
@@ -89,13 +90,39 @@ class EnginePlan:
 
     @property
     def tolerance(self) -> float:
-        """Largest mean |Δ log-prob| between trainer and engine after a sync."""
+        """Largest `difference` of a canary between trainer and engine after a sync."""
         return _TOLERANCE["cuda" if self.on_gpu else "cpu", self.dtype]
+
+    @property
+    def ways_out(self) -> str:
+        """What a user can do about an engine that keeps failing."""
+        older = "try vLLM's older model runner (VLLM_USE_V2_MODEL_RUNNER=0 in the environment) "
+        return older * self.on_gpu + "or use `--sampler torch`"
 
     @property
     def on_gpu(self) -> bool:
         """Whether it computes with CUDA."""
         return self.device != "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that the engine has to start, to take and prove weights, and to complete a group that
+    waits for no other. After its start an engine on a GPU may compile kernels: `first_sync`."""
+
+    start: float = 600.0
+    sync: float = 60.0
+    first_sync: float = 300.0
+    group: float = 1800.0
+
+    def of_sync(self, *, first: bool, on_gpu: bool) -> float:
+        """For a sync; `first` after the engine's start."""
+        return max(self.sync, self.first_sync) if first and on_gpu else self.sync
+
+    def of_group(self, rows: int, places: int) -> float:
+        """For a group that is the last of `rows` rows in an engine with so many `places`: those
+        before it may have to end first."""
+        return self.group * max(1, -(-rows // places))
 
 
 def plan_engine(
@@ -140,7 +167,6 @@ def plan_engine(
         max_model_len=share.max_model_len,
         max_rows=share.max_rows,
         kv_bytes=share.kv_bytes,
-        gpu_share=share.gpu_share,
         sleep_level=share.sleep_level,
         prefill_tokens=share.prefill_tokens,
     )
@@ -159,16 +185,19 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         "generation_config": "vllm",
         "max_model_len": plan.max_model_len,
         "max_num_seqs": plan.max_rows,
+        # The canary's rows go before those that wait; among others, first come is first served.
+        "scheduling_policy": "priority",
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        "enforce_eager": True,
         "seed": seed,
         "disable_log_stats": True,
     }
     if plan.kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = plan.kv_bytes
     if plan.on_gpu:
-        arguments["gpu_memory_utilization"] = plan.gpu_share
+        share = plan.gpu_share if plan.kv_bytes is None else START_SHARE
+        arguments["gpu_memory_utilization"] = share
+        arguments["compilation_config"] = _decoding_graphs(plan)
         arguments["tensor_parallel_size"] = plan.tensor_parallel
         arguments["enable_sleep_mode"] = plan.sleep_level > 0
         if plan.prefill_tokens is not None:
@@ -176,22 +205,32 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
     else:
         # The default block of 128 would never cache a shorter prompt. On a CPU, vLLM 0.32 dies when
         # it prefills the prompt of a request with a seed in pieces.
-        arguments |= {"block_size": 32, "enable_chunked_prefill": False}
+        arguments |= {
+            "enforce_eager": True,
+            "block_size": 32,
+            "enable_chunked_prefill": False,
+        }
     if plan.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
     return arguments
 
 
-def engine_environment(
-    plan: EnginePlan, cache: Path, visible: str | None = None
-) -> Mapping[str, str]:
-    """Environment variables for the engine's process. vLLM writes its files to the directory
-    `cache`. `visible` lists the GPUs that this process sees (CUDA_VISIBLE_DEVICES) if not all. The
-    engine downloads nothing and reports nothing."""
+def _decoding_graphs(plan: EnginePlan) -> dict[str, Any]:
+    """CUDA graphs of decoding steps with up to `max_rows` rows, and no compiler. vLLM reloads
+    weights and swaps adapters in the memory where they are, so that graphs stay good."""
+    return {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": graph_sizes(plan.max_rows),
+    }
+
+
+def engine_environment(plan: EnginePlan, visible: str | None = None) -> Mapping[str, str]:
+    """Environment variables for the engine's process. `visible` lists the GPUs that this process
+    sees (CUDA_VISIBLE_DEVICES) if not all. The engine downloads nothing and reports nothing."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(cache),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # The front process has one core process, and no other worker processes.
