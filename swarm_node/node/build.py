@@ -18,7 +18,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import engine_plan, listen_addresses, trainer_settings
-from swarm_node.node.fit import Fit
+from swarm_node.node.fit import Fit, shared_bytes
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
@@ -27,9 +27,7 @@ from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer
-from swarm_node.policy.training.worker import version_bytes
-from swarm_node.policy.weights.base import base_bytes
-from swarm_node.policy.weights.store import KEEP_VERSIONS, shared_memory_dir
+from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.storage import Storage
 
 
@@ -85,15 +83,11 @@ def build_parts(
 def _make_trainer(
     settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
 ) -> ProcessTrainer:
-    training = trainer_settings(settings, found)
-    need = (KEEP_VERSIONS + 1) * version_bytes(model.config, training, half=found.where.half)
-    if found.shares_base and found.plan is None:
-        need += base_bytes(model.config, half=found.where.half)
     return ProcessTrainer(
         model.directory,
         home.checkpoints,
-        shared_memory_dir(peer_id, need=need),
-        training,
+        shared_memory_dir(peer_id, need=shared_bytes(model.config, found)),
+        trainer_settings(settings, found),
         digest=model.policy.model,
         threads=settings.run.threads,
     )

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
 from swarm_node.node.facts import Facts
-from swarm_node.node.fit import Fit, Machine, check_disk, engine_of, fit, job_of
-from swarm_node.policy.memory.footprint import adapter_count
+from swarm_node.node.fit import Fit, Machine, check_disk, engine_of, fit, job_of, shared_bytes
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import place
@@ -26,8 +25,6 @@ _WARN_DAYS = 14
 _ON_CPU = "the CPU with `--set run.device=cpu`"
 #: The first driver of NVIDIA for a major version of CUDA.
 _DRIVERS = {12: 525, 13: 580}
-#: Versions of the weights in shared memory: the newest two, and one that is being written.
-_SHARED_COPIES = 3
 
 
 class Finding(NamedTuple):
@@ -49,7 +46,7 @@ def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list
             text, _, remedy = str(error).partition(": ")
             findings.append(Finding("device", "error", text, remedy))
     else:
-        sampler = [*_sampler(facts, settings, machine)]
+        sampler = [*_sampler(facts, settings, machine, shape)]
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":  # a plan depends on the engine
             findings += _model(facts, settings, machine, shape)
@@ -78,16 +75,6 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = facts.card.memory if facts.card is not None and where.device != "cpu" else None
     return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc)
-
-
-def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
-    """Bytes of shared memory by which weights reach the sampler."""
-    rank = found.training.lora_rank
-    if found.ipc:
-        return 0
-    if rank and (found.vllm or found.shares_base):
-        return _SHARED_COPIES * 4 * adapter_count(shape, rank)
-    return _SHARED_COPIES * shape.weight_count * (2 if found.where.half else 4)
 
 
 def _python(facts: Facts) -> Finding:
@@ -143,10 +130,12 @@ def _unseen(facts: Facts) -> tuple[str, str]:
     return f"{card}, which torch cannot use ({facts.seen.fault or 'no reason given'})", remedy
 
 
-def _sampler(facts: Facts, settings: Settings, machine: Machine) -> Iterator[Finding]:
+def _sampler(
+    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
+) -> Iterator[Finding]:
     on_gpu, build = machine.where.device != "cpu", facts.vllm
     try:
-        choice = engine_of(settings, machine)
+        choice = engine_of(settings, machine, shape)
     except ModelError as error:
         text, _, remedy = str(error).rpartition(": ")
         yield Finding("sampler", "error", text, remedy)
@@ -211,7 +200,7 @@ def _model(
         yield Finding("model", "ok", f"{settings.model} fits")
     else:
         text = f"{settings.model} fits: {plan.described()}"
-        whole = make_plan(shape, job_of(settings, machine), machine.gpu.total)
+        whole = make_plan(shape, job_of(settings, machine, found.engine), machine.gpu.total)
         if whole is None or _stage(whole) == _stage(plan):
             yield Finding("model", "ok", text)
         else:

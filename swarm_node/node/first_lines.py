@@ -67,7 +67,7 @@ def start_lines(
 def _training(
     settings: Settings, machine: Machine, found: Fit, shape: Qwen2Config, learning_rate: float
 ) -> Iterator[Line]:
-    plan, job = found.plan, job_of(settings, machine)
+    plan, job = found.plan, job_of(settings, machine, found.engine)
     if plan is not None:
         how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows
     else:

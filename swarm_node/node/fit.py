@@ -21,6 +21,7 @@ from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
     Device,
     Training,
+    adapter_count,
     checkpoint_bytes,
     footprint,
 )
@@ -49,6 +50,8 @@ from swarm_node.policy.sampling.vllm.engine import (
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
+#: Versions of the weights in shared memory: the newest two, and one that is being written.
+_SHARED_COPIES = 3
 
 
 class GpuMemory(NamedTuple):
@@ -87,6 +90,10 @@ class Fit:
     shares_base: bool = False
     why: str = ""
 
+    @property
+    def engine(self) -> EngineChoice:
+        return EngineChoice(self.vllm, self.why)
+
 
 def this_machine(settings: Settings) -> Machine:
     """The machine this runs on, as `settings` want to use it.
@@ -112,21 +119,31 @@ def card(settings: Settings, vram: int) -> Machine:
     return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), vllm)
 
 
-def engine_of(settings: Settings, machine: Machine) -> EngineChoice:
-    """The engine that samples on `machine`, and why.
+def engine_of(
+    settings: Settings, machine: Machine, shape: Qwen2Config | None = None
+) -> EngineChoice:
+    """The engine that samples on `machine`, and why. With the model's `shape`, "auto" takes the
+    built-in sampler where only that fits: it shares the base of adapters with the trainer.
 
     Raises:
         ModelError: the settings ask for vLLM, and the machine has none that fits its device.
     """
-    return choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
+    choice = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
+    planned = machine.gpu is not None and settings.run.trainer_processes == 1
+    if settings.sampling.engine != "auto" or not (choice.vllm and planned and shape):
+        return choice
+    assert machine.gpu is not None
+    built_in = EngineChoice(False, "vLLM, which keeps a base of its own, does not fit the card")
+    fits = [
+        make_plan(shape, job_of(settings, machine, each), machine.gpu.free)
+        for each in (choice, built_in)
+    ]
+    return choice if fits[0] or not fits[1] else built_in
 
 
-def job_of(settings: Settings, machine: Machine) -> Job:
-    """What a node with these settings asks of a GPU; what the user did not set is left open.
-
-    Raises:
-        ModelError: as from `engine_of`.
-    """
+def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
+    """What a node with these settings and this engine asks of a GPU; what the user did not set is
+    left open."""
     training, sampling = settings.training, settings.sampling
     return Job(
         rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
@@ -136,7 +153,9 @@ def job_of(settings: Settings, machine: Machine) -> Job:
         eight_bit=training.optimizer == "adamw8bit",
         # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
         can_sleep=False,
-        one_base=_one_base(settings, machine),
+        one_base=(machine.gpu is None or machine.ipc)
+        and settings.run.trainer_processes == 1
+        and not engine.vllm,
     )
 
 
@@ -146,7 +165,8 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
     """
-    engine, job = engine_of(settings, machine), job_of(settings, machine)
+    engine = engine_of(settings, machine, shape)
+    job = job_of(settings, machine, engine)
     plan, ipc = None, False
     if machine.gpu is None or settings.run.trainer_processes > 1:
         training = _unplanned(settings, shape, job, machine)
@@ -210,6 +230,20 @@ def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) ->
     )
 
 
+def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
+    """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
+    next one, and a base that both processes map."""
+    width = 2 if found.where.half else 4
+    rank = found.training.lora_rank
+    if found.ipc:
+        return 0
+    if rank and (found.vllm or found.shares_base):
+        mapped = found.shares_base and found.where.device == "cpu"
+        versions = _SHARED_COPIES * 4 * adapter_count(shape, rank)
+        return versions + (width * shape.weight_count if mapped else 0)
+    return _SHARED_COPIES * width * shape.weight_count
+
+
 def gpu_memory(index: int = 0) -> GpuMemory | None:
     """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
     None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
@@ -268,13 +302,6 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
         if parts.total() - elsewhere <= free * (1 - SPARE):
             return way
     return ways[-1]
-
-
-def _one_base(settings: Settings, machine: Machine) -> bool:
-    """Whether the sampler shares the base of adapters with the trainer, if adapters are trained."""
-    mapped = machine.gpu is None or machine.ipc
-    one = settings.run.trainer_processes == 1
-    return mapped and one and not engine_of(settings, machine).vllm
 
 
 def _torch_memory(device: str) -> GpuMemory:

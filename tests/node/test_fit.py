@@ -26,6 +26,7 @@ from swarm_node.node.fit import (
     Machine,
     card,
     check_disk,
+    engine_of,
     fit,
     job_of,
     parse_gpu_memory,
@@ -53,16 +54,20 @@ def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> M
     return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
 
 
+def asked(settings: Settings, machine: Machine) -> Job:
+    return job_of(settings, machine, engine_of(settings, machine))
+
+
 def test_only_what_the_user_left_open_is_planned() -> None:
-    assert job_of(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True)
+    assert asked(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True)
     chosen = settings_of(
         training__lora_rank=0,
         sampling__group_size=64,
         sampling__tasks_per_call=1024,
     )
-    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
-    assert job_of(chosen, on_gpu(12, half=False)).dtype == "float32"
-    assert job_of(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+    assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
+    assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
+    assert asked(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
 
 
 def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:
@@ -77,11 +82,27 @@ def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
 
 
 def test_the_built_in_sampler_shares_the_base_with_a_trainer_of_one_process() -> None:
-    assert job_of(settings_of(), on_gpu(8)).one_base
-    assert job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).one_base
-    assert job_of(settings_of(), on_gpu(8, vllm=FOR_CPU)).one_base
-    assert not job_of(settings_of(), on_gpu(8, vllm=FOR_GPU)).one_base
-    assert not job_of(settings_of(run__trainer_processes=2), on_gpu(8)).one_base
+    assert asked(settings_of(), on_gpu(8)).one_base
+    assert asked(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).one_base
+    assert asked(settings_of(), on_gpu(8, vllm=FOR_CPU)).one_base
+    assert not asked(settings_of(), on_gpu(8, vllm=FOR_GPU)).one_base
+    assert not asked(settings_of(run__trainer_processes=2), on_gpu(8)).one_base
+
+
+def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
+    """It shares the base of adapters with the trainer, so 8 GB are enough for 1.5 billion."""
+    model, machine = shape_of("qwen2.5-1.5b"), on_gpu(8, vllm=FOR_GPU)
+    settings = for_model(settings_of(sampling__max_new_tokens=1024), model)
+    found = fit(settings, model, machine)
+    assert not found.vllm
+    assert found.shares_base
+    assert "does not fit the card" in found.why
+    wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(wanted, model, machine)
+    assert fit(settings, model, on_gpu(24, vllm=FOR_GPU)).vllm
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(settings, shape_of("qwen2.5-7b"), machine)
 
 
 def test_what_main_memory_must_hold_follows_the_plan() -> None:
@@ -230,19 +251,20 @@ def test_the_verb_prints_what_join_would_do(
     done = CliRunner().invoke(
         app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
     )
-    answer = json.loads(done.stdout)
-    (shown,), engine = answer["cards"], answer["engine"]
+    (shown,) = json.loads(done.stdout)["cards"]
     shape = shape_of("qwen2.5-1.5b")
     settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
     try:
-        joined = fit(settings, shape, card(settings, gib * GIB)).plan
+        joined = fit(settings, shape, card(settings, gib * GIB))
     except ModelError:
-        joined = None
-    assert shown["fits"] == (joined is not None)
-    assert engine["vllm"] == (vllm is not None and "sampling.engine=torch" not in assign)
-    if joined is not None:
-        assert shown["training"] == asdict(joined.training)
-        assert (shown["sharing"], shown["rows"]) == (joined.sharing, joined.rows)
+        assert not shown["fits"]
+        return
+    plan = joined.plan
+    assert plan is not None
+    assert shown["fits"]
+    assert shown["training"] == asdict(plan.training)
+    assert (shown["sharing"], shown["rows"]) == (plan.sharing, plan.rows)
+    assert shown["engine"] == joined.engine._asdict()
 
 
 def test_what_was_begun_with_adapters_is_checked_as_adapters(

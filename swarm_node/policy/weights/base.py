@@ -84,11 +84,6 @@ def base_index(directory: Path) -> str:
         return ""
 
 
-def base_bytes(config: Qwen2Config, *, half: bool) -> int:
-    """Bytes of the file of a base, without what aligns its parts."""
-    return (2 if half else 4) * config.weight_count
-
-
 def _table(model: Qwen2) -> tuple[dict[str, tuple[int, list[int]]], int]:
     return layout({name: tuple(part.shape) for name, part in model.named_parameters()})
 
