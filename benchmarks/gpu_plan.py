@@ -1,16 +1,20 @@
 """The memory that is planned for against the memory that is used, on a GPU with real shapes.
 
-    python benchmarks/gpu_plan.py [--models qwen2.5-0.5b qwen2.5-1.5b] [--tokens 2048]
+    python benchmarks/gpu_plan.py [--models qwen2.5-0.5b qwen2.5-1.5b] [--cases parts plan]
+                                  [--cards 8 12] [--new 32] [--updates 3] [--set KEY=VALUE]
 
 For one CUDA device. Random weights of the real shapes, made here: nothing is downloaded. Each case
-runs in a process of its own.
+runs in a process of its own. It fails (exit 1) where more is taken than planned with the spare 5%.
 
-- By part, as in benchmarks/plan.py, but measured by torch's allocator (what is allocated, and its
-  peak). `context` is what the device lost beside what torch reserved, planned as half of `reserve`
-  (one process of two). A case that is planned not to fit is left out.
-- `as planned`: a real trainer process and a sampler with the settings that `join` would choose
-  here, at work at the same time, against the plan's total. What the allocators reserved counts,
-  fragments included, as no other process could have it. Limit: the memory that was free.
+- `parts`: by part, as in benchmarks/plan.py, but measured by torch's allocator (what is allocated,
+  and its peak). `context` is what the device lost beside what torch reserved, planned as half of
+  `reserve` (one process of two). A case that is planned not to fit is left out.
+- `plan`: a real trainer process and a built-in sampler, sharing the base of adapters, with the
+  settings that `join` would choose here and with `--set`, at work at the same time, against the
+  plan's total. What the device lost counts, fragments included, as no other process could have it.
+  With `--cards`, this process first takes memory until as much is free as on a card of that size.
+
+Without CUDA all of it runs on the CPU, where the figures say little (try `--models tiny`).
 """
 
 from __future__ import annotations
@@ -18,16 +22,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from plan import (
     NEW,
+    ROWS,
     VARIANTS,
     Gauge,
     batch_of,
@@ -36,10 +44,21 @@ from plan import (
     phases,
     report,
     requests_of,
+    resident,
+    resident_peak,
 )
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_AS_PLANNED, _DEVICE = "as planned", "cuda:0"
+#: Bytes that a driver keeps of an empty card: an assumption.
+_KEPT = 3 * _GIB // 4
+#: Seconds of an update for which answers are drawn; all memory is taken when they begin.
+_DRAWING = 20.0
+
+
+def device() -> str:
+    import torch
+
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def training_of(variant: str, tokens: int) -> Any:
@@ -50,24 +69,36 @@ def training_of(variant: str, tokens: int) -> Any:
     return Training(micro_batch_tokens=tokens, **chosen)
 
 
-def free_memory() -> int:
-    """Bytes, by nvidia-smi: asking torch would put a context on the device."""
-    from swarm_node.node.fit import gpu_memory
+def leave(card: float) -> tuple[Any, int]:
+    """Fill the GPU until as much is free as on an empty card of `card` GiB (0 fills nothing): what
+    holds the memory, and the bytes that are free. On a CPU, those of main memory."""
+    import torch
 
-    memory = gpu_memory()
-    if memory is None:
-        raise SystemExit("no GPU that nvidia-smi knows: this needs one")
-    return memory.free
+    from swarm_node.policy.memory.free import available_memory
+
+    if device() == "cpu":
+        return None, available_memory()
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    more = int(card * _GIB) - _KEPT
+    held = None
+    if card and free > more:
+        held = torch.empty(free - more, dtype=torch.uint8, device="cuda")
+    return held, torch.cuda.mem_get_info()[0]
 
 
-def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
+def by_part(directory: Path, variant: str, tokens: int, free: int) -> list[Any]:
     """Planned and measured bytes of each part; those of the context; reserved by peak."""
     import torch
 
     from swarm_node.policy.models.config import Qwen2Config
 
-    before = free_memory()
-    torch.zeros(1, device=_DEVICE)
+    on = device()
+    training, shape = training_of(variant, tokens), Qwen2Config.from_directory(directory)
+    planned = estimated(shape, training, on)
+    if on == "cpu":
+        return [planned, phases(directory, training, on, Gauge(resident, resident_peak)), 0, 1.0]
+    torch.zeros(1, device=on)
 
     def held() -> int:
         torch.cuda.synchronize()
@@ -79,123 +110,214 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
-    training = training_of(variant, tokens)
-    found = phases(directory, training, _DEVICE, Gauge(held, peak))
-    planned = estimated(Qwen2Config.from_directory(directory), training, _DEVICE)
-    context = before - free_memory() - torch.cuda.memory_reserved()
+    found = phases(directory, training, on, Gauge(held, peak))
+    context = free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved()
     fragments = torch.cuda.memory_reserved() / max(torch.cuda.max_memory_allocated(), 1)
     return [planned, found, context, fragments]
 
 
-async def as_planned(directory: Path) -> list[Any]:
-    """Bytes planned, taken and free; and the plan in words."""
-    from swarm_node.config import load_settings
+async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bytes planned and taken, the plan in words, and seconds of each update; or why there is no
+    plan."""
+    from swarm_node.errors import ModelError
     from swarm_node.node.derive import trainer_settings
-    from swarm_node.node.fit import fit, this_machine
+    from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
     from swarm_node.policy.training.process import ProcessTrainer
 
-    settings = load_settings({"sampling.max_new_tokens": NEW}, environ={})
     shape = Qwen2Config.from_directory(directory)
-    before = free_memory()
-    found = fit(settings, shape, this_machine(settings))
-    where, plan = found.where, found.plan
-    assert plan is not None
-    batch = batch_of(shape.vocab_size, 2 * plan.training.micro_batch_tokens)
-    with tempfile.TemporaryDirectory() as work:
+    try:
+        settings, found = planned_for(shape, arguments)
+    except ModelError as refusal:
+        return {"refused": str(refusal)}
+    total, rows, words = described(shape, found, arguments.new)
+    longest = min(PROMPT_TOKENS + arguments.new, shape.max_position_embeddings)
+    tokens = 2 * max(found.training.micro_batch_tokens, longest)
+    batch = batch_of(shape.vocab_size, tokens, longest)
+    used = memory_in_use(arguments.free)
+    results, peak = [], 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as work:
         places = Path(work) / "checkpoints", Path(work) / "weights"
         for place in places:
             place.mkdir()
-        # The built-in sampler takes whole weights.
-        training = replace(trainer_settings(settings, found), published="merged")
-        trainer = ProcessTrainer(directory, *places, training)
-        sampler = TorchSampler.from_directory(directory, where, max_rows=plan.rows)
+        trainer = ProcessTrainer(directory, *places, trainer_settings(settings, found))
+        sampler = TorchSampler.from_directory(
+            directory, found.where, max_rows=rows, shares=found.shares_base
+        )
         try:
             weights, version = await trainer.start()
-            for turn in range(3):
+            for turn in range(arguments.updates):
                 await sampler.load(weights, version)
-                requests = [replace(one, seed=one.seed + turn) for one in requests_of()]
-                result, _ = await asyncio.gather(trainer.update(batch), sampler.sample(requests))
-                weights, version = result.weights, result.stats.version
-            # Allocators keep what they once reserved, so that this is the peak.
-            taken = before - free_memory()
+                requests = [replace(o, seed=o.seed + turn) for o in requests_of(arguments.new)]
+                drawing = asyncio.ensure_future(sampler.sample(requests))
+                updating = asyncio.ensure_future(trainer.update(batch))
+                while not updating.done():
+                    await asyncio.wait({updating}, timeout=0.05)
+                    peak = max(peak, used())
+                results.append(await updating)
+                if not (await asyncio.wait({drawing}, timeout=_DRAWING))[0]:
+                    drawing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await drawing
+                peak = max(peak, used())
+                weights, version = results[-1].weights, results[-1].stats.version
         finally:
             await trainer.close()
             await sampler.close()
-    return [plan.total, taken, before, plan.described()]
+    return {
+        "planned": total,
+        "taken": peak,
+        "words": words,
+        "seconds": [one.stats.seconds for one in results],
+        "halvings": sum(one.stats.halvings for one in results),
+        "skipped": [one.stats.skipped for one in results if one.stats.skipped],
+    }
+
+
+def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The settings, and how `join` would use what is free here."""
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.fit import GpuMemory, fit, this_machine
+
+    chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
+    settings = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})
+    machine = this_machine(settings)
+    if machine.gpu is not None:
+        machine = replace(machine, gpu=GpuMemory(arguments.free, arguments.free))
+    return settings, fit(settings, shape, machine)
+
+
+def described(shape: Any, found: Any, new: int) -> tuple[int, int, str]:
+    """Bytes planned, answers at once, and the plan in words; there is no plan of a CPU."""
+    from swarm_node.policy.memory.footprint import footprint
+
+    if found.plan is not None:
+        return found.plan.total, found.plan.rows, found.plan.described()
+    how = {"rows": ROWS, "max_new_tokens": new, "one_base": found.shares_base}
+    parts = footprint(shape, found.training, device="cpu", **how)
+    return parts.total(), ROWS, f"CPU, LoRA rank {found.training.lora_rank}"
+
+
+def memory_in_use(free: int) -> Callable[[], int]:
+    """Counts the bytes that this process and its children took since `free` were free."""
+    import psutil
+    import torch
+
+    def of_tree() -> int:
+        me, total = psutil.Process(), 0
+        for process in (me, *me.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                total += process.memory_full_info().pss
+        return total
+
+    if device() != "cpu":
+        return lambda: free - torch.cuda.mem_get_info()[0]
+    before = of_tree()
+    return lambda: of_tree() - before
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["qwen2.5-0.5b", "qwen2.5-1.5b"])
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parsed()
     if arguments.child:
         directory, case = Path(arguments.child[0]), arguments.child[1]
-        if case == _AS_PLANNED:
-            found = asyncio.run(as_planned(directory))
+        if case == "plan":
+            print(json.dumps(asyncio.run(as_planned(directory, arguments))))
         else:
-            found = by_part(directory, case, arguments.tokens)
-        print(json.dumps(found))
+            print(json.dumps(by_part(directory, case, arguments.tokens, arguments.free)))
         return
     import torch
 
-    from swarm_node.cli.plan import shape_of
-    from swarm_node.policy.memory.plan import SPARE, Job, make_plan
+    from swarm_node.policy.memory.plan import SPARE
+    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.model import resolve
+    from swarm_node.policy.models.shapes import known_shape
 
-    free = free_memory()
-    print(f"{free / _GIB:.1f} GiB free; estimated / measured, and MiB measured")
+    well = True
     with tempfile.TemporaryDirectory() as work:
         for name in arguments.models:
-            shape = shape_of(name)
-            directory = make_directory(Path(work) / name, shape, torch.bfloat16)
-            for variant in VARIANTS:
+            shape = known_shape(name) or Qwen2Config.from_directory(resolve(name))
+            place = (arguments.keep or Path(work)) / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            directory = make_directory(place, shape, torch.bfloat16)
+            for card in arguments.cards if "plan" in arguments.cases else ():
+                held, arguments.free = leave(card)
+                well &= show_plan(name, directory, arguments)
+                del held
+            _, arguments.free = leave(0)
+            for variant in VARIANTS if "parts" in arguments.cases else ():
                 if variant.endswith("bfloat16"):
                     continue  # on a GPU the same as LoRA
-                planned = estimated(shape, training_of(variant, arguments.tokens), _DEVICE)
-                if sum(planned.values()) > free * (1 - SPARE):
+                planned = estimated(shape, training_of(variant, arguments.tokens), device())
+                if sum(planned.values()) > arguments.free * (1 - SPARE):
                     print(f"{name}, {variant}: planned not to fit", flush=True)
                 else:
-                    show_parts(name, directory, variant, arguments.tokens)
-            if make_plan(shape, Job(max_new_tokens=NEW), free) is not None:
-                show_plan(name, directory)
+                    well &= show_parts(name, directory, variant, arguments)
+    sys.exit(not well)
 
 
-def show_parts(name: str, directory: Path, variant: str, tokens: int) -> None:
-    found = run_child(directory, variant, tokens)
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["qwen2.5-0.5b", "qwen2.5-1.5b"])
+    parser.add_argument("--cases", nargs="*", default=["parts", "plan"], choices=("parts", "plan"))
+    parser.add_argument("--cards", nargs="+", type=float, default=[0.0], help="GB; 0: as it is")
+    parser.add_argument("--tokens", type=int, default=2048, help="of a micro-batch, by part")
+    parser.add_argument("--new", type=int, default=NEW)
+    parser.add_argument("--updates", type=int, default=3)
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--keep", type=Path, help="directory for models, which are not made again")
+    parser.add_argument("--free", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def show_parts(name: str, directory: Path, variant: str, arguments: argparse.Namespace) -> bool:
+    found = run_child(directory, variant, arguments)
     if found is None:
-        return
+        return False
     report(f"{name}, {variant}", *found[:2])
     print(
         f"{'':28} context {found[2] / _MIB:.0f} MiB (512 planned), reserved / peak {found[3]:.2f}"
     )
+    return True
 
 
-def show_plan(name: str, directory: Path) -> None:
-    found = run_child(directory, _AS_PLANNED, 0)
+def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool:
+    """One line; whether it went as planned. A CPU's libraries are not planned for."""
+    from swarm_node.policy.memory.plan import SPARE
+
+    found = run_child(directory, "plan", arguments)
     if found is None:
-        return
-    planned, taken, free, words = found
+        return False
+    title = f"{name}, {arguments.free / _GIB:.2f} GiB free, {arguments.new} new tokens"
+    if "refused" in found:
+        print(f"{title}: refused: {found['refused']}", flush=True)
+        return True
+    taken, planned = found["taken"], found["planned"]
+    well = not found["halvings"] and not found["skipped"]
+    well &= device() == "cpu" or taken * (1 - SPARE) <= planned
     print(
-        f"{name}, {_AS_PLANNED}: {planned / taken:.2f} of {taken / _GIB:.1f} GiB taken, "
-        f"{free / _GIB:.1f} were free ({words})",
+        f"{title}: {planned / _MIB:,.0f} MiB planned, {taken / _MIB:,.0f} taken, ratio "
+        f"{planned / taken:.2f}, {statistics.median(found['seconds']):.2f} s an update, "
+        f"{found['halvings']} halvings{'' if well else ', NOT AS PLANNED'} ({found['words']})",
         flush=True,
     )
+    return well
 
 
-def run_child(directory: Path, case: str, tokens: int) -> list[Any] | None:
+def run_child(directory: Path, case: str, arguments: argparse.Namespace) -> Any:
     """What a case printed; None when it failed, out of memory say, which is said."""
-    command = [sys.executable, __file__, "--tokens", str(tokens)]
-    command += ["--child", str(directory), case]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, __file__, "--child", str(directory), case]
+    for name in ("tokens", "new", "updates", "free"):
+        command += [f"--{name}", str(getattr(arguments, name))]
+    if arguments.set:
+        command += ["--set", *arguments.set]
+    environment = {"MALLOC_MMAP_THRESHOLD_": "65536", **os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        last = (done.stderr.splitlines() or ["?"])[-1]
-        print(f"{directory.name}, {case}: failed: {last[:200]}", flush=True)
+        print(f"{directory.name}, {case}: failed:\n{done.stderr[-3000:]}", flush=True)
         return None
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

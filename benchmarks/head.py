@@ -4,18 +4,22 @@
 
 Forward and backward of the output head alone, with the head frozen as under LoRA. Each variant runs
 in a child process of its own, because only that tells its peak memory: the peak resident set less
-what was there before. Time is that of the one thread's processor. Rounds alternate.
+what was there before. Time is that of the one thread's processor. Rounds alternate. On a GPU, in
+bfloat16, memory is what torch's allocator says and time the clock's, of a second run. There
+liger-kernel's fused loss, which is a mean and no log-probs, is a further variant where installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 #: name: most logits at once.
 VARIANTS = {
@@ -25,34 +29,68 @@ VARIANTS = {
 }
 
 
+LIGER = "liger-kernel"
+
+
 def child(arguments: argparse.Namespace) -> None:
     """Measure one variant; prints a JSON object."""
     import torch
 
+    torch.set_num_threads(1)
+    on_gpu = torch.cuda.is_available()
+    kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if on_gpu else {}
+    hidden = torch.randn(arguments.tokens, arguments.hidden, **kind).requires_grad_()
+    head = torch.randn(arguments.vocabulary, arguments.hidden, **kind) / arguments.hidden**0.5
+    wanted = torch.randint(arguments.vocabulary, (arguments.tokens,), device=hidden.device)
+    if on_gpu:
+        once(arguments, hidden, head, wanted)  # kernels are chosen, or compiled
+        hidden.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before, started = torch.cuda.memory_allocated(), time.perf_counter()
+        once(arguments, hidden, head, wanted)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**20
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
+        before, started = status("VmRSS"), time.process_time()
+        once(arguments, hidden, head, wanted)
+        seconds = time.process_time() - started
+        peak = (status("VmHWM") - before) / 1024
+    print(json.dumps({"seconds": seconds, "peak_mib": peak}))
+
+
+def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> None:
+    """Forward and backward of hidden [T, H] for the tokens `wanted` i64[T], head [V, H]."""
+    import torch
+
     from swarm_node.policy.training.logprobs import in_pieces
 
-    torch.set_num_threads(1)
-    hidden = torch.randn(arguments.tokens, arguments.hidden, requires_grad=True)
-    head = torch.randn(arguments.vocabulary, arguments.hidden) / arguments.hidden**0.5
-    wanted = torch.randint(arguments.vocabulary, (arguments.tokens,))
+    if arguments.child == LIGER:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        LigerFusedLinearCrossEntropyLoss()(head, hidden, wanted).backward()
+        return
 
     def logits(part: torch.Tensor) -> torch.Tensor:
         return part @ head.T
 
     piece = max(1, VARIANTS[arguments.child] // arguments.vocabulary)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
-    before = status("VmRSS")
-    started = time.process_time()
     in_pieces(logits, hidden, wanted, 1.0, piece).sum().backward()  # type: ignore[no-untyped-call]
-    seconds = time.process_time() - started
-    peak = (status("VmHWM") - before) / 1024
-    print(json.dumps({"seconds": seconds, "peak_mib": peak}))
 
 
 def status(name: str) -> int:
     """KiB of this process, by the kernel's name."""
     rows = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return next(int(row[1]) for row in rows if row[0] == f"{name}:")
+
+
+def variants() -> list[str]:
+    """Those that run here."""
+    import torch
+
+    fused = torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
+    return [*VARIANTS, *([LIGER] if fused else [])]
 
 
 def main() -> None:
@@ -66,7 +104,7 @@ def main() -> None:
     if arguments.child:
         child(arguments)
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in variants()}
     for _ in range(arguments.repetitions):
         for name, results in found.items():
             command = [sys.executable, __file__, *sys.argv[1:], "--child", name]
@@ -79,7 +117,7 @@ def main() -> None:
     whole = middle["all at once"]
     for name, one in middle.items():
         print(
-            f"{name:22} {one['seconds']:6.1f} CPU s (x {one['seconds'] / whole['seconds']:.2f}), "
+            f"{name:22} {one['seconds']:8.3f} s (x {one['seconds'] / whole['seconds']:.2f}), "
             f"{one['peak_mib']:6.0f} MiB (x {one['peak_mib'] / whole['peak_mib']:.2f})"
         )
 

@@ -65,18 +65,21 @@ _MIB = 2**20
 
 
 def make_directory(target: Path, config: Any, dtype: Any = None) -> Path:
-    """A random model of `config` with the tiny model's tokenizer."""
+    """A random model of `config` with the tiny model's tokenizer, unless it is there already."""
     import torch
     from safetensors.torch import save_file
 
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.models.qwen2 import Qwen2
 
-    shutil.copytree(resolve("tiny"), target)
+    if (target / "model.safetensors").exists():
+        return target
+    shutil.copytree(resolve("tiny"), target, ignore=shutil.ignore_patterns("*.safetensors"))
     model = Qwen2(config, generator=torch.Generator().manual_seed(0))
     (target / "config.json").write_text(json.dumps({**config.to_hf(), "eos_token_id": 2}))
     state = {name: part.to(dtype or part.dtype) for name, part in model.hf_state().items()}
-    save_file(state, target / "model.safetensors")
+    save_file(state, target / "model.partial")
+    (target / "model.partial").rename(target / "model.safetensors")
     return target
 
 
@@ -158,7 +161,7 @@ def sampling(directory: Path, dtype: str, device: str, gauge: Gauge) -> int:
     return gauge.peak(lambda: asyncio.run(draw())) - before
 
 
-def requests_of() -> list[Any]:
+def requests_of(new: int = NEW) -> list[Any]:
     from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.sampling.sampler import SampleRequest
 
@@ -166,7 +169,7 @@ def requests_of() -> list[Any]:
         SampleRequest(
             prompt_ids=tuple((7 * n + m) % 250 + 3 for m in range(PROMPT_TOKENS)),
             n=8,
-            max_new_tokens=NEW,
+            max_new_tokens=new,
             temperature=1.0,
             seed=n,
         )

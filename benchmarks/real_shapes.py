@@ -1,14 +1,15 @@
 """A node that trains adapters of a model of real shape: its peak memory against what is planned.
 
     python benchmarks/real_shapes.py [--model qwen2.5-0.5b] [--engine torch] [--new 512]
-                                     [--updates 5] [--limit-gb 16]
+                                     [--updates 5] [--limit-gb 16] [--device cpu]
 
 The weights are random, in bfloat16 as the hub has them; the vocabulary has its 151,936 entries.
 Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, one group an
 update. The node is whole: `swarm-node join`, with its trainer, sampler and network. Memory is the
 peak of the tree's proportional set size, less that of the same node with a model of next to
 nothing: code and libraries are not planned for. With `--limit-gb`, as root on cgroup v1 or v2, the
-kernel ends the node when it takes more.
+kernel ends the node when it takes more. On a GPU (`--device cuda`) memory is the GPU's, as
+nvidia-smi says, and the plan is the one that `join` makes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from swarm_node.config import load_settings
+from swarm_node.node.fit import GpuMemory, fit, gpu_memory, this_machine
 from swarm_node.policy.memory.footprint import Training, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.qwen2 import Qwen2
@@ -95,7 +99,8 @@ def limited(gigabytes: float) -> Iterator[None]:
 
 
 def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> dict[str, Any]:
-    """Peak PSS in MiB, and CPU seconds per update after the first, of a node until `updates`."""
+    """Peak PSS in MiB (of a GPU what it has lost), and CPU and wall seconds per update after the
+    first, of a node until `updates`."""
     settings = {
         "model": model,
         "environment.name": "hashed_questions:create",
@@ -110,27 +115,58 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
         "run.eval_tasks": 1,
         "run.checkpoint_updates": 1000,
         "run.threads": arguments.threads,
-        "run.device": "cpu",
+        "run.device": arguments.device,
     }
+    before = gpu_memory() if arguments.device != "cpu" else None
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
         node = NodeProcess(Path(directory), [f"{key}={value}" for key, value in settings.items()])
-        peak, marks = Memory(), []
+        peak, marks, clock, lost = Memory(), [], [], 0
         try:
             node.start(wait_seconds=3600)
             pid, done = node.process.pid, -1
             while done < updates:
                 peak.raise_to(Memory.of(pid))
+                if before and (here := gpu_memory()):
+                    lost = max(lost, before.free - here.free)
                 if node.process.poll() is not None:
                     raise RuntimeError(node.log.read_text()[-2000:])
                 now = node.status().updates
                 if now != done:
                     done = now
                     marks.append(cpu_seconds(pid))
+                    clock.append(time.monotonic())
                 time.sleep(0.2)
         finally:
             node.stop()
-    each = (marks[-1] - marks[1]) / max(len(marks) - 2, 1)
-    return {"pss_mib": peak.pss, "cpu_seconds_per_update": each, "updates": done}
+    each, wall = ((times[-1] - times[1]) / max(len(times) - 2, 1) for times in (marks, clock))
+    return {
+        "mib": lost / 2**20 if before else peak.pss,
+        "cpu_seconds": each,
+        "seconds": wall,
+        "updates": done,
+        "planned": planned_of(settings, model, before),
+    }
+
+
+def planned_of(settings: dict[str, Any], model: Path, gpu: GpuMemory | None) -> float:
+    """MiB of the plan that `join` makes with as much free."""
+    shape, new = Qwen2Config.from_directory(model), settings["sampling.max_new_tokens"]
+    if gpu is not None:
+        flags = {key: value for key, value in settings.items() if "environment" not in key}
+        chosen = load_settings({**flags, "model": str(model)}, environ={})
+        plan = fit(chosen, shape, replace(this_machine(chosen), gpu=gpu)).plan
+        assert plan is not None
+        return plan.total / 2**20
+    trained = GROUP * new + PROMPT  # the prompt of a group is computed once
+    parts = footprint(
+        shape,
+        Training(RANK, micro_batch_tokens=trained),
+        device="cpu",
+        rows=GROUP,
+        max_new_tokens=new,
+        one_base=settings["sampling.engine"] == "torch",
+    )
+    return parts.total() / 2**20
 
 
 def main() -> None:
@@ -140,6 +176,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=512)
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--limit-gb", type=float, default=0.0)
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
@@ -151,23 +188,18 @@ def main() -> None:
     with limited(arguments.limit_gb):
         empty = run(least, arguments, updates=1, new=16)
         found = run(directory, arguments, arguments.updates, arguments.new)
-    trained = GROUP * arguments.new + PROMPT  # the prompt of a group is computed once
-    parts = footprint(
-        shape,
-        Training(RANK, micro_batch_tokens=trained),
-        device="cpu",
-        rows=GROUP,
-        max_new_tokens=arguments.new,
-        one_base=arguments.engine == "torch",
-    )
-    measured, planned = found["pss_mib"] - empty["pss_mib"], parts.total() / 2**20
+    libraries = 0.0 if arguments.device != "cpu" else empty["mib"]
+    measured, planned = found["mib"] - libraries, found["planned"]
     print(
         f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {GROUP} answers of {arguments.new}"
         + f", at most {arguments.limit_gb:g} GB of memory" * bool(arguments.limit_gb)
     )
     print(f"planned MiB {planned:,.0f}, measured {measured:,.0f}, ratio {planned / measured:.2f}")
-    print(f"node without a model: {empty['pss_mib']:,.0f} MiB; in all {found['pss_mib']:,.0f} MiB")
-    print(f"{found['updates']} updates, {found['cpu_seconds_per_update']:.0f} CPU s each")
+    print(f"node without a model: {empty['mib']:,.0f} MiB; in all {found['mib']:,.0f} MiB")
+    print(
+        f"{found['updates']} updates, {found['cpu_seconds']:.0f} CPU s and "
+        f"{found['seconds']:.1f} s each"
+    )
 
 
 if __name__ == "__main__":

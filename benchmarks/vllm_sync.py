@@ -2,10 +2,10 @@
 
     python benchmarks/vllm_sync.py [--places 16] [--groups 12] [--new 384] [--turns 5]
 
-Tiny model on vLLM on this machine's CPU. A call asks for more groups than the engine has places
-for. Each turn measures one call alone; then it starts the same call again, and after a tenth of the
-call's time new weights are loaded. Printed is the time of that sync relative to the call alone, and
-whether an engine was killed where a sync may take a quarter of a call.
+Tiny model on vLLM, on this machine's GPU or else its CPU. A call asks for more groups than the
+engine has places for. Each turn measures one call alone; then it starts the same call again, and
+after a tenth of the call's time new weights are loaded. Printed is the time of that sync relative
+to the call alone, and whether an engine was killed where a sync may take a quarter of a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
@@ -39,7 +39,8 @@ async def main(places: int, groups: int, new: int, turns: int) -> None:
     # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
     never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     codec = Codec(tokenizer, model.config.vocab_size, [never])
-    plan = plan_engine(model.config, where=ON_CPU, max_rows=places, max_new_tokens=new)
+    where = place("auto", "auto", hardware())
+    plan = plan_engine(model.config, where=where, max_rows=places, max_new_tokens=new)
     sampler = VllmSampler(model.config, codec, plan)
     asked = [
         SampleRequest(tuple(range(5 + n % 100, 45 + n % 100)), GROUP, n, new) for n in range(groups)

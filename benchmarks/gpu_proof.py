@@ -1,0 +1,176 @@
+"""What gpu_proof.sh needs and no other benchmark measures: facts, attention's kernels, decoding.
+
+    python benchmarks/gpu_proof.py facts | attention | decoding [--models NAME …] [--keep DIR]
+
+One JSON object a line. Without CUDA all of it runs on the CPU, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from plan import make_directory
+
+from swarm_node.policy.models.attention import causal, within
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.shapes import known_shape
+from swarm_node.policy.placement import hardware, place
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+LENGTHS = (512, 2048, 8192) if ON_GPU else (512, 1024)
+ANSWERS = 8
+#: Answers at once, tokens of each and of its prompt.
+BATCHES, NEW, PROMPT = ((8, 64, 256), 256, 256) if ON_GPU else ((8, 16), 16, 32)
+
+
+def say(**found: Any) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def shape_of(name: str) -> Qwen2Config:
+    return known_shape(name) or Qwen2Config.from_directory(resolve(name))
+
+
+def facts(_: argparse.Namespace) -> bool:
+    found: dict[str, Any] = {"python": sys.version.split()[0], "torch": torch.__version__}
+    found |= {"cuda": torch.version.cuda, "device": "CPU"}
+    if ON_GPU:
+        card = torch.cuda.get_device_properties(0)
+        free, total = torch.cuda.mem_get_info()
+        found |= {"device": card.name, "capability": f"{card.major}.{card.minor}"}
+        found |= {"free_bytes": free, "total_bytes": total, "bfloat16": hardware().bfloat16}
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    say(**found)
+    absent = [one for one in ("typer", "cryptography") if importlib.util.find_spec(one) is None]
+    if absent:
+        say(doctor=f"not run: {', '.join(absent)} not installed")
+        return True
+    # Its exit code is no verdict here: a machine without network has errors of its own.
+    command = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    say(doctor=json.loads(done.stdout) if done.stdout else done.stderr[-500:])
+    return bool(done.stdout)
+
+
+def attention(arguments: argparse.Namespace) -> bool:
+    """The operators of forward and backward passes, by torch's profiler: none holds all scores."""
+    well = True
+    for name in arguments.models:
+        shape = shape_of(name)
+        for dtype in (torch.float32, torch.bfloat16):
+            for length in LENGTHS:
+                for how in ("rows alone", "shared prompt"):
+                    found = attended(shape, dtype, length, how == "shared prompt")
+                    bad = any("math" in one for one in found["operators"])
+                    well &= not bad and bool(found["operators"])
+                    say(model=name, dtype=str(dtype), tokens=length, how=how, **found, bad=bad)
+    return well
+
+
+def attended(shape: Qwen2Config, dtype: torch.dtype, length: int, shared: bool) -> dict[str, Any]:
+    """One layer's attention for `length` tokens: operators, and on a GPU KiB per token at its
+    peak."""
+    query, key, value = (
+        torch.randn(1, length, heads, shape.head_dim, device=DEVICE, dtype=dtype).requires_grad_()
+        for heads in (shape.num_attention_heads, *(shape.num_key_value_heads,) * 2)
+    )
+    attend = causal
+    if shared:  # a prompt as long as all of its answers
+        prompt, each = length // 2, length // 2 // ANSWERS
+        numbers = torch.arange(ANSWERS).repeat_interleave(each) + 1
+        segments = torch.cat([torch.zeros(prompt, dtype=torch.int64), numbers])[None]
+        attend, _ = within(segments, DEVICE)
+    if ON_GPU:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attend(query, key, value).sum().backward()  # type: ignore[no-untyped-call]
+    names = {event.key for event in profile.key_averages()}
+    chosen = sorted(one for one in names if "_attention" in one or "varlen" in one)
+    # The one that picks among them has no name of a kernel.
+    operators = [one for one in chosen if not one.endswith("scaled_dot_product_attention")]
+    if not ON_GPU:
+        return {"operators": operators, "device": "CPU"}
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    return {"operators": operators, "kib_per_token": round(peak / length / 1024, 1)}
+
+
+def copy_rate() -> float:
+    """Bytes a second that a large copy reads and writes."""
+    source = torch.empty((1 << 30) if ON_GPU else (1 << 26), dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(10):
+        started = time.perf_counter()
+        target.copy_(source)
+        if ON_GPU:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 2 * source.numel() / best
+
+
+def decoding(arguments: argparse.Namespace) -> bool:
+    """Tokens per second of the built-in sampler, and of a sampler that only waits for memory: each
+    step it reads all weights, and the keys and values of half of the answers' tokens."""
+    rate, where = copy_rate(), place("auto", "auto", hardware())
+    width = 2 if where.half else 4
+    with tempfile.TemporaryDirectory() as work:
+        for name in arguments.models:
+            shape = shape_of(name)
+            (arguments.keep or Path(work)).mkdir(parents=True, exist_ok=True)
+            directory = make_directory((arguments.keep or Path(work)) / name, shape, torch.bfloat16)
+            sampler = TorchSampler.from_directory(directory, where)
+            token = 2 * shape.num_hidden_layers * shape.key_value_size * width
+            for rows in BATCHES:
+                read = width * shape.weight_count + rows * (PROMPT + NEW / 2) * token
+                found = asyncio.run(drawn(sampler, rows))
+                limit = rows * rate / read
+                say(
+                    **{"model": name, "rows": rows, "new": NEW, "device": where.device},
+                    **{"tokens_per_s": round(found), "limit": round(limit)},
+                    share=round(found / limit, 3),
+                )
+            asyncio.run(sampler.close())
+            del sampler
+    return True
+
+
+async def drawn(sampler: TorchSampler, rows: int) -> float:
+    """The best of three tries, after one that warms up; tokens per second."""
+    rates = []
+    for turn in range(4):
+        asked = [
+            SampleRequest(tuple(range(3 + n, 3 + n + PROMPT)), ANSWERS, 100 * turn + n, NEW)
+            for n in range(rows // ANSWERS)
+        ]
+        started = time.perf_counter()
+        groups = await sampler.sample(asked)
+        tokens = sum(len(one.token_ids) for group in groups for one in group)
+        rates.append(tokens / (time.perf_counter() - started))
+    return max(rates[1:])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("facts", "attention", "decoding"))
+    parser.add_argument("--models", nargs="+", default=["tiny"])
+    parser.add_argument("--keep", type=Path, help="directory for models, which are not made again")
+    given = parser.parse_args()
+    measure = {"facts": facts, "attention": attention, "decoding": decoding}[given.what]
+    sys.exit(not measure(given))
