@@ -12,7 +12,8 @@ runs in a process of its own. It fails (exit 1) where more is taken than planned
 - `plan`: a real trainer process and a built-in sampler, sharing the base of adapters, with the
   settings that `join` would choose here and with `--set`, at work at the same time, against the
   plan's total. What the device lost counts, fragments included, as no other process could have it.
-  With `--cards`, this process first takes memory until as much is free as on a card of that size.
+  With `--cards`, this process first takes memory until so many GB are free. A refusal counts as a
+  failure.
 
 Without CUDA all of it runs on the CPU, where the figures say little (try `--models tiny`).
 """
@@ -49,8 +50,6 @@ from plan import (
 )
 
 _GIB, _MIB = 1 << 30, 1 << 20
-#: Bytes that a driver keeps of an empty card: an assumption.
-_KEPT = 3 * _GIB // 4
 #: Seconds of an update for which answers are drawn; all memory is taken when they begin.
 _DRAWING = 20.0
 
@@ -70,8 +69,8 @@ def training_of(variant: str, tokens: int) -> Any:
 
 
 def leave(card: float) -> tuple[Any, int]:
-    """Fill the GPU until as much is free as on an empty card of `card` GiB (0 fills nothing): what
-    holds the memory, and the bytes that are free. On a CPU, those of main memory."""
+    """Fill the GPU until `card` GiB are free (0 fills nothing): what holds the memory, and the
+    bytes that are free. On a CPU, those of main memory."""
     import torch
 
     from swarm_node.policy.memory.free import available_memory
@@ -80,10 +79,9 @@ def leave(card: float) -> tuple[Any, int]:
         return None, available_memory()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
-    more = int(card * _GIB) - _KEPT
-    held = None
-    if card and free > more:
-        held = torch.empty(free - more, dtype=torch.uint8, device="cuda")
+    held, wanted = None, int(card * _GIB)
+    if card and free > wanted:
+        held = torch.empty(free - wanted, dtype=torch.uint8, device="cuda")
     return held, torch.cuda.mem_get_info()[0]
 
 
@@ -292,7 +290,7 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
     title = f"{name}, {arguments.free / _GIB:.2f} GiB free, {arguments.new} new tokens"
     if "refused" in found:
         print(f"{title}: refused: {found['refused']}", flush=True)
-        return True
+        return False
     taken, planned = found["taken"], found["planned"]
     well = not found["halvings"] and not found["skipped"]
     well &= device() == "cpu" or taken * (1 - SPARE) <= planned

@@ -13,12 +13,12 @@ cd "$(dirname "$0")/.." || exit 2
 
 # What the steps without vLLM need beside torch, transformers, numpy and what those need.
 wheels() {
-    python3 -m pip install --quiet --no-deps --target "$1" --only-binary :all: --implementation cp \
-        --python-version "${2:-3.12}" --platform manylinux_2_28_x86_64 \
-        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --constraint constraints.txt \
-        pytest pytest-timeout iniconfig pluggy pygments hypothesis sortedcontainers \
+    python3 -m pip install --quiet --no-deps --no-compile --only-binary :all: --target "$1" \
+        --implementation cp --python-version "${2:-3.12}" --platform manylinux_2_28_x86_64 \
+        --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+        --constraint constraints.txt accelerate peft msgpack msgspec platformdirs psutil structlog \
         annotated-types pydantic pydantic-core pydantic-settings python-dotenv typing-inspection \
-        msgpack msgspec platformdirs psutil structlog && du -sh "$1"
+        pytest pytest-timeout iniconfig pluggy pygments hypothesis sortedcontainers && du -sh "$1"
 }
 
 STEPS=(facts attention gpu-tests ipc plan-small plan-cards updates long head decoding trainer plan-parts
@@ -45,40 +45,50 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HF_HUB_OFFLINE=1
 KEEP=${TMPDIR:-/tmp}/swarm-node-gpu-proof
 mkdir -p "$OUT" "$KEEP"
 python() { "$PYTHON" "$@"; }
-pytest() { python -m pytest -q -m gpu -p no:cacheprovider "$@"; }
+pytest() {
+    python -m pytest -q -m gpu -p no:cacheprovider "$@" || return
+    on_card || not_run "there is no CUDA device: all skipped"
+}
 has() { python -c "import importlib.util as i, sys; sys.exit(i.find_spec('$1') is None)"; }
 export ON_CARD=${ON_CARD-$(python -c 'import torch; print("1" * torch.cuda.is_available())')}
 # Arguments for a card, or those for a CPU.
 on_card() { [ -n "$ON_CARD" ]; }
-SMALL=(tiny) BOTH=(tiny) SHIPPED=(tiny) CARDS=(0) LARGE=() GPU_TRAINER=(tiny --rows 8 --tokens 128)
+SMALL=tiny MIDDLE=tiny BOTH=(tiny) SHIPPED=(tiny) CARD=0 CARDS=(0) GPU_TRAINER=(tiny --rows 8 --tokens 128)
 HEAD=(--tokens 64 --vocabulary 4096 --repetitions 1) LONG="256 512" NEW=32
 if on_card; then
-    SMALL=(qwen2.5-0.5b) BOTH=(qwen2.5-0.5b qwen2.5-1.5b) CARDS=(8 12 16 24) NEW=1024 LONG="2048 8192"
+    SMALL=qwen2.5-0.5b MIDDLE=qwen2.5-1.5b BOTH=(qwen2.5-{0.5b,1.5b})
+    CARD=8 CARDS=(8 12 16 24) NEW=1024 LONG="2048 8192"
     SHIPPED=(tiny qwen2.5-{0.5b,1.5b,3b,7b} qwen3-{0.6b,1.7b,4b,8b})
-    HEAD=(--tokens 8192) GPU_TRAINER=("$KEEP/qwen2.5-0.5b" --rows 64 --tokens 1024)
+    HEAD=(--tokens 8192) GPU_TRAINER=("$KEEP/$SMALL" --rows 64 --tokens 1024)
 fi
+LORA=(--set training.lora_rank=32)
 plan() { python benchmarks/gpu_plan.py --keep "$KEEP" "$@"; }
 
 # One function a step. Exit 77 means not run, and the last line says why.
 not_run() { echo "NOT RUN because $*" && return 77; }
 run_facts() { python benchmarks/gpu_proof.py facts; }
 run_attention() { python benchmarks/gpu_proof.py attention --models "${SHIPPED[@]}"; }
-run_gpu-tests() { mapfile -t files < <(grep -rlE '\bmark\.gpu' tests/policy tests/node); pytest "${files[@]}"; }
+run_gpu-tests() {
+    local rooms=(tests/policy) files
+    has cryptography && rooms+=(tests/node) # node's tests import the network's keys
+    mapfile -t files < <(grep -rlE '\bmark\.gpu' "${rooms[@]}")
+    pytest "${files[@]}"
+}
 run_ipc() { pytest tests/policy/weights; }
-run_plan-small() { plan --cases plan --models "${SMALL[@]}" --new 32 --updates 2; }
-run_plan-cards() { plan --cases plan --models "${BOTH[@]}" --cards "${CARDS[@]}" --new "$NEW" --updates 2; }
-run_updates() { plan --cases plan --models "${BOTH[@]}" --new "$NEW" --updates 5 --set training.lora_rank=32; }
+run_plan-small() { plan --cases plan --models "$SMALL" --cards "$CARD" --new "$NEW" --updates 2; }
+run_plan-cards() { plan --cases plan --models "$MIDDLE" --cards "${CARDS[@]}" --new "$NEW" --updates 2; }
+run_updates() { plan --cases plan --models "${BOTH[@]}" --new "$NEW" --updates 5 "${LORA[@]}"; }
 run_long() {
     local new well=0
     for new in $LONG; do
-        plan --cases plan --models "${BOTH[@]: -1}" --new "$new" --updates 2 --set training.lora_rank=32 || well=1
+        plan --cases plan --models "$MIDDLE" --new "$new" --updates 2 "${LORA[@]}" || well=1
     done
     return $well
 }
 run_head() { python benchmarks/head.py "${HEAD[@]}"; }
 run_decoding() { python benchmarks/gpu_proof.py decoding --models "${BOTH[@]}" --keep "$KEEP"; }
 run_trainer() {
-    plan --cases --models "${SMALL[@]}" && python benchmarks/gpu_trainer.py --model "${GPU_TRAINER[@]}"
+    plan --cases --models "$SMALL" && python benchmarks/gpu_trainer.py --model "${GPU_TRAINER[@]}"
 }
 run_plan-parts() { plan --cases parts --models "${BOTH[@]}"; }
 run_plan-large() {
@@ -91,19 +101,19 @@ run_nf4() {
     has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }
     on_card || { not_run "there is no CUDA device"; return; }
     pytest tests/policy/models/test_nf4.py &&
-        plan --cases plan --models "${BOTH[@]}" --new "$NEW" --set training.lora_rank=32 training.base=nf4
+        plan --cases plan --models "${BOTH[@]}" --new "$NEW" "${LORA[@]}" training.base=nf4
 }
 vllm() {
     on_card || { not_run "there is no CUDA device"; return; }
     has vllm || { not_run "vLLM is not installed"; return; }
-    python -c 'from swarm_node.policy.sampling.vllm.engine import installed_vllm as i; import sys; sys.exit(i().on_cpu)' ||
-        { not_run "vLLM is a build for CPUs"; return; }
+    python -c 'import sys, swarm_node.policy.sampling.vllm.engine as e
+sys.exit(e.installed_vllm().on_cpu)' || { not_run "vLLM is a build for CPUs"; return; }
 }
 run_vllm-tests() { vllm && pytest tests/integration/test_vllm_gpu.py; }
 run_vllm-sync() { vllm && python benchmarks/vllm_sync.py; }
 run_vllm-engine() {
-    vllm && plan --cases --models "${SMALL[@]}" &&
-        python benchmarks/gpu_engine.py --model "$KEEP/${SMALL[0]}" --repetitions 3
+    vllm && plan --cases --models "$SMALL" &&
+        python benchmarks/gpu_engine.py --model "$KEEP/$SMALL" --repetitions 3
 }
 join() {
     on_card || { not_run "there is no CUDA device"; return; }

@@ -1,0 +1,101 @@
+"""docs/gpu.md says what `swarm-node plan` says, and what benchmarks/gpu_proof.sh does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from builders import ROOT
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+
+_MIB = 1 << 20
+_COLUMNS = ["card, GB", "model", "new tokens", "method", "weights", "optimizer", "KV"]
+_COLUMNS += ["activations", "other", "plan", "by hand", "measured", "headroom"]
+
+
+def rows() -> list[dict[str, str]]:
+    lines = (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    first = lines.index("| " + " | ".join(_COLUMNS) + " |") + 2
+    found = []
+    for line in lines[first:]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        found.append(dict(zip(_COLUMNS, cells, strict=True)))
+    return found
+
+
+def number(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+def test_the_page_has_the_cards_that_people_own() -> None:
+    middle = {number(row["card, GB"]) for row in rows() if row["model"] == "qwen2.5-1.5b"}
+    assert middle == {8, 12, 16, 24}
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['card, GB']}")
+def test_a_row_of_the_table_is_the_plan(row: dict[str, str]) -> None:
+    command = ["plan", "--model", row["model"], "--vram", f"{row['card, GB']}GB", "--json"]
+    command += ["--set", "sampling.engine=torch"]
+    command += ["--set", f"sampling.max_new_tokens={number(row['new tokens'])}"]
+    shown = CliRunner().invoke(app, command, catch_exceptions=False)
+    (plan,) = json.loads(shown.stdout)["cards"]
+    parts, training, total = plan["parts_bytes"], plan["training"], plan["total_bytes"]
+    other = parts["workspace"] + parts["published"] + parts["reserve"]
+    expected = {
+        "weights": parts["sampler_weights"] + parts["trainer_weights"],
+        "optimizer": parts["optimizer"],
+        "KV": parts["kv"],
+        "activations": parts["activations"],
+        "other": other,
+        "plan": total,
+        "headroom": plan["vram_bytes"] - total,
+    }
+    assert {name: number(row[name]) for name in expected} == {
+        name: round(size / _MIB) for name, size in expected.items()
+    }
+    assert ("does not fit" in row["method"]) is not plan["fits"]
+    assert ("recomputed" in row["method"]) is training["checkpointing"]
+    assert f"{training['micro_batch_tokens']:,} tokens, {plan['rows']} answers" in row["method"]
+    # The formula on the page is another one, of the same things.
+    assert number(row["by hand"]) == pytest.approx(total / _MIB, rel=0.05)
+
+
+def proof(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "benchmarks" / "gpu_proof.sh", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_page_names_every_step_of_the_proof() -> None:
+    steps = proof("--list").stdout.split()
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    table = page[page.index("| step |") :].split("\n\n")[0].splitlines()[2:]
+    assert [
+        name for line in table for name in re.findall("`([a-z0-9-]+)`", line.split("|")[1])
+    ] == (steps)
+
+
+def test_a_failed_step_is_told_from_one_that_cannot_run_and_does_not_end_the_proof(
+    tmp_path: Path,
+) -> None:
+    # Without a card, and with a Python that fails.
+    done = proof(str(tmp_path), "--only", "facts", "plan-large", ON_CARD="", PYTHON="false")
+    first, second = done.stdout.splitlines()
+    assert "FAIL" in first
+    assert second.endswith("NOT RUN because there is no CUDA device")
+    assert done.returncode == 1
+    assert (tmp_path / "summary.txt").read_text() == done.stdout
+    assert proof(str(tmp_path), "--only", "plan-large", ON_CARD="", PYTHON="false").returncode == 0
+    assert proof(str(tmp_path), "--only", "facst").returncode == 2
