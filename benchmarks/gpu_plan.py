@@ -135,7 +135,7 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
     batch = batch_of(shape.vocab_size, tokens, longest)
     used = memory_in_use(arguments.free)
     results, peak = [], 0
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as work:
+    with tempfile.TemporaryDirectory() as work:
         places = Path(work) / "checkpoints", Path(work) / "weights"
         for place in places:
             place.mkdir()

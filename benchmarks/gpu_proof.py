@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,8 +54,9 @@ def facts(_: argparse.Namespace) -> bool:
         free, total = torch.cuda.mem_get_info()
         found |= {"device": card.name, "capability": f"{card.major}.{card.minor}"}
         found |= {"free_bytes": free, "total_bytes": total, "bfloat16": hardware().bfloat16}
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+        if command := shutil.which("nvidia-smi"):
+            query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+            found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     say(**found)
     absent = [one for one in ("typer", "cryptography") if importlib.util.find_spec(one) is None]
     if absent:
