@@ -3,7 +3,7 @@
 #
 #     benchmarks/gpu_proof.sh [OUT] [--only STEP ...]   # OUT: build/gpu-proof
 #     benchmarks/gpu_proof.sh --list
-#     benchmarks/gpu_proof.sh --wheels DIR [PYTHON]     # for a machine without network; PYTHON: 3.12
+#     benchmarks/gpu_proof.sh --wheels DIR [3.12]       # for a machine without network
 #
 # A step's output is in OUT/STEP.log, its verdict in OUT/summary.txt: PASS, FAIL, or NOT RUN because ….
 # Exit 1 if any failed. PYTHON names the interpreter, and PYTHONPATH has what --wheels fetched. Without
@@ -17,8 +17,9 @@ wheels() {
         --implementation cp --python-version "${2:-3.12}" --platform manylinux_2_28_x86_64 \
         --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
         --constraint constraints.txt accelerate peft msgpack msgspec platformdirs psutil structlog \
-        annotated-types pydantic pydantic-core pydantic-settings python-dotenv typing-inspection \
-        pytest pytest-timeout iniconfig pluggy pygments hypothesis sortedcontainers && du -sh "$1"
+        annotated-types pydantic pydantic-core pydantic-settings python-dotenv typing-extensions \
+        typing-inspection pytest pytest-timeout iniconfig pluggy pygments hypothesis \
+        sortedcontainers && du -sh "$1"
 }
 
 STEPS=(facts attention gpu-tests ipc plan-small plan-cards updates long head decoding trainer plan-parts
