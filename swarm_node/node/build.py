@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -21,6 +22,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import (
+    cache_shape,
     engine_plan,
     listen_addresses,
     published,
@@ -32,7 +34,7 @@ from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import Model
-from swarm_node.policy.sampling.sampler import MAX_ROWS
+from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer
@@ -97,12 +99,13 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=lambda: _processes(trainer, transport, environment, sampler),
+        engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
     )
 
 
 def make_sampler(
     settings: Settings, model: Model, found: Fit, rank: int
-) -> TorchSampler | VllmSampler:
+) -> TorchSampler | FallbackSampler:
     """The sampler for a trainer of adapters of `rank`, if it is not 0; `found` says which one, and
     how much of the GPU it may take.
 
@@ -111,6 +114,14 @@ def make_sampler(
         ConfigError: it cannot do what the settings ask.
     """
     sampling = settings.sampling
+    built_in = partial(
+        TorchSampler.from_directory,
+        model.directory,
+        found.where,
+        codec=model.codec,
+        shape=cache_shape(settings, model.config, found),
+        threads=settings.run.threads,
+    )
     if not found.vllm:
         if sampling.over_provision > 1:
             raise ConfigError(
@@ -118,21 +129,16 @@ def make_sampler(
             )
         if sampling.sync != "file":
             raise ConfigError("sampling.sync: only vLLM shares the GPU's memory; set it to file")
-        return TorchSampler.from_directory(
-            model.directory,
-            found.where,
-            codec=model.codec,
-            max_rows=MAX_ROWS if found.plan is None else found.plan.rows,
-            threads=settings.run.threads,
-        )
+        return built_in()
     if sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
     if sampling.sync == "ipc" and (found.where.device == "cpu" or rank):
         raise ConfigError(
             'sampling.sync = "ipc" is for all weights on a GPU (adapters are files): set it to file'
         )
-    engine = engine_plan(settings, model.config, found, rank)
-    return VllmSampler.from_directory(model.directory, engine, codec=model.codec)
+    plan = engine_plan(settings, model.config, found, rank)
+    engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
+    return FallbackSampler(engine, built_in)
 
 
 async def run_node(
@@ -172,13 +178,13 @@ def _processes(
     trainer: ProcessTrainer,
     transport: HivemindTransport,
     environment: ProcessEnvironmentHost,
-    sampler: TorchSampler | VllmSampler,
+    sampler: TorchSampler | FallbackSampler,
 ) -> dict[str, int]:
     """Process ids of the running ones, by name."""
     pids = {
         "trainer": trainer.pid,
         "network": transport.daemon_pid,
-        "engine": sampler.pid if isinstance(sampler, VllmSampler) else None,
+        "engine": sampler.pid if isinstance(sampler, FallbackSampler) else None,
         **environment.pids,
     }
     return {name: pid for name, pid in pids.items() if pid is not None}

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from swarm_node.config import Settings
 from swarm_node.node.fit import Fit
+from swarm_node.policy.memory.footprint import context_tokens
 from swarm_node.policy.memory.plan import Plan
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoint import stored_rank
@@ -79,6 +81,19 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit, rank: int) -
         lora_rank=rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
+    )
+
+
+def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShape | None:
+    """The cache of the built-in sampler on a GPU, as the plan says where there is one; None on a
+    CPU, where it takes what each batch needs."""
+    if found.where.device == "cpu":
+        return None
+    sampling = settings.sampling
+    rows = min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call)
+    return CacheShape(
+        rows if found.plan is None else found.plan.rows,
+        context_tokens(model, sampling.max_new_tokens),
     )
 
 

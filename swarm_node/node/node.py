@@ -183,6 +183,7 @@ class Node:
             mixture=tally.mixture,
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
+            engine=parts.engine(),
         )
 
     async def _live(self) -> None:

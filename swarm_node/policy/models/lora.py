@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -136,6 +137,79 @@ class Adapter:
             base_model_name_or_path=self._base,
             inference_mode=inference,
         )
+
+
+class PublishedAdapter:
+    """An adapter that a trainer published, on a model that only samples. The model's weights stay
+    as they are, so the next version is a copy of some small matrices, in place. Unlike `Adapter` it
+    does without peft, which imports transformers."""
+
+    def __init__(self, model: Qwen2) -> None:
+        self._model = model
+        self._factors: list[dict[str, tuple[Tensor, Tensor]]] = []
+
+    def load(self, state: Mapping[str, Tensor]) -> bool:
+        """Take over the tensors of an adapter_model.safetensors. Returns whether the model computes
+        by other tensors than before, and not only by other values.
+
+        Raises:
+            ModelError: it is not an adapter of this model; nothing was changed.
+        """
+        model, like = self._model, self._model.embedding
+        names = {
+            f"{_PREFIX}{path}.lora_{factor}.weight"
+            for path, _ in _projections(model)
+            for factor in "AB"
+        }
+        if state.keys() != names:
+            raise ModelError("the adapter does not fit this model: it has other projections")
+        new = [
+            {site: _fused(state, index, paths, like) for site, paths in _SITES.items()}
+            for index in range(model.config.num_hidden_layers)
+        ]
+        for layer, factors in zip(model.blocks(), new, strict=True):
+            for site, (down, up) in factors.items():
+                if (up.shape[0], down.shape[1]) != tuple(getattr(layer, site).shape):
+                    raise ModelError(f"the adapter does not fit this model: {site} is larger there")
+        if _shapes(new) == _shapes(self._factors):
+            for old, factors in zip(self._factors, new, strict=True):
+                for site, pair in factors.items():
+                    for place, value in zip(old[site], pair, strict=True):
+                        place.copy_(value)
+            return False
+        self._factors = new
+        for layer, factors in zip(model.blocks(), new, strict=True):
+            layer.added = partial(_added_at_once, factors)
+        return True
+
+    def remove(self) -> bool:
+        """Let the model compute without it. Returns whether it computed with it before."""
+        for layer in self._model.blocks():
+            layer.added = None
+        there, self._factors = bool(self._factors), []
+        return there
+
+
+def _fused(
+    state: Mapping[str, Tensor], index: int, paths: Sequence[str], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The factors of the projections `paths` of one layer, joined for their fused product, in the
+    type and on the device of `like`: [Σr, in] and [out, Σr]."""
+    parts = [f"{_PREFIX}model.layers.{index}.{path}" for path in paths]
+    down = torch.cat([state[f"{part}.lora_A.weight"] for part in parts])
+    ups = [state[f"{part}.lora_B.weight"] for part in parts]
+    up = SCALE * torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+    return down.to(like), up.to(like)
+
+
+def _shapes(factors: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> list[list[torch.Size]]:
+    return [[part.shape for pair in layer.values() for part in pair] for layer in factors]
+
+
+def _added_at_once(factors: Mapping[str, tuple[Tensor, Tensor]], site: str, x: Tensor) -> Tensor:
+    """As `_added`, by two products."""
+    down, up = factors[site]
+    return F.linear(F.linear(x, down), up)
 
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import Qwen2Config, weight_files
 from swarm_node.policy.models.tensors import load_safetensors, on_host
 
-__all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config"]
+__all__ = ["DecoderLayer", "Qwen2", "Qwen2Config"]
 
 #: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
 Added = Callable[[str, Tensor], Tensor]
@@ -36,48 +37,6 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + epsilon)
     return normed.to(x.dtype) * weight
-
-
-class KeyValueCache:
-    """Keys and values of N sequences whose prompts end in the same slot (left padding).
-
-    `keys[l]`: [N * key/value heads, head_dim, capacity], `values[l]`: [N * key/value heads,
-    capacity, head_dim], as the two batched products of a decode step read them; `bias`: [N *
-    key/value heads, 1, capacity], very negative where a slot is padding; `positions`: i64[N], of
-    the next token; `length`: slots in use."""
-
-    def __init__(
-        self, keys: list[Tensor], values: list[Tensor], bias: Tensor, positions: Tensor, length: int
-    ) -> None:
-        self.keys, self.values, self.bias = keys, values, bias
-        self.positions, self.length = positions, length
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop every sequence but `rows` (i64[M])."""
-        heads = self.bias.shape[0] // self.positions.shape[0]
-        if heads == 1:
-            flat = rows
-        else:
-            flat = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
-        self.keys = [key.index_select(0, flat) for key in self.keys]
-        self.values = [value.index_select(0, flat) for value in self.values]
-        self.bias = self.bias.index_select(0, flat)
-        self.positions = self.positions.index_select(0, rows)
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append one token per sequence in `layer` and attend to all of it.
-
-        query: [N, heads, d]; key, value: [N, key/value heads, d]. Returns [N, heads * d]."""
-        n, _, d = query.shape
-        slot = self.length
-        self.keys[layer][:, :, slot] = key.reshape(-1, d)
-        self.values[layer][:, slot] = value.reshape(-1, d)
-        keys, values = self.keys[layer][:, :, : slot + 1], self.values[layer][:, : slot + 1]
-        # Query heads that share a key head become rows of one product: keys are never repeated.
-        grouped = query.reshape(keys.shape[0], -1, d)
-        bias = self.bias[:, :, : slot + 1]
-        scores = torch.baddbmm(bias, grouped, keys, alpha=d**-0.5)
-        return torch.bmm(scores.softmax(-1), values).view(n, -1)
 
 
 class DecoderLayer(nn.Module):
@@ -213,45 +172,26 @@ class Qwen2(nn.Module):
         """Logits [..., V] of hidden states [..., hidden]."""
         return F.linear(hidden, self.embedding if self.head is None else self.head)
 
-    def prefill(
-        self, ids: Tensor, mask: Tensor, rows: Tensor, capacity: int
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Run left-padded prompts once and open a cache for N sequences, n after prompt `rows[n]`.
+    def prefill(self, ids: Tensor, mask: Tensor, rows: Tensor, cache: KeyValueCache) -> Tensor:
+        """Run left-padded prompts once and begin N sequences in `cache`, n after prompt `rows[n]`.
 
-        ids i64[B, T], mask bool[B, T], rows i64[N] below B; `capacity` counts slots, T included.
-        Returns the last hidden states [N, hidden] and the cache."""
+        ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the last hidden states [N,
+        hidden]."""
         collected: list[tuple[Tensor, Tensor]] = []
         last = self._run(ids, mask.long() - 1, collected)[:, -1].index_select(0, rows)
-        n, slots, heads = last.shape[0], ids.shape[1], self.config.num_key_value_heads
-
-        def widen(part: Tensor) -> Tensor:
-            wide = part.new_zeros(n, heads, capacity, self.config.head_dim)
-            wide[:, :, :slots] = part.transpose(1, 2).index_select(0, rows)
-            return wide.flatten(0, 1)
-
-        bias = last.new_zeros(n, heads, 1, capacity)
-        padding = ~mask.index_select(0, rows)
-        bias[:, :, :, :slots].masked_fill_(padding[:, None, None], torch.finfo(bias.dtype).min)
-        cache = KeyValueCache(
-            keys=[widen(key).transpose(1, 2).contiguous() for key, _ in collected],
-            values=[widen(value) for _, value in collected],
-            bias=bias.flatten(0, 1),
-            positions=mask.sum(1).index_select(0, rows),
-            length=slots,
-        )
-        return last, cache
+        cache.fill(collected, mask, rows)
+        return last
 
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]."""
+        """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same
+        call gives the same until `cache.advance`."""
         x = F.embedding(tokens, self.embedding)
-        cos, sin = self._rotary(cache.bias.shape[-1], x)
+        cos, sin = self.rotary(cache.capacity, x)
         cos = cos.index_select(0, cache.positions)[:, None]
         sin = sin.index_select(0, cache.positions)[:, None]
         for index, layer in enumerate(self.blocks()):
             query, key, value = layer.project(x, cos, sin)
             x = layer.merge(x, cache.attend(index, query, key, value))
-        cache.positions = cache.positions + 1
-        cache.length += 1
         return self._normalise(x)
 
     def hf_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -291,7 +231,7 @@ class Qwen2(nn.Module):
     ) -> Tensor:
         length = ids.shape[1]
         x = F.embedding(ids, self.embedding)
-        cos, sin = self._rotary(length, x)
+        cos, sin = self.rotary(length, x)
         attention: Tensor | None = None
         if segments is None:
             cos, sin = cos[:length, None], sin[:length, None]
@@ -314,7 +254,7 @@ class Qwen2(nn.Module):
     def _normalise(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
-    def _rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [>= length, d] of the rotary angles (arXiv 2104.09864), such
         that x * cos + roll(x, d/2) * sin turns x. Computed in float32, then cast."""
         table = self._rotary_table

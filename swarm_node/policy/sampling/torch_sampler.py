@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,15 +22,21 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm_node.errors import ModelError
+from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.lora import ADAPTER_FILE, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.models.tensors import load_safetensors
+from swarm_node.policy.models.tensors import header, load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size
 from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
+from swarm_node.policy.weights.device import is_on_device, read_device
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
@@ -37,6 +45,7 @@ _COMPACT_SHARE = 0.25
 _COMPACT_ROWS = 8
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,9 @@ class _Sampled(NamedTuple):
 
 class TorchSampler:
     """The built-in `Sampler`. Sampling and loading run one after another in one thread, so every
-    completion has a single policy version."""
+    completion has a single policy version.
+
+    Where memory runs out, it halves the number of rows that it samples at once, and goes on."""
 
     def __init__(
         self,
@@ -66,19 +77,23 @@ class TorchSampler:
         *,
         version: int = 0,
         max_rows: int = MAX_ROWS,
+        shape: CacheShape | None = None,
         threads: int | None = None,
         inline: bool = False,
     ) -> None:
         """The sampler takes over `model`, which stays on its device. At most `max_rows` completions
-        are sampled at once. `threads` is torch's number of threads, None for its default. An
-        `inline` sampler computes in the calling thread, with that thread's settings, and blocks it;
-        it is for simulations on a virtual clock."""
+        are sampled at once, and no more than fit a cache of `shape`. `threads` is torch's number of
+        threads, None for its default. An `inline` sampler computes in the calling thread, with that
+        thread's settings, and blocks it; it is for simulations on a virtual clock."""
         if max_rows < 1:
             raise ValueError("max_rows must be positive")
         self._model = model.eval()
         self._codec = codec
         self._version = version
         self._max_rows = max_rows
+        self._decoder = Decoder(self._model, shape)
+        self._adapter = PublishedAdapter(self._model)
+        self._faults: Counter[str] = Counter()
         self._worker = (
             None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
         )
@@ -94,6 +109,7 @@ class TorchSampler:
         *,
         codec: Codec | None = None,
         max_rows: int = MAX_ROWS,
+        shape: CacheShape | None = None,
         threads: int | None = None,
     ) -> Self:
         """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
@@ -106,7 +122,7 @@ class TorchSampler:
         dtype = torch.bfloat16 if placement.half else torch.float32
         model = Qwen2.from_directory(path, dtype).to(placement.device)
         codec = codec or Codec.from_directory(path)
-        return cls(model, codec, max_rows=max_rows, threads=threads)
+        return cls(model, codec, max_rows=max_rows, shape=shape, threads=threads)
 
     @property
     def version(self) -> int:
@@ -118,13 +134,13 @@ class TorchSampler:
 
     @property
     def faults(self) -> Mapping[str, int]:
-        return {}
+        return self._faults + self._decoder.faults
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         """See `Sampler.sample`. Cancelling it stops the worker after the current token.
 
         Raises:
-            ModelError: a prompt and its answer do not fit the model's positions.
+            ModelError: a prompt and its answer do not fit the model's positions, or memory.
             ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
         """
         config = self._model.config
@@ -137,7 +153,8 @@ class TorchSampler:
             abandoned.set()
 
     async def load(self, weights: Path, version: int) -> None:
-        """See `Sampler.load`; waits for earlier sampling.
+        """See `Sampler.load`; waits for earlier sampling. A directory is taken as a LoRA adapter on
+        top of the newest file, or of the model that the sampler was made for.
 
         Raises:
             ModelError: the file does not fit the model; the old weights stay in use.
@@ -158,7 +175,13 @@ class TorchSampler:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     def _load(self, weights: Path, version: int) -> None:
-        self._model.load_hf_state(load_safetensors(weights))
+        if weights.is_dir():
+            changed = self._adapter.load(load_safetensors(weights / ADAPTER_FILE))
+        else:
+            self._model.load_hf_state(_read(weights, self._model.embedding.device))
+            changed = self._adapter.remove()
+        if changed:
+            self._decoder.forget()
         self._version = version
 
     def _sample(
@@ -170,14 +193,48 @@ class TorchSampler:
             range(len(rows)), key=lambda i: (len(rows[i].prompt_ids), rows[i].prompt_ids)
         )
         done: dict[int, Completion] = {}
-        for start in range(0, len(order), self._max_rows):
-            chosen = order[start : start + self._max_rows]
-            sampled = _generate(
-                self._model, [rows[i] for i in chosen], self._codec.eos_ids, abandoned
-            )
+        while len(done) < len(rows):
+            left = [rows[i] for i in order[len(done) :]]
+            sizes = [(len(row.prompt_ids), len(row.uniforms)) for row in left]
+            count = batch_size(sizes, self._max_rows, self._decoder.shape)
+            sampled = self._attempt(left[:count], abandoned)
+            if sampled is None:
+                self._halve(left[:count])
+                continue
+            chosen = order[len(done) : len(done) + count]
             done |= dict(zip(chosen, map(self._completion, sampled), strict=True))
         in_order = iter(done[i] for i in range(len(rows)))
         return [tuple(islice(in_order, request.n)) for request in requests]
+
+    def _attempt(
+        self, rows: Sequence[_SeededRow], abandoned: threading.Event
+    ) -> list[_Sampled] | None:
+        """None when memory ran out."""
+        device = self._model.embedding.device
+        try:
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                return _generate(self._decoder, rows, self._codec.eos_ids, abandoned)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            return None
+
+    def _halve(self, tried: Sequence[_SeededRow]) -> None:
+        """
+        Raises:
+            ModelError: `tried` is a single row.
+        """
+        # Not in an exception handler: there the traceback would keep the tensors alive.
+        self._decoder.shrink(max(1, len(tried) // 2))
+        if len(tried) == 1:
+            tokens = len(tried[0].prompt_ids) + len(tried[0].uniforms)
+            raise ModelError(
+                f"not enough memory to sample one answer at a time, of {tokens} tokens with its "
+                "prompt: lower sampling.max_new_tokens, or take a smaller model"
+            )
+        self._max_rows = len(tried) // 2
+        self._faults["sampler_memory"] += 1
+        _log.warning("out of memory: the sampler samples fewer rows at once", rows=self._max_rows)
 
     def _completion(self, sampled: _Sampled) -> Completion:
         ids = sampled.token_ids
@@ -195,6 +252,14 @@ def _rows_of(request: SampleRequest) -> Iterator[_SeededRow]:
     generator = np.random.Generator(np.random.Philox(key=request.seed))
     for uniforms in generator.random((request.n, request.max_new_tokens)):
         yield _SeededRow(request.prompt_ids, uniforms, request.temperature)
+
+
+def _read(weights: Path, device: torch.device) -> Mapping[str, Tensor]:
+    """The tensors of a file, which may only say where they are on the GPU."""
+    metadata = header(weights)
+    if is_on_device(metadata):
+        return dict(read_device(metadata, device.index or 0))
+    return load_safetensors(weights)
 
 
 def _left_padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
@@ -275,31 +340,33 @@ class _Batch:
 
 @torch.inference_mode()
 def _generate(
-    model: Qwen2, rows: Sequence[_SeededRow], eos_ids: frozenset[int], abandoned: threading.Event
+    decoder: Decoder,
+    rows: Sequence[_SeededRow],
+    eos_ids: frozenset[int],
+    abandoned: threading.Event,
 ) -> list[_Sampled]:
     """Sample every row until its end token or its last uniform number.
 
     Raises:
         CancelledError: `abandoned` was set.
     """
+    model = decoder.model
     device = model.embedding.device
     # Every prompt runs once, however many rows continue it.
     unique = {prompt: n for n, prompt in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
     ids, mask = _left_padded(tuple(unique))
     origin = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
     batch = _Batch(rows, eos_ids, model)
-    hidden, cache = model.prefill(
-        ids.to(device), mask.to(device), origin, ids.shape[1] + batch.steps - 1
-    )
+    logits = decoder.begin(ids.to(device), mask.to(device), origin, batch.steps)
     for step in range(batch.steps):
         if abandoned.is_set():
             raise CancelledError
-        drawn = batch.draw(step, model.logits(hidden))
+        drawn = batch.draw(step, logits)
         keep = batch.compact()
         if keep is not None:
             if not len(keep):
                 break
             drawn = drawn[keep]
-            cache.keep(keep)
-        hidden = model.step(drawn, cache)
+            decoder.keep(keep)
+        logits = decoder.step(drawn)
     return batch.results()

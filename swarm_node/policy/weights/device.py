@@ -89,12 +89,12 @@ def is_on_device(metadata: Mapping[str, str]) -> bool:
     return _KEY in metadata
 
 
-def read_device(metadata: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[str, Tensor]]:
     """The tensors that a file's header refers to, as views of the trainer's memory. The reader must
-    copy them before the next version is put. It must be another process than the trainer, and its
-    first visible GPU must be the trainer's."""
+    copy them before the next version is put. It must be another process than the trainer, whose GPU
+    it sees under the number `index`."""
     stored = json.loads(metadata[_KEY])
-    flat = _imported(stored["handle"], _DTYPES[stored["dtype"]])
+    flat = _imported(stored["handle"], _DTYPES[stored["dtype"]], index)
     yield from views(flat, stored["tensors"])
 
 
@@ -104,9 +104,9 @@ def _exported(flat: Tensor) -> list[Any]:
     return [part.hex() if isinstance(part, bytes) else part for part in handle]
 
 
-def _imported(handle: Sequence[Any], dtype: torch.dtype) -> Tensor:
+def _imported(handle: Sequence[Any], dtype: torch.dtype, index: int) -> Tensor:
     _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
     # The first is the trainer's number of the GPU. For an engine, which sees only the GPUs that
     # `engine_environment` lists, the same GPU is number 0.
-    storage = torch.UntypedStorage._new_shared_cuda(0, *parts)
+    storage = torch.UntypedStorage._new_shared_cuda(index, *parts)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
