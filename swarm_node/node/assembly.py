@@ -90,6 +90,7 @@ def _open_work(
         info=info,
         own_families=families,
         earlier=evals[-1].seconds if evals else 0.0,
+        drawing=shared.tally.drawing,
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,

@@ -34,6 +34,7 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import (
     InterruptibleSampler,
     RestingSampler,
@@ -496,7 +497,7 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path) -> No
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)
     sampler = make_sampler(settings, Model.read("made", place), found, chosen.lora_rank)
-    assert isinstance(sampler, VllmSampler)
+    assert isinstance(sampler, FallbackSampler)
     asked = request(n=4)
 
     async def body() -> None:
