@@ -91,10 +91,9 @@ def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShap
         return None
     sampling = settings.sampling
     rows = min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call)
-    return CacheShape(
-        rows if found.plan is None else found.plan.rows,
-        context_tokens(model, sampling.max_new_tokens),
-    )
+    # Matrix products on a GPU want rows of 16 bytes.
+    context = -(-context_tokens(model, sampling.max_new_tokens) // 8) * 8
+    return CacheShape(rows if found.plan is None else found.plan.rows, context)
 
 
 def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:

@@ -15,7 +15,7 @@ from swarm_node.config import load_settings
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
 from swarm_node.node.evaluation import Evaluator
-from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.parts import Parts, Tally, Timing
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
@@ -80,7 +80,12 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
         assert tally.faults["prompt_too_long"] == 24 - len(made)
         assert all(prompt.startswith("short") for _, prompt in made)
         point = await Evaluator(
-            settings=settings, parts=parts, info=info, own_families=info.families, earlier=0.0
+            settings=settings,
+            parts=parts,
+            info=info,
+            own_families=info.families,
+            earlier=0.0,
+            drawing=Timing(),
         ).measure()
         assert 0.0 <= point.all <= 1.0
         await parts.sampler.close()

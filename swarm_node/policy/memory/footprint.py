@@ -187,7 +187,8 @@ def _layer_bytes(model: Qwen2Config, training: Training) -> int:
 
 def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
     """Bytes of a prefill's widest layer, of a step's log-probs and float64 sums over the
-    vocabulary, and of a second copy of the keys while the cache drops rows that ended."""
+    vocabulary, and of a prefill's keys and values before they are in the cache (as much as the keys
+    of all rows: an upper bound)."""
     prefill = PREFILL_TOKENS * (3 * model.intermediate_size + 4 * model.hidden_size) * width
     step = rows * model.vocab_size * (width + 4 + 4 + 8)
     keys = rows * context * model.num_hidden_layers * model.key_value_size * width

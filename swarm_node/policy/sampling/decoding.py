@@ -162,8 +162,8 @@ class Decoder:
         compute = partial(self._compute, self._memory.tokens[:rows], cache)
         if not self._captures:
             return compute
-        self._graphs = self._graphs or _Graphs()
         try:
+            self._graphs = self._graphs or _Graphs()
             # The rotary tables are read by address, and the model may take longer ones some day.
             return self._graphs.capture(compute, self.model.rotary(capacity, cache.bias))
         except RuntimeError as error:

@@ -119,6 +119,14 @@ def test_a_batch_fits_the_cache(rows: list[tuple[int, int]], most: int, shape: C
     assert batch_size(rows, most, None) == min(most, len(rows))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there a capture succeeds")
+def test_without_graphs_it_decodes_eagerly_and_says_so() -> None:
+    sampler = on("cpu", CacheShape(64, 80))
+    sampler._decoder._captures = True  # as on a GPU, which is not there
+    assert_alike(sampled(sampler), sampled(on("cpu", None)))
+    assert sampler.faults == {"cuda_graph": 1}
+
+
 @pytest.mark.gpu
 @NEEDS_GPU
 def test_graphs_give_what_eager_decoding_gives(tmp_path: Path) -> None:
