@@ -117,10 +117,18 @@ class TorchSampler:
         it was read already.
 
         Raises:
-            ModelError: model or tokenizer cannot be used.
+            ModelError: model or tokenizer cannot be used, or there is no memory for the weights.
         """
         dtype = torch.bfloat16 if placement.half else torch.float32
-        model = Qwen2.from_directory(path, dtype).to(placement.device)
+        try:
+            model = Qwen2.from_directory(path, dtype).to(placement.device)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise ModelError(
+                f"not enough memory on {placement.device} for the sampler's weights: take a smaller "
+                "model"
+            ) from error
         codec = codec or Codec.from_directory(path)
         return cls(model, codec, max_rows=max_rows, shape=shape, threads=threads)
 

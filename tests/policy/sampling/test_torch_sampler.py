@@ -303,6 +303,13 @@ def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
     assert any((completion.token_ids >= CODEC.vocab_size).any() for completion in group)
 
 
+def test_a_model_that_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
+    config = Qwen2Config(1 << 35, 1 << 20, 24, 1, 2, 1, tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    with pytest.raises(ModelError, match="take a smaller model"):
+        TorchSampler.from_directory(tmp_path, codec=CODEC)
+
+
 #: Samples under a limit of the address space, `extra` bytes above what the process has by then.
 LIMITED = """
 import asyncio, json, resource, sys
