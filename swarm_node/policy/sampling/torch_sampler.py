@@ -126,8 +126,8 @@ class TorchSampler:
             if not out_of_memory(error):
                 raise
             raise ModelError(
-                f"not enough memory on {placement.device} for the sampler's weights: take a smaller "
-                "model"
+                f"not enough memory on {placement.device} for the sampler's weights: take a "
+                "smaller model"
             ) from error
         codec = codec or Codec.from_directory(path)
         return cls(model, codec, max_rows=max_rows, shape=shape, threads=threads)
