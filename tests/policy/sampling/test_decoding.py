@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from swarm_node.policy.models.cache import KeyValueMemory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 from swarm_node.policy.sampling.decoding import CacheShape, batch_size, bucket, window_of
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -117,6 +118,20 @@ def test_a_batch_fits_the_cache(rows: list[tuple[int, int]], most: int, shape: C
     prompts, answers = zip(*rows[:count], strict=True)
     assert count <= shape.most(shape.capacity(max(prompts) + max(answers)))
     assert batch_size(rows, most, None) == min(most, len(rows))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_a_step_reads_nothing_back_from_its_device(kind: str) -> None:
+    """A graph cannot be captured of a step that does. Tensors on "meta" have nothing to read."""
+    with torch.device("meta"), torch.inference_mode():
+        config = Qwen2Config(300, 64, 96, 2, 4, 2, model_type=kind, head_dim=32)
+        model = Qwen2(config, draw=False)
+        memory = KeyValueMemory(config)
+        memory.reserve(16, 16 * 80, model.embedding)
+        step = model.step(memory.tokens[:8], memory.view(8, 80, 40))
+        assert model.logits(step).shape == (8, 300)
+        with pytest.raises(RuntimeError):
+            step.sum().item()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there a capture succeeds")
