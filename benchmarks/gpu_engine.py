@@ -1,11 +1,10 @@
-"""vLLM behind the node, bare vLLM and the built-in sampler; weight syncs, training and memory.
+"""vLLM behind the node, bare vLLM and the built-in sampler; weight syncs and memory.
 
-    python benchmarks/gpu_engine.py --model DIR [--rows 256] [--new 256] [--peak-tflops 165]
+    python benchmarks/gpu_engine.py --model DIR [--rows 256] [--new 256]
 
 Made for one CUDA device with `pip install "swarm-node[vllm]"`; without one it runs on the CPU,
 where its figures say little. Rival of the sampler: vLLM's own `LLM.generate` with the same engine
-arguments in a process of its own, same prompts, same lengths. Limit of training: the device's peak
-(`--peak-tflops`; 6 FLOPs per parameter and token), as a model FLOPs utilisation.
+arguments in a process of its own, same prompts, same lengths. Training has gpu_trainer.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import numpy as np
 import psutil
 import torch
 
-from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
@@ -42,10 +40,8 @@ from swarm_node.policy.sampling.vllm.engine import (
 from swarm_node.policy.sampling.vllm.sampler import Sync, VllmSampler
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
 from swarm_node.policy.training.logprobs import measure_canary
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
 from swarm_node.policy.weights.device import DeviceBuffers
 from swarm_node.policy.weights.store import WeightStore
-from swarm_node.rollout import Provenance
 
 GROUP = 8
 PROMPT = 64
@@ -90,7 +86,7 @@ def bare_rates(
         input=json.dumps(given),
         capture_output=True,
         text=True,
-        env={**os.environ, **engine_environment(plan, view)},
+        env={**os.environ, **engine_environment(plan)},
         check=True,
     )
     line = next(line for line in done.stdout.splitlines() if line.startswith("RATES"))
@@ -129,21 +125,6 @@ async def built_in_rates(
         finally:
             await sampler.close()
         print(f"built in   {statistics.median(rates):.0f} tok/s ({how}; {dict(sampler.faults)})")
-
-
-def train_rate(core: TrainerCore, rows: int, new: int) -> float:
-    """Trained tokens per second, prompts included, of one update after a first that warms up."""
-    rng = np.random.default_rng(1)
-    vocab_size = core.model.config.vocab_size
-    ids = rng.integers(3, vocab_size, (rows, PROMPT + new)).astype(np.uint32)
-    batch = Batch(
-        tuple(
-            TrainRow(row[:PROMPT], row[PROMPT:], None, (-1.0) ** n, Provenance.OWN)
-            for n, row in enumerate(ids)
-        )
-    )
-    core.update(batch)
-    return rows * (PROMPT + new) / core.update(batch).seconds
 
 
 def memory_mib(pid: int) -> float:
@@ -219,15 +200,6 @@ async def measure(arguments: argparse.Namespace) -> None:
         free, total = torch.cuda.mem_get_info()
         print(f"           device {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB in use")
     await built_in_rates(path, codec, where, plan, arguments)
-    core = TrainerCore(
-        path, TrainerSettings(longest_answer=arguments.new, device="auto", dtype="auto")
-    )
-    rate = train_rate(core, min(arguments.rows, 32), arguments.new)
-    parameters = sum(parameter.numel() for parameter in core.model.parameters())
-    line = f"training   {rate:.0f} tok/s"
-    if arguments.peak_tflops:
-        line += f", MFU {6 * parameters * rate / (arguments.peak_tflops * 1e12):.1%}"
-    print(line)
 
 
 if __name__ == "__main__":
@@ -236,5 +208,4 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--peak-tflops", type=float, default=0.0)
     asyncio.run(measure(parser.parse_args()))

@@ -26,7 +26,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from plan import NEW, VARIANTS, batch_of, estimated, make_directory, phases, report, requests_of
+from plan import (
+    NEW,
+    VARIANTS,
+    Gauge,
+    batch_of,
+    estimated,
+    make_directory,
+    phases,
+    report,
+    requests_of,
+)
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _AS_PLANNED, _DEVICE = "as planned", "cuda:0"
@@ -70,7 +80,7 @@ def by_part(directory: Path, variant: str, tokens: int) -> list[Any]:
         return torch.cuda.max_memory_allocated()
 
     training = training_of(variant, tokens)
-    found = phases(directory, training, _DEVICE, held, peak)
+    found = phases(directory, training, _DEVICE, Gauge(held, peak))
     planned = estimated(Qwen2Config.from_directory(directory), training, _DEVICE)
     context = before - free_memory() - torch.cuda.memory_reserved()
     fragments = torch.cuda.memory_reserved() / max(torch.cuda.max_memory_allocated(), 1)
@@ -97,7 +107,9 @@ async def as_planned(directory: Path) -> list[Any]:
         places = Path(work) / "checkpoints", Path(work) / "weights"
         for place in places:
             place.mkdir()
-        trainer = ProcessTrainer(directory, *places, trainer_settings(settings, plan))
+        # The built-in sampler takes whole weights.
+        training = replace(trainer_settings(settings, found), published="merged")
+        trainer = ProcessTrainer(directory, *places, training)
         sampler = TorchSampler.from_directory(directory, where, max_rows=plan.rows)
         try:
             weights, version = await trainer.start()

@@ -28,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from plan import batch_of
+
 #: name: settings of the trainer.
 VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -78,30 +80,20 @@ def synchronize(device: str) -> None:
 
 def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Path) -> None:
     """Measure one variant as one of its processes; the first prints a JSON object."""
-    import numpy as np
     import torch
 
-    from swarm_node.policy.experience.batch import Batch, TrainRow
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.training.ranks import ALONE, Ranks
+    from swarm_node.policy.training.settings import TrainerSettings
     from swarm_node.policy.training.sharded import Group
-    from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
-    from swarm_node.rollout import Provenance
+    from swarm_node.policy.training.trainer import TrainerCore
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     ranks: Ranks = Group(directory) if settings["processes"] > 1 else ALONE
     path = resolve(arguments.model)
     core = TrainerCore(path, TrainerSettings(**settings), ranks=ranks)
     config, device = core.model.config, core.placement.device
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, config.vocab_size, (arguments.rows, arguments.tokens)).astype(np.uint32)
-    quarter = arguments.tokens // 4
-    batch = Batch(
-        tuple(
-            TrainRow(row[:quarter], row[quarter:], None, (-1.0) ** n, Provenance.OWN)
-            for n, row in enumerate(ids)
-        )
-    )
+    batch = batch_of(config.vocab_size, arguments.rows * arguments.tokens, arguments.tokens)
     seconds = []
     for _ in range(arguments.repetitions + 2):  # the first two make moments and choose kernels
         synchronize(device)

@@ -68,40 +68,35 @@ class Memory:
 
 @dataclass
 class NodeProcess:
-    """A swarm of one: founded in `directory`, joined as a user would, stopped in the end."""
+    """A node with its home in `directory`, joined as a user would, stopped in the end. It founds a
+    swarm, or joins that of a `ticket`. `program` takes the place of swarm-node."""
 
     directory: Path
     assignments: Sequence[str]
+    program: Sequence[str] = ("-m", "swarm_node")
+    ticket: Path | None = None
     home: Home = field(init=False)
     process: subprocess.Popen[bytes] = field(init=False)
 
-    def start(self) -> Snapshot:
+    def start(self, wait_seconds: float = START_SECONDS) -> Snapshot:
         """Start it and wait until it trains."""
         self.home = Home(self.directory / "node")
-        base = [sys.executable, "-m", "swarm_node"]
-        subprocess.run(
-            [*base, "init", "bench", "--home", str(self.home.path)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        settings = [part for text in self.assignments for part in ("--set", text)]
+        home = ["--home", str(self.home.path)]
+        if self.ticket is None:
+            founding = [sys.executable, *self.program, "init", "bench", *home]
+            subprocess.run(founding, check=True, stdout=subprocess.DEVNULL)
+        options = [part for text in self.assignments for part in ("--set", text)]
+        options += [] if self.ticket is None else ["--ticket-file", str(self.ticket)]
+        options += ["--listen", "/ip4/127.0.0.1/tcp/0"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [
-                    *base,
-                    "join",
-                    "--home",
-                    str(self.home.path),
-                    "--listen",
-                    "/ip4/127.0.0.1/tcp/0",
-                    *settings,
-                ],
+                [sys.executable, *self.program, "join", *home, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + wait_seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             with contextlib.suppress(SwarmNodeError):  # not yet, or too busy to answer
                 snapshot = self.status()

@@ -31,7 +31,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MODELS: dict[str, dict[str, Any] | None] = {
     "tiny": None,
@@ -80,30 +80,25 @@ def make_directory(target: Path, config: Any, dtype: Any = None) -> Path:
     return target
 
 
-def batch_of(vocabulary: int, tokens: int) -> Any:
-    """Rows of `ROW` tokens, three quarters of them completion, `tokens` in all."""
+def batch_of(vocabulary: int, tokens: int, row: int = ROW) -> Any:
+    """Rows of `row` tokens, three quarters of them completion, `tokens` in all; good and bad."""
     import numpy as np
 
     from swarm_node.policy.experience.batch import Batch, TrainRow
     from swarm_node.rollout import Provenance
 
     rng = np.random.default_rng(0)
+    rows = rng.integers(3, vocabulary, (tokens // row, row)).astype(np.uint32)
     return Batch(
         tuple(
-            TrainRow(
-                rng.integers(3, vocabulary, ROW // 4).astype(np.uint32),
-                rng.integers(3, vocabulary, ROW - ROW // 4).astype(np.uint32),
-                None,
-                (-1.0) ** n,
-                Provenance.OWN,
-            )
-            for n in range(tokens // ROW)
+            TrainRow(ids[: row // 4], ids[row // 4 :], None, (-1.0) ** n, Provenance.OWN)
+            for n, ids in enumerate(rows)
         )
     )
 
 
 def trainer_settings(training: Any, device: str) -> Any:
-    from swarm_node.policy.training.trainer import TrainerSettings
+    from swarm_node.policy.training.settings import TrainerSettings
 
     return TrainerSettings(
         lora_rank=training.lora_rank,
@@ -114,33 +109,27 @@ def trainer_settings(training: Any, device: str) -> Any:
     )
 
 
-def phases(
-    directory: Path,
-    training: Any,
-    device: str,
-    held: Callable[[], int],
-    peak: Callable[[Callable[[], Any]], int],
-) -> dict[str, int]:
-    """Bytes of each part, measured: `held` says what is in use now, `peak` the most while it runs
-    what it is given."""
-    found = training_phases(directory, training, device, held, peak)
-    return {**found, "sampler": sampling(directory, training.dtype, device, held, peak)}
+class Gauge(NamedTuple):
+    """`held` says how many bytes are in use now, `peak` the most while it runs what it is given."""
+
+    held: Callable[[], int]
+    peak: Callable[[Callable[[], Any]], int]
 
 
-def training_phases(
-    directory: Path,
-    training: Any,
-    device: str,
-    held: Callable[[], int],
-    peak: Callable[[Callable[[], Any]], int],
-) -> dict[str, int]:
+def phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
+    """Bytes of each part, measured."""
+    found = training_phases(directory, training, device, gauge)
+    return {**found, "sampler": sampling(directory, training.dtype, device, gauge)}
+
+
+def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
     """All but the sampler; the trainer is gone when it returns."""
     from swarm_node.policy.training.trainer import TrainerCore
 
     settings = trainer_settings(training, device)
-    start = held()
+    start = gauge.held()
     core = TrainerCore(directory, settings)
-    loaded = held()
+    loaded = gauge.held()
     # Two micro-batches: the second one meets the gradients of the first.
     batch = batch_of(core.model.config.vocab_size, 2 * training.micro_batch_tokens)
 
@@ -149,16 +138,10 @@ def training_phases(
 
     update()
     update()
-    return {"weights": loaded - start, "training": peak(update) - loaded}
+    return {"weights": loaded - start, "training": gauge.peak(update) - loaded}
 
 
-def sampling(
-    directory: Path,
-    dtype: str,
-    device: str,
-    held: Callable[[], int],
-    peak: Callable[[Callable[[], Any]], int],
-) -> int:
+def sampling(directory: Path, dtype: str, device: str, gauge: Gauge) -> int:
     """The peak of loading the built-in sampler and drawing `ROWS` answers of `NEW` tokens after
     prompts of the planned length."""
     from swarm_node.policy.placement import Placement
@@ -171,8 +154,8 @@ def sampling(
         await sampler.sample(requests_of())
         await sampler.close()
 
-    before = held()
-    return peak(lambda: asyncio.run(draw())) - before
+    before = gauge.held()
+    return gauge.peak(lambda: asyncio.run(draw())) - before
 
 
 def requests_of() -> list[Any]:
@@ -236,8 +219,9 @@ def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
     import torch
 
     torch.set_num_threads(1)
-    phases(least, training, "cpu", resident, resident_peak)
-    return phases(directory, training, "cpu", resident, resident_peak)
+    gauge = Gauge(resident, resident_peak)
+    phases(least, training, "cpu", gauge)
+    return phases(directory, training, "cpu", gauge)
 
 
 async def process_peak(directory: Path, training: Any) -> int:

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from plan import make_directory
+
 CONFIG = {
     "vocab_size": 32_768,
     "hidden_size": 256,
@@ -69,8 +71,9 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     import torch
 
     from swarm_node.policy.experience.batch import Batch
-    from swarm_node.policy.training import logprobs, packing
-    from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+    from swarm_node.policy.training import logprobs, packing, ranks
+    from swarm_node.policy.training.settings import TrainerSettings
+    from swarm_node.policy.training.trainer import TrainerCore
 
     variant = VARIANTS[name]
     torch.set_num_threads(1)
@@ -85,7 +88,7 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     if variant.get("full"):  # default arguments: the one place that decides when to cut
         logprobs.completion_logprobs.__defaults__ = (1 << 62,)
     if variant.get("filled"):
-        packing.micro_batches = filled
+        ranks.micro_batches = filled
     if variant.get("apart"):
         packing._WORTHWHILE = 0.0
     core = TrainerCore(directory, TrainerSettings(**variant.get("settings", {})))
@@ -157,21 +160,6 @@ def measure(directory: Path, name: str, count: int, repetitions: int) -> dict[st
     return found
 
 
-def make_model(directory: Path) -> None:
-    """A random model of `CONFIG`."""
-    import torch
-    from safetensors.torch import save_file
-
-    from swarm_node.policy.models.config import Qwen2Config
-    from swarm_node.policy.models.qwen2 import Qwen2
-
-    config = Qwen2Config(**CONFIG)
-    model = Qwen2(config, generator=torch.Generator().manual_seed(0))
-    (directory / "config.json").write_text(json.dumps(config.to_hf()))
-    (directory / "tokenizer.json").write_text("{}")
-    save_file(model.hf_state(), directory / "model.safetensors")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=16)
@@ -182,10 +170,11 @@ def main() -> None:
         directory, name = arguments.child
         child(Path(directory), name, arguments.rows, arguments.repetitions)
         return
+    from swarm_node.policy.models.config import Qwen2Config
+
     print_padding()
     with tempfile.TemporaryDirectory() as work:
-        directory = Path(work)
-        make_model(directory)
+        directory = make_directory(Path(work) / "model", Qwen2Config(**CONFIG))
         print(f"{'variant':30} {'CPU s':>8} {'peak MiB':>9} {'checkpoint MiB':>15}")
         rows = {}
         for name in VARIANTS:

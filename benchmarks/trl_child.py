@@ -1,8 +1,9 @@
 """TRL's GRPOTrainer on the tiny model: the child that `benchmarks/trl_grpo.py` starts.
 
-Runs in the environment of `benchmarks/rivals/trl.txt`, with this repository on PYTHONPATH for the
-tasks and their scorer alone. Writes one JSON line to stdout when training begins and one at each
-mark: CPU seconds since then without those spent on saving, steps, samples, and the weights' file.
+Runs in the environment of `benchmarks/trl-requirements.txt`, with this repository on PYTHONPATH for
+the tasks and their scorer alone. Writes one JSON line to stdout when training begins and one at
+each mark: CPU seconds since then without those spent on saving, steps, samples, and the weights'
+file.
 """
 
 from __future__ import annotations

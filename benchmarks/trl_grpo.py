@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,43 +172,31 @@ def run_trl(marks: list[float], seed: int, python: Path, directory: Path) -> Run
 
 def show(runs: list[Run], marks: list[float], start: float) -> None:
     """One row per program, medians over its runs, then the ratios."""
-    by_name = {run.name: [other for other in runs if other.name == run.name] for run in runs}
-    header = f"{'':12} {'samples/CPU-s':>14} {'updates':>8}"
-    header += "".join(f" {f'reward@{mark:g}s':>11}" for mark in marks)
-    print(
-        header
-        + f" {'RSS MiB':>8} {'PSS MiB':>8} {'processes':>9} {'start CPU-s':>11} {'wall s':>7}"
-    )
-
-    def row(name: str) -> list[float]:
-        of = by_name[name]
-        middle = statistics.median
-        return [
-            middle(run.samples_per_cpu_second for run in of),
-            middle(run.marks[-1].updates for run in of),
-            *(middle(run.marks[i].reward for run in of) for i in range(len(marks))),
-            middle(run.memory.rss for run in of),
-            middle(run.memory.pss for run in of),
-            middle(run.memory.processes for run in of),
-            middle(run.start_cpu for run in of),
-            middle(run.wall for run in of),
-        ]
-
-    def line(name: str, values: list[float]) -> None:
-        speed, updates, *rest = values
-        rewards, (rss, pss, processes, start_cpu, wall) = rest[:-5], rest[-5:]
-        text = f"{name:12} {speed:14,.0f} {updates:8,.0f}"
-        text += "".join(f" {reward:11.3f}" for reward in rewards)
-        print(text + f" {rss:8,.0f} {pss:8,.0f} {processes:9.0f} {start_cpu:11.1f} {wall:7.0f}")
-
-    ours, theirs = row("swarm-node"), row("TRL")
-    line("swarm-node", ours)
-    line("TRL", theirs)
-    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    columns: dict[str, tuple[str, Callable[[Run], float]]] = {
+        "samples/CPU-s": (",.0f", lambda run: run.samples_per_cpu_second),
+        "updates": (",.0f", lambda run: run.marks[-1].updates),
+        **{
+            f"reward@{mark:g}s": (".3f", lambda run, place=place: run.marks[place].reward)
+            for place, mark in enumerate(marks)
+        },
+        "RSS MiB": (",.0f", lambda run: run.memory.rss),
+        "PSS MiB": (",.0f", lambda run: run.memory.pss),
+        "processes": (".0f", lambda run: run.memory.processes),
+        "start CPU-s": (".1f", lambda run: run.start_cpu),
+        "wall s": (".0f", lambda run: run.wall),
+    }
+    print(f"{'':12}", *(f"{heading:>13}" for heading in columns))
+    medians: dict[str, dict[str, float]] = {}
+    for name in ("swarm-node", "TRL"):
+        of = [run for run in runs if run.name == name]
+        medians[name] = {key: statistics.median(map(get, of)) for key, (_, get) in columns.items()}
+        cells = [f"{format(value, columns[key][0]):>13}" for key, value in medians[name].items()]
+        print(f"{name:12}", *cells)
+    ratios = {key: value / medians["TRL"][key] for key, value in medians["swarm-node"].items()}
     print(
         f"held-out reward at the start: {start:.3f}\n"
-        f"ratios, node to TRL: samples per CPU second {ratios[0]:.2f}, "
-        f"RSS {ratios[-5]:.2f}, PSS {ratios[-4]:.2f}"
+        f"ratios, node to TRL: samples per CPU second {ratios['samples/CPU-s']:.2f}, "
+        f"RSS {ratios['RSS MiB']:.2f}, PSS {ratios['PSS MiB']:.2f}"
     )
     for run in runs:
         rewards = ", ".join(f"{mark.reward:.3f}" for mark in run.marks)

@@ -1,4 +1,4 @@
-"""What over-provisioning with resumption (APRIL) and longest-first dispatch (StreamRL) give.
+"""What over-provisioning with resumption (APRIL) gives.
 
     python benchmarks/vllm_dispatch.py [--calls 6] [--repetitions 3] [--places 16]
 
@@ -6,7 +6,7 @@ A long-tailed workload on vLLM on this machine's CPU: eight families whose answe
 lengths of 8 to 384 tokens, log-normal within a family. Each arm makes the same number of calls of
 16 groups from the same stream of tasks; the arms take turns, so that a busy machine slows all.
 Counted are tokens of whole groups and of interrupted ones, which are kept: all are used in the end.
-Ratios are to the arm with neither, within one turn: of tokens per second, and of tokens per second
+Ratios are to the arm without, within one turn: of tokens per second, and of tokens per second
 of processor time of the engine's core, which others on the machine disturb less.
 """
 
@@ -38,13 +38,8 @@ from swarm_node.rollout import TaskRef
 
 TARGET, GROUP, LONGEST = 16, 4, 896
 MEDIANS = (8, 12, 16, 24, 48, 96, 192, 384)
-ARMS = {
-    "neither": (1.0, False),
-    "longest first": (1.0, True),
-    "over-provision 1.5": (1.5, False),
-    "both": (1.5, True),
-}
-
+#: Groups begun per group awaited.
+ARMS = {"without": 1.0, "over-provision 1.5": 1.5}
 
 Rates = tuple[float, float, float]
 
@@ -76,14 +71,13 @@ async def run_arm(
     sampler: VllmSampler, prompt: tuple[int, ...], arm: str, calls: int, seed: int
 ) -> Rates:
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
-    over, ranked = ARMS[arm]
-    harvest = Harvest(sampler, over_provision=over, max_lag=1 << 30, ranked=ranked)
+    harvest = Harvest(sampler, over_provision=ARMS[arm], max_lag=1 << 30)
     tasks, made = Tasks(prompt, seed), list[PendingGroup]()
 
     async def deliver(job: PendingGroup) -> None:
         made.append(job)
 
-    await harvest.gather(TARGET, tasks.draw, deliver)  # the ranker's first sight; not counted
+    await harvest.gather(TARGET, tasks.draw, deliver)  # warms up; not counted
     before = tokens_of(made) + tokens_of(harvest.interrupted)
     groups = len(made)
     core = psutil.Process((await sampler.stats())["core"])
@@ -120,7 +114,7 @@ async def main(calls: int, repetitions: int, places: int) -> None:
     print(f"{calls} calls of {TARGET} groups of {GROUP}, {places} places, {repetitions} turns")
     print(f"{'arm':20} {'tokens/s':>9} {'groups/s':>9}   ratios by turn: tokens/s; per core second")
     for arm, measured in rates.items():
-        pairs = list(zip(measured, rates["neither"], strict=True))
+        pairs = list(zip(measured, rates["without"], strict=True))
         ratios = ["  ".join(f"{ours[n] / base[n]:.2f}" for ours, base in pairs) for n in (0, 1)]
         print(
             f"{arm:20} {statistics.median(m[0] for m in measured):9.0f} "

@@ -30,16 +30,18 @@ _FREE_TABLES = {"options"}
 #: Keys of earlier versions, and what replaces each.
 RETIRED: Mapping[str, str] = {
     **{
-        f"policy.{key}": f"use experience.{key}"
-        for key in ("own", "external", "max_lag", "max_age", "reuse", "filter_own", "correction")
-    },
-    **{
-        f"policy.{key}": f"use training.{key}"
-        for key in (
-            *("loss", "advantage", "learning_rate", "optimizer", "dtype", "lora_rank"),
-            "activation_checkpointing",
+        f"policy.{key}": f"use {table}.{key}"
+        for table, keys in (
+            ("experience", "own external max_lag max_age filter_own correction"),
+            ("training", "loss advantage learning_rate optimizer dtype lora_rank"),
         )
+        for key in keys.split()
     },
+    **dict.fromkeys(
+        ("policy.activation_checkpointing", "training.activation_checkpointing"),
+        "activations are recomputed where the memory is too small to keep them (docs/models.md)",
+    ),
+    **dict.fromkeys(("policy.reuse", "experience.reuse"), "every group is trained on once"),
     "policy.draw": "peers' groups are drawn uniformly: weights gained nothing (docs/mixture.md)",
     "policy.half_life": "peers' groups are drawn uniformly: weights gained nothing",
     "policy.off_policy_mask": "no experiment gained by it (docs/experiments.md)",
@@ -47,6 +49,8 @@ RETIRED: Mapping[str, str] = {
     "environment.datasets": "use environment.options.datasets",
     "environment.scoring": "use environment.options.scoring",
     "network.heartbeat_seconds": "a node publishes a heartbeat every ten network.poll_seconds",
+    "sampling.over_provision": "vLLM begins 1.5 groups per group awaited (docs/engines.md)",
+    "sampling.sync": "vLLM reads weights in the GPU's memory if two copies fit, else files",
     "sampling.kv_gib": "it follows from the model and the number of answers at once",
     "ticket_file": 'use ticket = "@FILE", or --ticket-file',
 }
@@ -88,7 +92,8 @@ class EnvironmentTable(Table):
         [], max_length=256, description="Families this node samples; empty means all of them."
     )
     options: dict[str, Any] = Field(
-        {}, description="Options of the environment, such as preset, datasets, scoring, path."
+        {},
+        description="Options of the environment: preset (short, chat, sapo), datasets, path, …",
     )
 
 
@@ -97,16 +102,12 @@ class Sampling(Table):
 
     group_size: int = Field(8, ge=2, le=64, description="Completions per task (G).")
     tasks_per_call: int = Field(8, ge=1, le=1024, description="Most tasks sampled in one batch.")
-    max_new_tokens: int = Field(24, ge=1, le=32_768, description="Longest completion.")
+    max_new_tokens: int = Field(
+        24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
+    )
     temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
     engine: Literal["torch", "vllm", "auto"] = Field(
         "auto", description="The engine; auto: vLLM if it and CUDA are available, else torch."
-    )
-    over_provision: float = Field(
-        1.0, ge=1, le=4, description="Groups begun per group awaited; interrupted ones resume."
-    )
-    sync: Literal["file", "ipc"] = Field(
-        "file", description="How vLLM gets weights: through shared memory, or the GPU's (CUDA IPC)."
     )
     common_share: float = Field(
         0.0, ge=0, le=1, description="Share of tasks that all nodes of the swarm sample in common."
@@ -127,7 +128,6 @@ class Experience(Table):
         le=65_536,
         description="Largest age of a peer's group, in updates since it arrived.",
     )
-    reuse: int = Field(1, ge=1, le=64, description="Updates that one group may be used in.")
     filter_own: bool = Field(False, description="Drop own groups of equal rewards: more sampling.")
     correction: Literal["positive", "own", "sampler"] = Field(
         "positive", description="Peers' answers: good ones, all (SAPO), or weighted."
@@ -139,14 +139,18 @@ class Training(Table):
 
     loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="AdamW learning rate.")
+    learning_rate: float = Field(
+        3e-4,
+        gt=0,
+        le=1,
+        description="AdamW learning rate; a pretrained model: 1e-5 for adapters, 1e-6 for all.",
+    )
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
         "auto", description="Type in matrix products; auto: bfloat16 on a GPU, else float32."
     )
-    lora_rank: int = Field(0, ge=0, le=1024, description="Rank of LoRA adapters; 0 trains all.")
-    activation_checkpointing: bool = Field(
-        False, description="Keep fewer activations: less memory, more time, the same gradient."
+    lora_rank: int = Field(
+        0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
     )
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.box import SIMPLE
@@ -27,9 +28,10 @@ from swarm_node.config import load_settings
 from swarm_node.environments.reasoning_gym.environment import PRESETS
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient
+from swarm_node.node.fit import engine_of, this_machine
 from swarm_node.node.home import Home
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, Snapshot
-from swarm_node.policy.sampling.vllm.engine import require_vllm
+from swarm_node.simulation.report import save_json, save_picture
 
 FAMILIES = sorted(PRESETS["short"])
 #: An inference engine takes long to import and start, and each node of the demo has one.
@@ -114,9 +116,9 @@ async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None
     Raises:
         SwarmNodeError: a node could not start; the message holds the end of its log.
     """
-    load_settings({"sampling.engine": sampler})
+    settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
-        require_vllm()
+        engine_of(settings, this_machine(settings))
     console = Console()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -312,23 +314,13 @@ def write_report(
         SwarmNodeError: the directory cannot be written.
     """
     report = {"schema": SCHEMA, "seconds": round(seconds, 1), "nodes": nodes}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / "report.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        picture = directory / "learning.png"
-        return [path, picture] if draw(picture, curves) else [path]
-    except OSError as error:
-        raise SwarmNodeError(f"cannot write the report to {directory}: {error}") from error
+    path, size = save_json(report, directory), (4 * len(curves), 3.9)
+    picture = directory / "learning.png"
+    return [path, *save_picture(picture, size, lambda figure: _draw(figure, curves))]
 
 
-def draw(path: Path, curves: Mapping[str, Sequence[EvalPoint]]) -> bool:
-    """One panel per node: held-out reward over time. False without matplotlib (extra `plot`)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    figure = Figure(figsize=(4 * len(curves), 3.9), layout="constrained")
+def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
+    """One panel per node: held-out reward over time."""
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for panel, (name, points) in zip(panels, curves.items(), strict=True):
         seconds = [point.seconds for point in points]
@@ -340,5 +332,3 @@ def draw(path: Path, curves: Mapping[str, Sequence[EvalPoint]]) -> bool:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("held-out reward")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    figure.savefig(path, dpi=120)
-    return True

@@ -2,6 +2,7 @@
 
 SwarmNodeError               every error this program raises on purpose
 ├── ConfigError              a flag, variable or TOML key is unknown or impossible
+├── MachineError             this machine lacks what a start needs: disk, driver, port, clock
 ├── HomeError                the node's directory is missing, unreadable or readable by others
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
@@ -11,6 +12,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── EngineError              the inference engine cannot be kept running
 ├── CheckpointError          no stored state verifies, or it belongs to another model
+├── WeightsError             a policy version cannot be written for the sampler
 ├── ModelError               a model or tokenizer cannot be used as asked
 └── UnknownTaskError         a task reference that this environment cannot derive
 
@@ -28,6 +30,10 @@ class SwarmNodeError(Exception):
 
 class ConfigError(SwarmNodeError):
     """A setting is unknown or impossible; the message names the key."""
+
+
+class MachineError(SwarmNodeError):
+    """This machine cannot run the node that its settings describe."""
 
 
 class HomeError(SwarmNodeError):
@@ -68,6 +74,10 @@ class EngineError(SwarmNodeError):
 
 class CheckpointError(SwarmNodeError):
     """Stored training state cannot be used."""
+
+
+class WeightsError(SwarmNodeError):
+    """A policy version cannot be written where the sampler reads it. A restart would not help."""
 
 
 class ModelError(SwarmNodeError):

@@ -11,23 +11,20 @@ from swarm_node.errors import ConfigError
 
 def test_a_flag_beats_a_variable_beats_a_file_beats_the_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text("[experience]\nown = 5\nexternal = 5\nreuse = 5\n")
+    file.write_text("[experience]\nown = 5\nexternal = 5\nmax_age = 5\n")
     settings = load_settings(
         {"experience.own": 7, "experience.external": None},
         environ={"SWARM_NODE_EXPERIENCE__OWN": "6", "SWARM_NODE_EXPERIENCE__EXTERNAL": "6"},
         config=file,
     )
-    assert (settings.experience.own, settings.experience.external, settings.experience.reuse) == (
-        7,
-        6,
-        5,
-    )
-    assert settings.experience.max_lag == 8
+    experience = settings.experience
+    assert (experience.own, experience.external, experience.max_age) == (7, 6, 5)
+    assert experience.max_lag == 8
 
 
 def test_every_key_can_be_set_from_the_environment() -> None:
     variables = {f"SWARM_NODE_{key.upper().replace('.', '__')}": key for key, _ in settings_keys()}
-    assert len(variables) <= 41
+    assert len(variables) <= 37
     assert "SWARM_NODE_TRAINING__LEARNING_RATE" in variables
     settings = load_settings({}, environ={"SWARM_NODE_ENVIRONMENT__FAMILIES": '["gcd"]'})
     assert settings.environment.families == ["gcd"]
@@ -53,6 +50,13 @@ def test_every_key_can_be_set_from_the_environment() -> None:
         ("[policy]\nown = 3", "policy.own is gone: use experience.own"),
         ("[policy]\nreply = 3", "policy"),
         ('[environment]\npreset = "sapo"', "use environment.options.preset"),
+        ('[sampling]\nsync = "ipc"', "sampling.sync is gone: vLLM reads weights in the GPU"),
+        ("[sampling]\nover_provision = 2", "sampling.over_provision is gone: vLLM begins 1.5"),
+        ("[experience]\nreuse = 2", "experience.reuse is gone: every group is trained on once"),
+        (
+            "[training]\nactivation_checkpointing = true",
+            "training.activation_checkpointing is gone: activations are recomputed where",
+        ),
         ('ticket_file = "ticket"', "--ticket-file"),
     ],
 )

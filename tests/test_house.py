@@ -32,11 +32,13 @@ LIGHT = (
     "swarm_node.policy.experience.replay",
     "swarm_node.rollout",
 )
-#: The node's loops and both ends of child processes, whose task groups end with them; and vLLM's
-#: worker, which cancels the one that waits for a cut when its sample is done.
-BEGIN_TASKS = {
-    *("node/node.py", "process/child.py", "process/server.py"),
-    "policy/sampling/vllm/worker.py",
+#: The node's loops and both ends of child processes, whose task groups end with them.
+BEGIN_TASKS = {"node/node.py", "process/child.py", "process/server.py"}
+#: What builds a node, real or simulated, and what shows settings. Components get values.
+TAKES_ALL_SETTINGS = {
+    "defaults.py",
+    *("assembly.py", "build.py", "derive.py", "fit.py", "join.py", "node.py"),
+    *("config.py", "doctor.py", "first_lines.py", "plan.py", "run.py", "swarm.py"),
 }
 RUNS_FOREIGN_CODE = {"pickle.loads", "pickle.load", "torch.load", "yaml.load"}
 #: One import for each contract that it breaks, and one module that no layer names.
@@ -101,6 +103,17 @@ def test_tasks_begin_in_the_node_and_in_the_servers_of_child_processes() -> None
         if isinstance(node, ast.Attribute)
         and node.attr in ("create_task", "ensure_future")
         and told(path).removeprefix("swarm_node/") not in BEGIN_TASKS
+    ] == []
+
+
+def test_components_do_not_take_all_settings() -> None:
+    assert [
+        told(path)
+        for path, node in nodes(SOURCES)
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "swarm_node.config"
+        and "Settings" in {alias.name for alias in node.names}
+        and path.name not in TAKES_ALL_SETTINGS
     ] == []
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from swarm_node.cli.refusals import refusals
+from swarm_node.cli.options import ConfigOption, HomeOption
 
 #: Settings that the model card lists, with their names among the trainer's settings.
 _TOLD = {
@@ -38,45 +38,36 @@ def export(
     model: Annotated[
         str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")
     ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
-    ] = None,
+    home: HomeOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Export the newest checkpoint as a directory that transformers or peft loads.
 
     The node may be running. A new repository of --push is private.
     """
-    with refusals():
-        from swarm_node.config import load_settings
-        from swarm_node.node.home import Home
-        from swarm_node.policy.models.model import resolve
-        from swarm_node.policy.training.export import (
-            check_hub,
-            check_target,
-            newest_state,
-            write_export,
-        )
-        from swarm_node.policy.training.export import push as upload
+    from swarm_node.config import load_settings
+    from swarm_node.node.home import Home
+    from swarm_node.policy.models.model import resolve
+    from swarm_node.policy.training.export import (
+        check_hub,
+        check_target,
+        newest_state,
+        write_export,
+    )
+    from swarm_node.policy.training.export import push as upload
 
-        settings = load_settings({"home": home, "model": model}, config=config)
-        check_target(directory)
-        if push is not None:
-            check_hub(push)
-        model_dir = resolve(settings.model)
-        state = newest_state(Home(settings.home).checkpoints, model_dir)
-        named = base or (settings.model if settings.model == "tiny" else str(model_dir))
-        card = model_card(
-            form, named, base, state.version, state.model, state.settings, state.extra
-        )
-        write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
-        typer.echo(f"wrote policy version {state.version} to {directory}")
-        if push is not None:
-            typer.echo(f"pushed to {upload(directory, push)}")
+    settings = load_settings({"home": home, "model": model}, config=config)
+    check_target(directory)
+    if push is not None:
+        check_hub(push)
+    model_dir = resolve(settings.model)
+    state = newest_state(Home(settings.home).checkpoints, model_dir)
+    named = base or (settings.model if settings.model == "tiny" else str(model_dir))
+    card = model_card(form, named, base, state.version, state.model, state.settings, state.extra)
+    write_export(state, model_dir, directory, form, base=base or str(model_dir), card=card)
+    typer.echo(f"wrote policy version {state.version} to {directory}")
+    if push is not None:
+        typer.echo(f"pushed to {upload(directory, push)}")
 
 
 def model_card(

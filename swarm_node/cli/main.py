@@ -14,13 +14,16 @@ import typer
 
 from swarm_node import __version__
 from swarm_node.cli import simulate as simulation
+from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
+from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
 from swarm_node.cli.plan import plan
-from swarm_node.cli.refusals import refusals as _refusals
+from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.errors import SwarmNodeError
 
 app = typer.Typer(
     name="swarm-node",
+    cls=RefusingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Post-train language models together by sharing signed rollouts.\n\n"
@@ -29,23 +32,6 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the program.")
 
 _BASIC, _NETWORK = "Basic", "Network"
-
-HomeOption = Annotated[
-    Path | None,
-    typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
-]
-SamplerOption = Annotated[
-    str | None, typer.Option("--sampler", help="Inference engine: torch, vllm or auto.")
-]
-AssignOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
 
 
 def _home_path(home: Path | None) -> Path:
@@ -83,10 +69,9 @@ def demo(
     Each node samples its own share of the nine task families and sees the others only in its
     peers' rollouts. Ctrl-C ends the demo cleanly at any time.
     """
-    with _refusals():
-        from swarm_node.demo import run_demo
+    from swarm_node.demo import run_demo
 
-        raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler)))
+    raise typer.Exit(asyncio.run(run_demo(nodes, minutes, report, sampler)))
 
 
 @app.command(rich_help_panel=_BASIC)
@@ -95,12 +80,11 @@ def init(
     home: HomeOption = None,
 ) -> None:
     """Found a private swarm: make its root key and swarm file here."""
-    with _refusals():
-        from swarm_node.node.home import Home
+    from swarm_node.node.home import Home
 
-        place = Home(_home_path(home))
-        with place.lock():
-            membership = place.found_swarm(name, time.time())
+    place = Home(_home_path(home))
+    with place.lock():
+        membership = place.found_swarm(name, time.time())
     option = f" --home {place.path}" if home else ""
     typer.echo(f"Founded swarm {membership.swarm.name!r} in {place.path}")
     typer.echo(f"  swarm id   {membership.swarm.swarm_id.hex()}")
@@ -131,17 +115,16 @@ def invite(
 
     Whoever holds the ticket can join until it expires: send it as you would send a password.
     """
-    with _refusals():
-        from swarm_node.node.home import Home
+    from swarm_node.node.home import Home
 
-        place = Home(_home_path(home))
-        addresses = address or asyncio.run(_addresses_of(place.control_file))
-        ticket = place.invite(
-            addresses,
-            now=time.time(),
-            valid_seconds=valid_hours * 3600,
-            member_seconds=member_days * 86_400,
-        )
+    place = Home(_home_path(home))
+    addresses = address or asyncio.run(_addresses_of(place.control_file))
+    ticket = place.invite(
+        addresses,
+        now=time.time(),
+        valid_seconds=valid_hours * 3600,
+        member_seconds=member_days * 86_400,
+    )
     typer.echo(ticket)
 
 
@@ -198,41 +181,42 @@ def join(
     next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
     key (experience.own); `swarm-node config` lists them.
     """
-    with _refusals():
-        from swarm_node.config import load_settings, parse_assignments
-        from swarm_node.node.join import join_swarm
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.join import join_swarm
 
-        flags: dict[str, Any] = {
-            "home": home,
-            "model": model,
-            "ticket": ticket if ticket_file is None else f"@{ticket_file}",
-            "environment.families": families.split(",") if families else None,
-            "environment.options.preset": preset,
-            "network.listen": listen,
-            "network.announce": announce,
-            "network.bootstrap": bootstrap,
-            "experience.own": own,
-            "experience.external": external,
-            "sampling.engine": sampler,
-            "training.learning_rate": learning_rate,
-            "run.updates": updates,
-            "verbose": verbose,
-            **parse_assignments(assign or []),
-        }
-        join_swarm(load_settings(flags, config=config))
+    flags: dict[str, Any] = {
+        "home": home,
+        "model": model,
+        "ticket": ticket if ticket_file is None else f"@{ticket_file}",
+        "environment.families": families.split(",") if families else None,
+        "environment.options.preset": preset,
+        "network.listen": listen,
+        "network.announce": announce,
+        "network.bootstrap": bootstrap,
+        "experience.own": own,
+        "experience.external": external,
+        "sampling.engine": sampler,
+        "training.learning_rate": learning_rate,
+        "run.updates": updates,
+        "verbose": verbose,
+        **parse_assignments(assign or []),
+    }
+    join_swarm(load_settings(flags, config=config))
+
+
+app.command(rich_help_panel=_BASIC)(doctor)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)
 def identify(home: HomeOption = None) -> None:
     """Print this node's peer id and its swarm."""
-    with _refusals():
-        from swarm_node.node.home import Home
+    from swarm_node.node.home import Home
 
-        place = Home(_home_path(home))
-        swarm = place.swarm()
-        typer.echo(f"peer   {place.identity().peer_id}")
-        typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
-        typer.echo(f"root   {swarm.fingerprint}")
+    place = Home(_home_path(home))
+    swarm = place.swarm()
+    typer.echo(f"peer   {place.identity().peer_id}")
+    typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
+    typer.echo(f"root   {swarm.fingerprint}")
 
 
 @app.command(rich_help_panel=_BASIC)
@@ -250,23 +234,18 @@ def status(
     if healthy:
         typer.echo(snapshot.state)
         raise typer.Exit(0 if snapshot.state == "running" else 1)
-    _show(snapshot, json, status_view)
+    _show(json, snapshot, lambda: status_view(snapshot))
 
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     """Show the peers that the running node knows and what it received from them."""
-    import msgspec
-
     from swarm_node.cli.views import peers_view
     from swarm_node.node.snapshot import SCHEMA
 
     snapshot = _ask(home, lambda client: client.status())
-    if json:
-        listed = {"schema": SCHEMA, "peers": snapshot.peers}
-        typer.echo(msgspec.json.encode(listed).decode())
-    else:
-        _show(snapshot, False, peers_view)
+    listed = {"schema": SCHEMA, "peers": snapshot.peers}
+    _show(json, listed, lambda: peers_view(snapshot))
 
 
 @app.command(name="eval", rich_help_panel=_BASIC)
@@ -278,28 +257,25 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
     from swarm_node.node.snapshot import SCHEMA
 
     point = _ask(home, lambda client: client.evaluate())
-    if json:
-        typer.echo(msgspec.json.encode({"schema": SCHEMA, **msgspec.to_builtins(point)}).decode())
-    else:
-        _show(point, False, eval_view)
+    listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
+    _show(json, listed, lambda: eval_view(point))
 
 
 @app.command(rich_help_panel=_BASIC)
 def stop(home: HomeOption = None) -> None:
     """Stop the running node: it stores a checkpoint and leaves."""
-    with _refusals():
-        from swarm_node.node.control import ControlClient
-        from swarm_node.node.home import Home
+    from swarm_node.node.control import ControlClient
+    from swarm_node.node.home import Home
 
-        place = Home(_home_path(home))
-        client = ControlClient(place.control_file)
-        asyncio.run(client.stop())
-        deadline = time.monotonic() + 60
-        while place.control_file.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if place.control_file.exists():
-            raise SwarmNodeError(f"the node (process {client.pid()}) is still stopping after 60 s")
-        typer.echo("stopped")
+    place = Home(_home_path(home))
+    client = ControlClient(place.control_file)
+    asyncio.run(client.stop())
+    deadline = time.monotonic() + 60
+    while place.control_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if place.control_file.exists():
+        raise SwarmNodeError(f"the node (process {client.pid()}) is still stopping after 60 s")
+    typer.echo("stopped")
 
 
 @app.command(rich_help_panel=_BASIC)
@@ -310,30 +286,22 @@ def config(
 
     With `--config FILE` and `--set KEY=VALUE`, list the settings that `join` would use.
     """
-    with _refusals():
-        import msgspec
+    from swarm_node.cli.config import config_rows, config_view, explain_settings
+    from swarm_node.config import parse_assignments
+    from swarm_node.node.snapshot import SCHEMA
 
-        from swarm_node.cli.config import config_rows, config_view, explain_settings
-        from swarm_node.config import parse_assignments
-        from swarm_node.node.snapshot import SCHEMA
-
-        keys = explain_settings(parse_assignments(assign or []), config=file)
-        if json:
-            listed = {"schema": SCHEMA, "settings": config_rows(keys)}
-            typer.echo(msgspec.json.encode(listed).decode())
-        else:
-            _show(keys, False, config_view)
+    keys = explain_settings(parse_assignments(assign or []), config=file)
+    listed = {"schema": SCHEMA, "settings": config_rows(keys)}
+    _show(json, listed, lambda: config_view(keys))
 
 
 @app.command(rich_help_panel=_BASIC)
 def losses(json: JsonOption = False) -> None:
     """List the losses and advantages that can be chosen, each with its source."""
-    from swarm_node.cli.views import choices_json, choices_view
+    from swarm_node.cli.views import choices_rows, choices_view
+    from swarm_node.node.snapshot import SCHEMA
 
-    if json:
-        typer.echo(choices_json())
-    else:
-        _show(None, False, lambda _: choices_view())
+    _show(json, {"schema": SCHEMA, **choices_rows()}, choices_view)
 
 
 @model_app.command("build-tiny")
@@ -353,13 +321,12 @@ def build_tiny(
 
     Other sizes and tokenizers make swarms of unlike nodes.
     """
-    with _refusals():
-        from swarm_node.policy.models.build_tiny import STEPS, Noise, Recipe
-        from swarm_node.simulation.building import build_with_progress
+    from swarm_node.policy.models.build_tiny import STEPS, Noise, Recipe
+    from swarm_node.simulation.building import build_with_progress
 
-        noise = Noise(bare, wrong, evasive)
-        taken = STEPS if steps is None else steps
-        build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
+    noise = Noise(bare, wrong, evasive)
+    taken = STEPS if steps is None else steps
+    build_with_progress(out, Recipe(size, tokenizer, noise, taken, seed))
 
 
 # In this order the panels of --help: Basic, Network, Model, Experiments.
@@ -371,19 +338,19 @@ app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Exp
 
 
 def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
-    with _refusals():
-        from swarm_node.node.control import ControlClient
-        from swarm_node.node.home import Home
+    from swarm_node.node.control import ControlClient
+    from swarm_node.node.home import Home
 
-        return asyncio.run(question(ControlClient(Home(_home_path(home)).control_file)))
+    return asyncio.run(question(ControlClient(Home(_home_path(home)).control_file)))
 
 
-def _show(value: Any, json: bool, view: Callable[[Any], Any]) -> None:
+def _show(json: bool, listed: Any, view: Callable[[], Any]) -> None:
+    """Print `listed` as JSON, or else the view."""
     if json:
         import msgspec
 
-        typer.echo(msgspec.json.encode(value).decode())
+        typer.echo(msgspec.json.encode(listed).decode())
         return
     from rich.console import Console
 
-    Console(file=sys.stdout).print(view(value))
+    Console(file=sys.stdout).print(view())

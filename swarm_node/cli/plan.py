@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swarm_node.cli.refusals import refusals
+from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
 from swarm_node.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
+    from swarm_node.cli.plan_view import Card
     from swarm_node.config import Settings
     from swarm_node.node.fit import Machine
-    from swarm_node.policy.memory.plan import Job
     from swarm_node.policy.models.config import Qwen2Config
 
 CARDS = (8, 12, 16, 24, 80)
@@ -40,17 +40,9 @@ def plan(
         str | None,
         typer.Option(help="Memory of one card, such as 12GB; default: what is free here."),
     ] = None,
-    assign: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')] = (
-        False
-    ),
+    assign: AssignOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Say whether a model fits on a GPU, and how `join` would use it.
 
@@ -67,31 +59,36 @@ def plan(
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
-    with refusals():
-        from swarm_node.config import load_settings, parse_assignments
-        from swarm_node.node.fit import job_of
+    from swarm_node.cli.plan_view import Card
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.defaults import for_model
+    from swarm_node.node.fit import engine_of, job_of
 
-        flags = {"model": model, **parse_assignments(assign or [])}
-        settings = load_settings(flags, config=config)
-        shape = shape_of(settings.model)
-        machines = _machines(settings, vram)
-        job, cards = job_of(settings, machines[0]), [_gpu(machine) for machine in machines]
-        if json:
-            import msgspec
+    flags = {"model": model, **parse_assignments(assign or [])}
+    settings = load_settings(flags, config=config)
+    shape = shape_of(settings.model)
+    settings = for_model(settings, shape)
+    machines = _machines(settings, vram)
+    engines = [engine_of(settings, machine, shape) for machine in machines]
+    cards = [
+        Card(_gpu(machine), job_of(settings, machine, engine), engine)
+        for machine, engine in zip(machines, engines, strict=True)
+    ]
+    if json:
+        import msgspec
 
-            found = _plain(settings.model, shape, job, cards)
-            typer.echo(msgspec.json.encode(found).decode())
-            return
-        _show(settings.model, shape, job, cards)
+        typer.echo(msgspec.json.encode(_plain(settings.model, shape, cards)).decode())
+        return
+    _show(settings.model, shape, cards)
 
 
-def _show(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> None:
+def _show(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> None:
     from rich.console import Console
 
     from swarm_node.cli.plan_view import card_view, cards_view
 
     one = len(cards) == 1
-    view = card_view(name, shape, job, *cards) if one else cards_view(name, shape, job, cards)
+    view = card_view(name, shape, *cards) if one else cards_view(name, shape, cards)
     # Outside a terminal, lines are wide enough not to wrap.
     Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
 
@@ -134,11 +131,11 @@ def parse_vram(text: str) -> int:
     raise ConfigError(f"--vram takes an amount such as 12GB or 8192MiB, not {text[:40]!r}")
 
 
-def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dict[str, Any]:
+def _plain(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> dict[str, Any]:
     from swarm_node.policy.memory.plan import least_plan, make_plan, remedies
 
     rows = []
-    for vram in cards:
+    for vram, job, engine in cards:
         made = make_plan(shape, job, vram)
         shown = made or least_plan(shape, job, vram)
         rows.append(
@@ -152,6 +149,7 @@ def _plain(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> dic
                 "sleep_level": shown.sleep_level,
                 "rows": shown.rows,
                 "vllm": made.engine.vllm_arguments() if made else None,
+                "engine": engine._asdict(),
                 "instead": [] if made else remedies(shape, job, vram),
             }
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -10,15 +11,23 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from swarm_node.policy.memory.footprint import Footprint
 from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.sampling.vllm.engine import EngineChoice
 
 _GIB = 1 << 30
 _BAR = 24
 
 
-def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) -> RenderableType:
+class Card(NamedTuple):
+    """A card with `vram` free bytes, the job planned for it, and the engine that samples."""
+
+    vram: int
+    job: Job
+    engine: EngineChoice
+
+
+def cards_view(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> RenderableType:
     """One row per card; below it, advice for cards that nothing fits."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
@@ -26,29 +35,32 @@ def cards_view(name: str, shape: Qwen2Config, job: Job, cards: Sequence[int]) ->
     for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
         table.add_column(heading, justify="right")
     advice = []
-    for vram in cards:
+    for vram, job, engine in cards:
         made = make_plan(shape, job, vram)
         shown = made or least_plan(shape, job, vram)
         table.add_row(
             f"{vram / _GIB:.4g}",
-            *(_choices(made) if made else ("[red]too small[/]", "", "")),
-            *(_gib(size) for _, size in _sizes(shown.parts)),
+            *(_choices(made, engine) if made else ("[red]too small[/]", "", "")),
+            *map(_gib, shown.parts.summary().values()),
             _gib(shown.total),
             style=None if made else "dim",
         )
         if made is None:
             advice.append(f"{vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}.")
+    built_in = next((card.engine for card in cards if not card.engine.vllm), None)
     notes = [
+        *([f"† sampled by the built-in sampler: {built_in.why}."] if built_in else []),
         "Sizes in GiB; for a card that is too small, the least needed. * recomputes activations.",
         f"{SPARE:.0%} of a card stay free. Look closer: `--vram 12GB`. Change the job:",
         "`--set sampling.max_new_tokens=512`, `--set training.lora_rank=8`.",
     ]
     lines = [""] * bool(advice) + advice
-    return Group(_title(name, shape, job), "", table, *lines, "", *map(_dim, notes))
+    return Group(_title(name, shape, cards[0].job), "", table, *lines, "", *map(_dim, notes))
 
 
-def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableType:
+def card_view(name: str, shape: Qwen2Config, card: Card) -> RenderableType:
     """One card: the memory of each part, and how `join` would use the card."""
+    vram, job, engine = card
     made = make_plan(shape, job, vram)
     shown = made or least_plan(shape, job, vram)
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
@@ -56,7 +68,7 @@ def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableT
     table.add_column(justify="right")
     scale = max(vram, shown.total)
     explained = _explained(shown, job)
-    for part, size in _sizes(shown.parts):
+    for part, size in shown.parts.summary().items():
         table.add_row(part, _gib(size), _bar(size, scale), _dim(explained[part]))
     if shown.sharing == "sleep":
         spared = shown.parts.total() - shown.total
@@ -68,7 +80,9 @@ def card_view(name: str, shape: Qwen2Config, job: Job, vram: int) -> RenderableT
         left = _gib(vram - shown.total)
         answer = f"[green]Fits[/] into {vram / _GIB:.4g} GiB, {left} stay free. `join` would train "
         answer += f"{made.described()}."
-    return Group(_title(name, shape, job), "", table, "", answer)
+    sampler = "vLLM" if engine.vllm else "the built-in sampler"
+    sampled = f"Sampled by {sampler}: {escape(engine.why)}."
+    return Group(_title(name, shape, job), "", table, "", answer, sampled)
 
 
 def _title(name: str, shape: Qwen2Config, job: Job) -> str:
@@ -78,19 +92,12 @@ def _title(name: str, shape: Qwen2Config, job: Job) -> str:
     )
 
 
-def _choices(plan: Plan) -> tuple[str, str, str]:
+def _choices(plan: Plan, engine: EngineChoice) -> tuple[str, str, str]:
     training = plan.training
     trains = f"LoRA {training.lora_rank}" if training.lora_rank else "all weights"
     tokens = f"{training.micro_batch_tokens:,}{'*' if training.checkpointing else ' '}"
-    return f"{trains}{', asleep' if plan.sharing == 'sleep' else ''}", tokens, str(plan.rows)
-
-
-def _sizes(parts: Footprint) -> Iterator[tuple[str, int]]:
-    yield "weights", parts.weights
-    yield "optimizer", parts.optimizer
-    yield "KV cache", parts.kv
-    yield "activations", parts.activations
-    yield "other", parts.workspace + parts.reserve
+    trains += ", asleep" * (plan.sharing == "sleep")
+    return trains, tokens, str(plan.rows) + "†" * (not engine.vllm)
 
 
 def _explained(plan: Plan, job: Job) -> dict[str, str]:

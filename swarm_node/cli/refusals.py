@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from swarm_node.errors import SwarmNodeError
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turn an error of this program into one line on stderr and exit code 1."""
-    try:
-        yield
-    except SwarmNodeError as error:
-        typer.secho(f"swarm-node: {error}", fg="red", err=True)
-        raise typer.Exit(1) from None
+class RefusingGroup(TyperGroup):
+    """Commands in which an error of this program is one line on stderr and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SwarmNodeError as error:
+            typer.secho(f"swarm-node: {error}", fg="red", err=True)
+            raise typer.Exit(1) from None

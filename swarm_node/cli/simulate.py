@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node.cli.refusals import refusals
+from swarm_node.cli.options import AssignOption
 from swarm_node.errors import ConfigError
 
 _RESUMES = "Runs in the report directory are not repeated: give the same command to resume."
@@ -28,10 +28,6 @@ CorrectionOption = Annotated[
     str | None, typer.Option(help="Correction of peers' groups: experience.correction.")
 ]
 ReportOption = Annotated[Path, typer.Option(help="Directory of the reports; reused.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any setting of the nodes: KEY=VALUE (see `swarm-node config`)."),
-]
 
 
 def simulate(
@@ -57,32 +53,31 @@ def simulate(
     eval_rounds: Annotated[
         int, typer.Option(min=1, help="Rounds between held-out measurements.")
     ] = 10,
-    assign: SetOption = None,
+    assign: AssignOption = None,
 ) -> None:
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
     clock. The same command gives the same hash. Settings come from the command line alone."""
-    with refusals():
-        from swarm_node.config import parse_assignments
-        from swarm_node.simulation.run import run_simulation, simulation_settings
-        from swarm_node.simulation.swarm import Scenario
+    from swarm_node.config import parse_assignments
+    from swarm_node.simulation.run import run_simulation, simulation_settings
+    from swarm_node.simulation.swarm import Scenario
 
-        scenario = Scenario(
-            nodes=nodes,
-            rounds=rounds,
-            seed=seed,
-            specialised=specialised,
-            delay=_range("--delay", delay),
-            loss=loss,
-            speeds=_range("--speeds", speeds),
-            eval_rounds=eval_rounds,
-            models=tuple(model or ("tiny",)),
-        )
-        flags: dict[str, Any] = {
-            "experience.own": local,
-            **parse_assignments([f"experience.external={external}"]),
-            "experience.correction": correction,
-        }
-        run_simulation(scenario, simulation_settings(seed, flags, assign or []), report)
+    scenario = Scenario(
+        nodes=nodes,
+        rounds=rounds,
+        seed=seed,
+        specialised=specialised,
+        delay=_range("--delay", delay),
+        loss=loss,
+        speeds=_range("--speeds", speeds),
+        eval_rounds=eval_rounds,
+        models=tuple(model or ("tiny",)),
+    )
+    flags: dict[str, Any] = {
+        "experience.own": local,
+        **parse_assignments([f"experience.external={external}"]),
+        "experience.correction": correction,
+    }
+    run_simulation(scenario, simulation_settings(seed, flags, assign or []), report)
 
 
 @experiment_app.command(epilog=_RESUMES)
@@ -97,17 +92,16 @@ def sapo(
     report: ReportOption = Path("sapo-report"),
     model: Annotated[str | None, typer.Option(help="Start from this model instead.")] = None,
     correction: CorrectionOption = None,
-    assign: SetOption = None,
+    assign: AssignOption = None,
 ) -> None:
     """Compare own with shared experience as SAPO (arXiv 2509.08721) does, over several seeds."""
-    with refusals():
-        from swarm_node.simulation.experiments.sapo import Sapo
+    from swarm_node.simulation.experiments.sapo import Sapo
 
-        flags = _flags(assign)
-        if correction is not None:
-            flags["experience.correction"] = correction
-        names = tuple(arms.split(",")) if arms else ()
-        Sapo(nodes, rounds, seeds, flags, regime, names, model).run(report)
+    flags = _flags(assign)
+    if correction is not None:
+        flags["experience.correction"] = correction
+    names = tuple(arms.split(",")) if arms else ()
+    Sapo(nodes, rounds, seeds, flags, regime, names, model).run(report)
 
 
 @experiment_app.command(epilog=_RESUMES)
@@ -123,15 +117,14 @@ def heterogeneous(
         str | None, typer.Option(help="A directory; default: a smaller, sparser model is built.")
     ] = None,
     report: ReportOption = Path("heterogeneous-report"),
-    assign: SetOption = None,
+    assign: AssignOption = None,
 ) -> None:
     """Compare nodes of two sizes and two tokenizers alone, among their own kind, and in one
     swarm."""
-    with refusals():
-        from swarm_node.simulation.experiments.heterogeneous import Heterogeneous
+    from swarm_node.simulation.experiments.heterogeneous import Heterogeneous
 
-        flags, names = _flags(assign), tuple(arms.split(","))
-        Heterogeneous(nodes, rounds, seeds, flags, names, strong, weak).run(report)
+    flags, names = _flags(assign), tuple(arms.split(","))
+    Heterogeneous(nodes, rounds, seeds, flags, names, strong, weak).run(report)
 
 
 @experiment_app.command(epilog=_RESUMES)
@@ -141,21 +134,20 @@ def staleness(
     seeds: SeedsOption = 3,
     lags: Annotated[str, typer.Option(help="Updates, comma-separated.")] = "0,1,2,4,8,16",
     corrections: Annotated[
-        str, typer.Option(help="positive, sampler and none, comma-separated.")
+        str, typer.Option(help="positive, sampler, none, or losses, comma-separated.")
     ] = "positive,sampler,none",
     delay: DelayOption = "0.5,4",
     loss: LossOption = 0.1,
     report: ReportOption = Path("staleness-report"),
-    assign: SetOption = None,
+    assign: AssignOption = None,
 ) -> None:
     """Train on groups of fixed ages, with and without off-policy correction, over a network that
     delays, reorders and loses messages."""
-    with refusals():
-        from swarm_node.simulation.experiments.staleness import Staleness
+    from swarm_node.simulation.experiments.staleness import Staleness
 
-        flags, names = _flags(assign), tuple(corrections.split(","))
-        ages, delays = _whole_numbers("--lags", lags), _range("--delay", delay)
-        Staleness(nodes, rounds, seeds, flags, ages, names, delays, loss).run(report)
+    flags, names = _flags(assign), tuple(corrections.split(","))
+    ages, delays = _whole_numbers("--lags", lags), _range("--delay", delay)
+    Staleness(nodes, rounds, seeds, flags, ages, names, delays, loss).run(report)
 
 
 @experiment_app.command(epilog=_RESUMES)
@@ -165,13 +157,12 @@ def broad(
     rounds: RoundsOption = 40,
     seeds: SeedsOption = 4,
     report: ReportOption = Path("broad-report"),
-    assign: SetOption = None,
+    assign: AssignOption = None,
 ) -> None:
     """Compare swarms whose nodes sample none, half or all of their tasks in common."""
-    with refusals():
-        from swarm_node.simulation.experiments.broad import Broad
+    from swarm_node.simulation.experiments.broad import Broad
 
-        Broad(nodes, rounds, seeds, _flags(assign), regime).run(report)
+    Broad(nodes, rounds, seeds, _flags(assign), regime).run(report)
 
 
 def _flags(assign: list[str] | None) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, MixtureRow, Snapshot
+from swarm_node.node.snapshot import BusyRow, EvalPoint, MixtureRow, Snapshot
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
@@ -83,13 +82,12 @@ def choices_view() -> RenderableType:
     return Group(*lines)
 
 
-def choices_json() -> str:
-    """The same as JSON: key, name, then "summary" and "source"."""
-    listed = {
+def choices_rows() -> dict[str, dict[str, Any]]:
+    """The same for programs: key, name, then "summary" and "source"."""
+    return {
         key: {name: choice._asdict() for name, choice in choices.items()}
         for key, choices in _CHOICES.items()
     }
-    return msgspec.json.encode({"schema": SCHEMA, **listed}).decode()
 
 
 def _curve(evals: list[EvalPoint]) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from swarm_node.rollout import TaskRef
+from swarm_node.errors import UnknownTaskError
+from swarm_node.rollout import SEED_LIMIT, TaskRef
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,35 @@ class Environment(Protocol):
     def score(self, task: Task, text: str) -> float:
         """A reward in [0, 1]. May raise on hostile text, which then scores zero."""
         ...
+
+
+def check_ref(environment: Environment, ref: TaskRef) -> None:
+    """
+    Raises:
+        UnknownTaskError: `ref` names another environment, version or family, or its seed is out of
+            range.
+    """
+    if (ref.environment, ref.version) != (environment.name, environment.version):
+        raise UnknownTaskError(
+            f"the task is for {ref.environment} {ref.version}, this node has {environment.name} "
+            f"{environment.version}: give all nodes the same files, packages and options of the "
+            "environment"
+        )
+    if ref.family not in environment.families:
+        raise UnknownTaskError(
+            f"unknown family {ref.family!r}: use one of {', '.join(environment.families)}"
+        )
+    if not 0 <= ref.seed < SEED_LIMIT:
+        raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+
+
+def split_held_out(
+    items: Sequence[_Item], hashes: Sequence[bytes], share: float
+) -> tuple[list[_Item], list[_Item]]:
+    """The items for training and those held out, which are about a `share` of all: those with small
+    hashes of 8 bytes, and at least one. So items of one hash are in the same part, and stay there
+    when more are added."""
+    bound = max(int(share * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
+    pairs = list(zip(items, hashes, strict=True))
+    training = [item for item, digest in pairs if digest > bound]
+    return training, [item for item, digest in pairs if digest <= bound]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer
-from swarm_node.environments.base import Environment, Task
-from swarm_node.errors import ConfigError, UnknownTaskError
-from swarm_node.rollout import SEED_LIMIT, TaskRef
+from swarm_node.environments.base import Environment, Task, check_ref, split_held_out
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
@@ -107,18 +107,8 @@ class _Jsonl:
         self._template = template
 
     def derive(self, ref: TaskRef) -> Task:
-        if (ref.environment, ref.version) != (self.name, self.version):
-            raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
-                f"{self.version}: give all nodes the same files and environment options"
-            )
-        family = self._rows.get(ref.family)
-        if family is None:
-            raise UnknownTaskError(
-                f"unknown family {ref.family!r}: use one of {', '.join(self.families)}"
-            )
-        if not 0 <= ref.seed < SEED_LIMIT:
-            raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+        check_ref(self, ref)
+        family = self._rows[ref.family]
         rows = family.held_out if ref.held_out else family.training
         return Task(ref, rows[ref.seed % len(rows)])
 
@@ -220,13 +210,9 @@ def _letter(index: int) -> str:
 
 
 def _split(path: Path, rows: Sequence[Example], share: float) -> _Family:
-    """Questions with a small hash are held out. So all copies of a question are in the same part,
-    and stay there when the file grows."""
+    """By the hash of the question, so all copies of a question are in the same part."""
     hashes = [hashlib.sha256(row.question.encode()).digest()[:8] for row in rows]
-    # A small file, too, has one held-out question.
-    bound = max(int(share * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
-    held_out = [row for row, digest in zip(rows, hashes, strict=True) if digest <= bound]
-    training = [row for row, digest in zip(rows, hashes, strict=True) if digest > bound]
+    training, held_out = split_held_out(rows, hashes, share)
     if not training or not held_out:
         raise _refusal("path", f"{path} needs at least two different questions, one for each part")
     return _Family(training, held_out)

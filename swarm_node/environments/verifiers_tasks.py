@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from swarm_node.environments.base import Environment, Task
-from swarm_node.errors import ConfigError, UnknownTaskError
-from swarm_node.rollout import SEED_LIMIT, TaskRef
+from swarm_node.environments.base import Environment, Task, check_ref, split_held_out
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 SCHEME = 1
@@ -73,10 +73,7 @@ class _Verifiers:
 
     def __init__(self, taskset: str, tasks: Sequence[Any], held_out: float) -> None:
         hashes = [bytes.fromhex(task.hash)[:8] for task in tasks]
-        bound = max(int(held_out * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
-        pairs = list(zip(tasks, hashes, strict=True))
-        self._held_out = [task for task, digest in pairs if digest <= bound]
-        self._training = [task for task, digest in pairs if digest > bound]
+        self._training, self._held_out = split_held_out(tasks, hashes, held_out)
         if not self._training:
             raise ConfigError(
                 f"environment.options.taskset: {taskset} has fewer than two different tasks"
@@ -85,15 +82,7 @@ class _Verifiers:
         self.version = _version(taskset, tasks, held_out)
 
     def derive(self, ref: TaskRef) -> Task:
-        if (ref.environment, ref.version) != (self.name, self.version):
-            raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
-                f"{self.version}: give all nodes the same taskset, options and versions"
-            )
-        if ref.family not in self.families:
-            raise UnknownTaskError(f"unknown family {ref.family!r}: use {self.families[0]}")
-        if not 0 <= ref.seed < SEED_LIMIT:
-            raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+        check_ref(self, ref)
         tasks = self._held_out if ref.held_out else self._training
         return Task(ref, tasks[ref.seed % len(tasks)])
 

@@ -7,10 +7,12 @@ from functools import partial
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.derive import mixture_settings, replay_settings
 from swarm_node.node.evaluation import Evaluator
+from swarm_node.node.harvest import Harvest
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
-from swarm_node.node.mixing import Mixer, replay_settings
+from swarm_node.node.mixing import Mixer
 from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
@@ -23,6 +25,7 @@ from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
+from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
 _REQUESTS_PER_SECOND = 50.0
 _REQUEST_BURST = 500.0
@@ -36,7 +39,7 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
         membership=membership,
         parts=parts,
         shared=shared,
-        learner=_learner(settings, membership.identity.peer_id, parts, shared),
+        learner=make_learner(settings, membership.identity.peer_id, parts, shared),
         open_work=partial(_open_work, settings, membership, parts, shared),
     )
 
@@ -52,14 +55,16 @@ def make_shared(settings: Settings, peer_id: str) -> Shared:
     )
 
 
-def _learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
+def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
     """The learner of the node `peer_id`."""
     return Learner(
-        settings,
         parts,
         shared,
-        Mixer(settings.experience, shared.tally, shared.buffer),
+        Mixer(mixture_settings(settings), shared.tally, shared.buffer),
         _rng("train", settings, peer_id),
+        correction=settings.experience.correction,
+        advantage=settings.training.advantage,
+        checkpoint_updates=settings.run.checkpoint_updates,
     )
 
 
@@ -82,15 +87,28 @@ def _open_work(
         swarm_id=membership.swarm.swarm_id,
         common_share=settings.sampling.common_share,
     )
-    maker = RolloutMaker(settings, parts, shared.tally, tasks, shared.slots, peer_id)
+    sampler, max_lag = parts.sampler, settings.experience.max_lag
+    harvest = Harvest(sampler, max_lag) if isinstance(sampler, InterruptibleSampler) else None
+    maker = RolloutMaker(
+        settings.sampling,
+        parts,
+        shared.tally,
+        tasks,
+        shared.slots,
+        harvest,
+        seed=settings.run.seed,
+        peer_id=peer_id,
+    )
     evals = shared.tally.evals
     evaluator = Evaluator(
-        settings=settings,
+        sampling=settings.sampling,
         parts=parts,
         info=info,
         own_families=families,
+        tasks=settings.run.eval_tasks,
         earlier=evals[-1].seconds if evals else 0.0,
         drawing=shared.tally.drawing,
+        least=settings.run.eval_seconds,
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,

@@ -51,7 +51,11 @@ class ControlServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        """Listen and write the address file."""
+        """Listen and write the address file.
+
+        Raises:
+            HomeError: the file cannot be written.
+        """
         app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
         app.add_routes(
             [
@@ -66,11 +70,14 @@ class ControlServer:
         port = self._runner.addresses[0][1]
         address = _Address(port=port, token=self._token, pid=os.getpid())
         temporary = self._file.with_suffix(".tmp")
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(address))
-        temporary.replace(self._file)
+        try:
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(address))
+            temporary.replace(self._file)
+        except OSError as error:
+            raise HomeError(f"cannot write {self._file}: {error.strerror}") from error
 
     async def close(self) -> None:
         """Stop listening and take the address file away."""

@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from swarm_node.config import Settings
 from swarm_node.node.fit import Fit
-from swarm_node.policy.memory.footprint import context_tokens
-from swarm_node.policy.memory.plan import Plan
+from swarm_node.policy.experience.mixture import MixtureSettings
+from swarm_node.policy.experience.replay import ReplaySettings
+from swarm_node.policy.memory.footprint import Training, context_tokens
 from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoint import stored_rank
-from swarm_node.policy.training.trainer import Published, TrainerSettings
+from swarm_node.policy.training.settings import Published, TrainerSettings
 
 
 def resumed(settings: Settings, checkpoints: Path) -> Settings:
@@ -29,44 +30,30 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
     return settings.model_copy(update={"training": training})
 
 
-def trainer_settings(settings: Settings, plan: Plan | None = None) -> TrainerSettings:
-    """What of a node's settings the trainer needs; a `plan` of the GPU decides what the user left
-    open (it has kept to the rest)."""
-    chosen = TrainerSettings(
+def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
+    """The trainer's settings. `found` decides what the user left open, and has kept to the rest;
+    without it, all is as set, and nothing is spared."""
+    found = found or Fit(ON_CPU, vllm=False, training=Training(settings.training.lora_rank))
+    training = found.training
+    return TrainerSettings(
         loss=settings.training.loss,
         learning_rate=settings.training.learning_rate,
         temperature=settings.sampling.temperature,
         longest_answer=settings.sampling.max_new_tokens,
-        activation_checkpointing=settings.training.activation_checkpointing,
-        lora_rank=settings.training.lora_rank,
+        micro_batch_tokens=training.micro_batch_tokens,
+        activation_checkpointing=training.checkpointing,
+        lora_rank=training.lora_rank,
+        published=_published(found),
         optimizer=settings.training.optimizer,
         device=settings.run.device,
         dtype=settings.training.dtype,
         processes=settings.run.trainer_processes,
+        gives_back=found.plan is not None and found.plan.sharing == "sleep",
         seed=settings.run.seed,
     )
-    if plan is None:
-        return chosen
-    training = plan.training
-    return replace(
-        chosen,
-        lora_rank=training.lora_rank,
-        activation_checkpointing=training.checkpointing,
-        micro_batch_tokens=training.micro_batch_tokens,
-    )
 
 
-def published(settings: Settings, found: Fit, rank: int) -> Published:
-    """What the trainer must publish for the sampler of these settings: vLLM swaps adapters in
-    place, the built-in sampler takes them merged."""
-    if not found.vllm:
-        return "merged"
-    if rank:
-        return "adapter"
-    return "ipc" if settings.sampling.sync == "ipc" else "merged"
-
-
-def engine_plan(settings: Settings, model: Qwen2Config, found: Fit, rank: int) -> EnginePlan:
+def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePlan:
     """What vLLM may use: as the plan of the GPU says, where there is one.
 
     Raises:
@@ -78,7 +65,7 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit, rank: int) -
         where=found.where,
         max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
-        lora_rank=rank,
+        lora_rank=found.training.lora_rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
     )
@@ -96,6 +83,30 @@ def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShap
     return CacheShape(rows if found.plan is None else found.plan.rows, context)
 
 
+def replay_settings(settings: Settings) -> ReplaySettings:
+    """Settings of the replay buffer; with `external = "auto"` it has space for any mixture."""
+    experience, adaptive = settings.experience, mixture_settings(settings)
+    if adaptive is None:
+        own, external = experience.own, int(experience.external)
+    else:
+        own, external = adaptive.batch - adaptive.most_external, adaptive.most_external
+    return ReplaySettings(
+        own=own,
+        external=external,
+        max_lag=experience.max_lag,
+        max_age=experience.max_age,
+        filter_own=experience.filter_own,
+        merge=settings.sampling.common_share > 0,
+    )
+
+
+def mixture_settings(settings: Settings) -> MixtureSettings | None:
+    """Settings of the mixture's controller, which begins with `own` groups of each kind and keeps
+    their sum; None where the mixture is fixed."""
+    experience = settings.experience
+    return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
+
+
 def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:
     """The addresses to listen on; port 0 becomes the home's own, so that tickets stay good after a
     restart."""
@@ -105,3 +116,13 @@ def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[st
         return f"{head}/tcp/{own_port()}{tail}" if found else address
 
     return [fixed(address) for address in settings.network.listen]
+
+
+def _published(found: Fit) -> Published:
+    """How weights reach the sampler. Both samplers take adapters as they are; the built-in one
+    shares the base with a trainer of one process."""
+    if found.shares_base:
+        return "shared"
+    if found.vllm and found.training.lora_rank:
+        return "adapter"
+    return "ipc" if found.ipc else "merged"

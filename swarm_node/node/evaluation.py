@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from swarm_node.config import Settings
+from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.node.parts import Parts, Timing
@@ -37,23 +37,26 @@ class Evaluator:
     def __init__(
         self,
         *,
-        settings: Settings,
+        sampling: Sampling,
         parts: Parts,
         info: EnvironmentInfo,
         own_families: Sequence[str],
+        tasks: int,
         earlier: float,
         drawing: Timing,
+        least: float,
     ) -> None:
-        """`earlier` is the time of the last point before a restart, in seconds. `drawing` is the
-        sampler's time per own group."""
+        """`tasks` of each family are measured. `earlier` is the time of the last point before a
+        restart, in seconds. `drawing` is the sampler's time per own group. `least` is the shortest
+        pause between two measurements, in seconds."""
         self._parts = parts
         self._drawing = drawing
         self._took, self._rows = 0.0, 0
-        self._least = settings.run.eval_seconds
+        self._least = least
         self._info = info
         self._own = frozenset(own_families)
-        self._tasks = settings.run.eval_tasks
-        self._sampling = settings.sampling
+        self._tasks = tasks
+        self._sampling = sampling
         self._started = parts.clock.now() - earlier
         self._one_at_a_time = asyncio.Lock()
 

@@ -1,5 +1,6 @@
-"""Whether a model fits a machine, and how the machine is used: one answer for `swarm-node plan`,
-for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`, which look.
+"""Whether a model fits a machine, its disk too, and how the machine is used: one answer for
+`swarm-node plan`, for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`,
+which look.
 
 Cheap to import, as a command line must be.
 """
@@ -7,23 +8,50 @@ Cheap to import, as a command line must be.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import ModelError
+from swarm_node.errors import HomeError, ModelError
+from swarm_node.policy.memory.footprint import (
+    KEPT_CHECKPOINTS,
+    Device,
+    Training,
+    adapter_count,
+    checkpoint_bytes,
+    footprint,
+)
 from swarm_node.policy.memory.free import available_memory, check_memory
-from swarm_node.policy.memory.plan import Job, Plan, least_plan, make_plan, remedies
+from swarm_node.policy.memory.plan import (
+    DEFAULT_RANK,
+    SPARE,
+    Job,
+    Plan,
+    least_plan,
+    make_plan,
+    ranks_to_try,
+    remedies,
+    ways_to_train,
+)
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement, hardware, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
-from swarm_node.policy.sampling.vllm.engine import has_vllm
+from swarm_node.policy.sampling.vllm.engine import (
+    VLLM_VERSION,
+    EngineChoice,
+    VllmBuild,
+    choose_engine,
+    installed_vllm,
+)
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
+#: Versions of the weights in shared memory: the newest two, and one that is being written.
+_SHARED_COPIES = 3
 
 
 class GpuMemory(NamedTuple):
@@ -36,22 +64,35 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What decides how a node works here: where the policy is computed, the bytes of main memory
-    that are free, the memory of that GPU (None on a CPU), and whether vLLM is installed."""
+    that are free, the memory of that GPU (None on a CPU), the installed vLLM, and whether processes
+    can share the GPU's memory (CUDA IPC)."""
 
     where: Placement
     free: int
     gpu: GpuMemory | None
-    vllm: bool
+    vllm: VllmBuild | None
+    ipc: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a node works on a machine. `vllm` says that vLLM samples, `plan` how the GPU is divided:
-    None on a CPU, and for several trainer processes, which are not planned for."""
+    """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
+    `training` says how the trainer uses its memory, `plan` how the GPU is divided: None on a CPU,
+    and for several trainer processes, which are not planned for. With `ipc`, vLLM gets all weights
+    through the GPU's memory. With `shares_base`, the built-in sampler shares the frozen base of
+    adapters."""
 
     where: Placement
     vllm: bool
-    plan: Plan | None
+    training: Training
+    plan: Plan | None = None
+    ipc: bool = False
+    shares_base: bool = False
+    why: str = ""
+
+    @property
+    def engine(self) -> EngineChoice:
+        return EngineChoice(self.vllm, self.why)
 
 
 def this_machine(settings: Settings) -> Machine:
@@ -66,29 +107,55 @@ def this_machine(settings: Settings) -> Machine:
     gpu = None
     if where.device != "cpu":
         gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
-    return Machine(where, available_memory(), gpu, has_vllm())
+    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc())
 
 
 def card(settings: Settings, vram: int) -> Machine:
-    """A machine with plenty of main memory and a card with `vram` bytes, all of them free."""
-    half = settings.training.dtype != "float32"
-    return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), has_vllm())
+    """A machine with plenty of main memory and a card with `vram` bytes, all of them free. It has
+    the vLLM of this machine, or the right one if `settings` ask for vLLM."""
+    half, vllm = settings.training.dtype != "float32", installed_vllm()
+    if settings.sampling.engine == "vllm":
+        vllm = VllmBuild("vllm", VLLM_VERSION, on_cpu=False)
+    return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), vllm)
 
 
-def job_of(settings: Settings, machine: Machine) -> Job:
-    """What a node with these settings asks of a GPU; what the user did not set is left open."""
+def engine_of(
+    settings: Settings, machine: Machine, shape: Qwen2Config | None = None
+) -> EngineChoice:
+    """The engine that samples on `machine`, and why. With the model's `shape`, "auto" takes the
+    built-in sampler where only that fits: it shares the base of adapters with the trainer.
+
+    Raises:
+        ModelError: the settings ask for vLLM, and the machine has none that fits its device.
+    """
+    choice = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
+    planned = machine.gpu is not None and settings.run.trainer_processes == 1
+    if settings.sampling.engine != "auto" or not (choice.vllm and planned and shape):
+        return choice
+    assert machine.gpu is not None
+    built_in = EngineChoice(False, "vLLM, which keeps a base of its own, does not fit the card")
+    fits = [
+        make_plan(shape, job_of(settings, machine, each), machine.gpu.free)
+        for each in (choice, built_in)
+    ]
+    return choice if fits[0] or not fits[1] else built_in
+
+
+def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
+    """What a node with these settings and this engine asks of a GPU; what the user did not set is
+    left open."""
     training, sampling = settings.training, settings.sampling
-    chosen = training.model_fields_set
     return Job(
         rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
         max_new_tokens=sampling.max_new_tokens,
-        lora_rank=training.lora_rank if "lora_rank" in chosen else None,
-        checkpointing=(
-            training.activation_checkpointing if "activation_checkpointing" in chosen else None
-        ),
+        lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype="bfloat16" if machine.where.half else "float32",
         eight_bit=training.optimizer == "adamw8bit",
-        can_sleep=_samples_by_vllm(settings, machine),
+        # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
+        can_sleep=False,
+        one_base=(machine.gpu is None or machine.ipc)
+        and settings.run.trainer_processes == 1
+        and not engine.vllm,
     )
 
 
@@ -98,38 +165,90 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
     """
-    processes = settings.run.trainer_processes
+    engine = engine_of(settings, machine, shape)
+    job = job_of(settings, machine, engine)
+    plan, ipc = None, False
+    if machine.gpu is None or settings.run.trainer_processes > 1:
+        training = _unplanned(settings, shape, job, machine)
+    else:
+        plan = _planned(shape, job, machine.gpu)
+        training = plan.training
+        # The two newest versions, in the sampler's type (`weights/device.py`).
+        copies = 2 * plan.parts.sampler_weights
+        ipc = engine.vllm and machine.ipc and not training.lora_rank and plan.fits(copies)
     check_memory(
         shape,
-        settings.training.lora_rank,
+        training.lora_rank,
         placement=machine.where,
-        trainer_processes=processes,
+        trainer_processes=settings.run.trainer_processes,
+        one_base=job.one_base,
         free=machine.free,
     )
-    vllm = _samples_by_vllm(settings, machine)
-    if machine.gpu is None or processes > 1:
-        return Fit(machine.where, vllm, None)
-    job, vram = job_of(settings, machine), machine.gpu.free
-    made = make_plan(shape, job, vram)
+    shares = job.one_base and training.lora_rank > 0
+    return Fit(machine.where, engine.vllm, training, plan, ipc, shares, engine.why)
+
+
+def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
+    made = make_plan(shape, job, gpu.free)
     if made is None:
-        ways = remedies(shape, job, vram) or ["a machine with more memory"]
-        needed = least_plan(shape, job, vram).total
+        ways = remedies(shape, job, gpu.free) or ["a machine with more memory"]
+        needed = least_plan(shape, job, gpu.free).total
         raise ModelError(
             f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {vram / _GIB:.1f} are "
-            f'free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
+            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {gpu.free / _GIB:.1f} "
+            f'are free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
         )
-    return Fit(machine.where, vllm, replace(made, card=machine.gpu.total))
+    return made
+
+
+def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) -> str | None:
+    """What there is to say of a disk on which checkpoints may take `room` bytes, those there
+    included; None if all fit that are kept.
+
+    Raises:
+        HomeError: the first two do not fit. One must stay while the next is written.
+    """
+    rank = found.training.lora_rank
+    eight_bit = settings.training.optimizer == "adamw8bit"
+    each = checkpoint_bytes(shape, rank, eight_bit=eight_bit)
+    if room >= KEPT_CHECKPOINTS * each:
+        return None
+    needs = (
+        f"a checkpoint takes {each / 1e9:,.1f} GB here, and {room / 1e9:,.1f} GB are free on the "
+        f"disk of {settings.home}"
+    )
+    if room >= 2 * each:
+        return f"{needs}: fewer than {KEPT_CHECKPOINTS} will be kept"
+    smaller = checkpoint_bytes(shape, DEFAULT_RANK, eight_bit=eight_bit) / 1e9
+    lighter = (
+        f", or train adapters (training.lora_rank = {DEFAULT_RANK}), whose checkpoints take "
+        f"{smaller:,.1f} GB"
+    ) * (not rank)
+    raise HomeError(
+        f"{needs}, where two must fit: free {(2 * each - room) / 1e9:,.1f} GB there, give a "
+        f"home on another disk (--home){lighter}"
+    )
+
+
+def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
+    """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
+    next one, and a base that both processes map."""
+    width = 2 if found.where.half else 4
+    rank = found.training.lora_rank
+    if found.ipc:
+        return 0
+    if rank and (found.vllm or found.shares_base):
+        mapped = found.shares_base and found.where.device == "cpu"
+        versions = _SHARED_COPIES * 4 * adapter_count(shape, rank)
+        return versions + (width * shape.weight_count if mapped else 0)
+    return _SHARED_COPIES * width * shape.weight_count
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:
     """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
     None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
-    command = shutil.which("nvidia-smi")
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
-    visible = "".join(names).strip()
-    if command is None or not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible):
+    command, visible = shutil.which("nvidia-smi"), visible_gpu(index)
+    if command is None or visible is None:
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
     try:
@@ -137,6 +256,20 @@ def gpu_memory(index: int = 0) -> GpuMemory | None:
         return parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def has_ipc() -> bool:
+    """Whether processes can share a GPU's memory by CUDA IPC, which does not exist on WSL2."""
+    return "microsoft" not in platform.release()
+
+
+def visible_gpu(index: int) -> str | None:
+    """How nvidia-smi names the GPU that CUDA numbers `index` here; None without one."""
+    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
+    visible = "".join(names).strip()
+    known = re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible)
+    return visible if known else None
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
@@ -148,9 +281,27 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
     return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
 
 
-def _samples_by_vllm(settings: Settings, machine: Machine) -> bool:
-    engine = settings.sampling.engine
-    return engine == "vllm" or (engine == "auto" and machine.gpu is not None and machine.vllm)
+def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machine) -> Training:
+    """How a trainer without a plan works: the first way that fits the memory of the CPU or of one
+    GPU, over which trained weights are spread, else the one that takes least. All weights come
+    before adapters, as in a plan."""
+    share = 1 / settings.run.trainer_processes
+    device: Device = "cpu" if machine.gpu is None else "cuda"
+    free = machine.free if machine.gpu is None else machine.gpu.free
+    ways = [way for rank in ranks_to_try(job) for way in ways_to_train(rank, job)]
+    for way in ways:
+        parts = footprint(
+            shape,
+            way,
+            device=device,
+            rows=job.rows,
+            max_new_tokens=job.max_new_tokens,
+            one_base=job.one_base,
+        )
+        elsewhere = 0 if way.lora_rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
+        if parts.total() - elsewhere <= free * (1 - SPARE):
+            return way
+    return ways[-1]
 
 
 def _torch_memory(device: str) -> GpuMemory:

@@ -1,14 +1,9 @@
 """Partial rollouts: groups from an engine that interleaves many, each delivered when complete.
 
-A sampling batch begins more groups than its target (`sampling.over_provision`) and ends when the
+A sampling batch begins more groups than its target (`OVER_PROVISION`) and ends when the
 target is complete. It keeps the tokens, log-probs and versions of the interrupted groups, and the
 next sampling batch resumes them first (APRIL, arXiv 2509.18521). So no place in the engine idles
 until the longest answer of a batch has ended.
-
-Where the engine has fewer places than rows, the rows that start last also end last. Starting the
-longest first leaves the shortest tail (longest-processing-time-first scheduling). StreamRL (arXiv
-2504.15930) ranks prompts by a trained predictor; here the recent mean of the task's family ranks
-them.
 """
 
 from __future__ import annotations
@@ -21,8 +16,8 @@ from dataclasses import dataclass, field
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import TaskRef
 
-#: Weight of the newest group in its family's mean.
-_NEWEST = 0.2
+#: Groups begun per group awaited: what was measured best (docs/engines.md).
+OVER_PROVISION = 1.5
 
 
 @dataclass(slots=True, eq=False)
@@ -50,17 +45,13 @@ class Harvest:
     def __init__(
         self,
         sampler: InterruptibleSampler,
-        *,
-        over_provision: float,
         max_lag: int,
-        ranked: bool = True,
+        over_provision: float = OVER_PROVISION,
     ) -> None:
-        """A row whose tokens are more than `max_lag` policy versions old is sampled again. Without
-        `ranked`, new groups start in the order given."""
+        """A row whose tokens are more than `max_lag` policy versions old is sampled again."""
         self._sampler = sampler
         self._over_provision = over_provision
         self._max_lag = max_lag
-        self._ranker = LengthRanker() if ranked else None
         self._waiting: list[PendingGroup] = []
 
     @property
@@ -81,8 +72,6 @@ class Harvest:
             SwarmNodeError: from the sampler, `fresh` or `deliver`.
         """
         new = await fresh(provision(target, self._over_provision, len(self._waiting)))
-        if self._ranker is not None:
-            new = [new[place] for place in self._ranker.order([group.ref.family for group in new])]
         resumed, self._waiting = self._waiting, []
         for group in resumed:
             group.rows = still_fresh(group.rows, self._sampler.version, self._max_lag)
@@ -98,9 +87,6 @@ class Harvest:
             left -= 1
             if left <= 0:
                 cut.set()
-            if self._ranker is not None:
-                longest = max(len(row.token_ids) for row in group.rows)
-                self._ranker.observe(group.ref.family, longest)
             async with one_at_a_time:
                 await deliver(group)
 
@@ -111,26 +97,6 @@ class Harvest:
         for error in ended:
             if error is not None:
                 raise error
-
-
-class LengthRanker:
-    """Estimates, by task family, how many tokens the longest row of a group takes."""
-
-    def __init__(self) -> None:
-        self._longest: dict[str, float] = {}
-
-    def observe(self, family: str, tokens: int) -> None:
-        """A group of `family` is complete; its longest row has `tokens` tokens."""
-        before = self._longest.get(family, float(tokens))
-        self._longest[family] = before + _NEWEST * (tokens - before)
-
-    def expected(self, family: str) -> float:
-        """Tokens of the longest row. An unknown family has infinitely many, so it starts early."""
-        return self._longest.get(family, math.inf)
-
-    def order(self, families: Sequence[str]) -> list[int]:
-        """The indices of `families`, longest first; ties keep the order given."""
-        return sorted(range(len(families)), key=lambda place: -self.expected(families[place]))
 
 
 def provision(target: int, over: float, waiting: int) -> int:

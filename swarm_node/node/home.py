@@ -198,16 +198,30 @@ class Home:
 
     def port(self) -> int:
         """The TCP port of this node: chosen once, then kept, so that tickets stay good."""
-        path = self.path / "port"
-        if path.exists():
-            text = path.read_text()[:8].strip()
-            if text.isdecimal() and 0 < int(text) < 65_536:
-                return int(text)
+        kept = self.kept_port()
+        if kept:
+            return kept
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
-        path.write_text(f"{port}\n")
+        (self.path / "port").write_text(f"{port}\n")
         return port
+
+    def kept_port(self) -> int:
+        """The port that an earlier start chose; 0 before the first."""
+        path = self.path / "port"
+        text = path.read_text()[:8].strip() if path.exists() else ""
+        return int(text) if text.isdecimal() and 0 < int(text) < 65_536 else 0
+
+    def in_use(self) -> bool:
+        """Whether a node runs in this home; nothing is written to find out."""
+        if not (self.path / "lock").exists():
+            return False
+        try:
+            with self.lock():
+                return False
+        except HomeError:
+            return True
 
     @contextmanager
     def lock(self) -> Iterator[None]:

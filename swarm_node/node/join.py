@@ -10,14 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
+from pydantic import SecretStr
 
 from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
-from swarm_node.node.fit import fit, this_machine
+from swarm_node.node.defaults import for_model, for_training
+from swarm_node.node.doctor import examine, refuse
+from swarm_node.node.facts import Seen, gather
+from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
+from swarm_node.node.fit import check_disk, fit, this_machine
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.policy.memory.free import checkpoint_room
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.placement import hardware
 
 _MAX_TICKET_FILE = 16 * 1024
 TICKET_SECONDS = 7 * 86_400
@@ -32,14 +41,39 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    from swarm_node.node.derive import resumed  # imports torch
+    from swarm_node.node.derive import resumed, trainer_settings  # imports torch
 
-    home = Home(settings.home)
+    home, settings = Home(settings.home), with_ticket(settings)
     settings = resumed(settings, home.checkpoints)
+    wanted, seen = settings.network.listen, Seen(hardware())
+    facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
+    refuse(examine(facts, settings, None))
     machine = this_machine(settings)
-    directory = resolve(settings.model, lambda shape: fit(settings, shape, machine))
+    room = checkpoint_room(home.checkpoints)
+    downloads: list[Download] = []
+
+    def admit(shape: Qwen2Config) -> None:
+        wanted = for_model(settings, shape)
+        found = fit(wanted, shape, machine)
+        check_disk(wanted, shape, found, room)
+        findings = examine(facts, wanted, shape)
+        refuse(findings)
+        wanted = for_training(wanted, shape, found.training)
+        rate = trainer_settings(wanted, found).learning_rate
+        tell([finding_line(finding) for finding in findings if finding.level == "warning"])
+        tell([*start_lines(wanted, facts, machine, found, shape, rate)])
+
+    def download(wanted: Download) -> None:
+        downloads.append(wanted)
+        tell([download_line(wanted)])
+
+    directory = resolve(settings.model, admit, download)
+    if not downloads:
+        tell([Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})])
     model = Model.read(settings.model, directory)
+    settings = for_model(settings, model.config)
     found = fit(settings, model.config, machine)
+    settings = for_training(settings, model.config, found.training)
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
@@ -50,6 +84,7 @@ def join_swarm(settings: Settings) -> None:
         def on_running(addresses: Sequence[str]) -> None:
             if founded:
                 _offer_ticket(home, addresses)
+            tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             notify("READY=1")
 
         asyncio.run(run_node(settings, home, membership, model, found, on_running))
@@ -81,7 +116,7 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
     Raises:
         HomeError, TicketError: no membership can be had; the message says what to do.
     """
-    text = _ticket_text(settings)
+    text = ticket_text(settings)
     now = time.time()
     if text is not None:
         try:
@@ -96,7 +131,24 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
     return home.found_swarm(name, now), True
 
 
-def _ticket_text(settings: Settings) -> str | None:
+def with_ticket(settings: Settings) -> Settings:
+    """`settings` with the ticket's text in place of its file, because standard input can be read
+    only once.
+
+    Raises:
+        TicketError: its file cannot be read.
+    """
+    text = ticket_text(settings)
+    ticket = None if text is None else SecretStr(text)
+    return settings.model_copy(update={"ticket": ticket})
+
+
+def ticket_text(settings: Settings) -> str | None:
+    """The text of the ticket that `settings` give or name, None without one.
+
+    Raises:
+        TicketError: its file cannot be read.
+    """
     if settings.ticket is None:
         return None
     text = settings.ticket.get_secret_value().strip().strip("'\"")

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import structlog
 
-from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
-from swarm_node.policy.experience.batch import build_batch
+from swarm_node.policy.choices import AdvantageName
+from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
 from swarm_node.policy.sampling.sampler import RestingSampler
 from swarm_node.policy.training.trainer import UpdateStats
@@ -31,19 +31,25 @@ class Learner:
 
     def __init__(
         self,
-        settings: Settings,
         parts: Parts,
         shared: Shared,
         mixer: Mixer,
         rng: random.Random,
+        *,
+        correction: Correction,
+        advantage: AdvantageName,
+        checkpoint_updates: int,
     ) -> None:
-        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches."""
-        self._settings = settings
+        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches. `correction` and
+        `advantage` are those of `build_batch`."""
+        self._correction: Correction = correction
+        self._advantage: AdvantageName = advantage
+        self._checkpoint_updates = checkpoint_updates
         self._parts = parts
         self._tally = shared.tally
         self._buffer = shared.buffer
         self._slots = shared.slots
-        self._mixer = mixer
+        self.mixer = mixer
         self._rng = rng
 
     async def start(self) -> None:
@@ -64,7 +70,7 @@ class Learner:
                 ) from None
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
-            self._mixer.resume(saved.mixture)
+            self.mixer.resume(saved.mixture)
 
     async def step(self, stopping: Callable[[], bool]) -> bool:
         """One update; False when no batch is ready.
@@ -90,8 +96,8 @@ class Learner:
             parts.codec.encode_prompt,
             parts.codec.encode_answer,
             parts.codec.eos_id,
-            self._settings.experience.correction,
-            self._settings.training.advantage,
+            self._correction,
+            self._advantage,
             drawn.other_rewards,
         )
         sampler = parts.sampler
@@ -104,24 +110,30 @@ class Learner:
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
-        self._mixer.update()
+        self.mixer.update()
+        if result.unstored is not None:
+            self._not_stored(result.unstored)
         if resting or result.stats.skipped is None:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
-        if tally.updates % self._settings.run.checkpoint_updates == 0:
-            await self.checkpoint()
+        if tally.updates % self._checkpoint_updates == 0:
+            await self.checkpoint(wait=False)
 
-    async def checkpoint(self) -> None:
-        """Store the training state and the tally. A failure is counted and logged, not raised."""
+    async def checkpoint(self, *, wait: bool = True) -> None:
+        """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
+        and logged, not raised."""
         tally = self._tally
-        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self._mixer.state)
+        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self.mixer.state)
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
-            await self._parts.trainer.checkpoint(extra)
+            await self._parts.trainer.checkpoint(extra, wait=wait)
         except (ChildError, CheckpointError) as error:
-            tally.faults["checkpoint"] += 1
-            _log.warning("no checkpoint", error=str(error))
+            self._not_stored(str(error))
+
+    def _not_stored(self, why: str) -> None:
+        self._tally.faults["checkpoint"] += 1
+        _log.warning("no checkpoint", error=why)
 
     async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
         """Restart the trainer from its last checkpoint; try until it works or the node stops."""

@@ -5,7 +5,6 @@ The controller is pure (`policy/experience/mixture.py`). This module feeds it wh
 
 from __future__ import annotations
 
-from swarm_node.config import Experience, Settings
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint, MixtureRow
 from swarm_node.p2p.peers import BLAMELESS
@@ -17,44 +16,23 @@ from swarm_node.policy.experience.mixture import (
     observe,
     start,
 )
-from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings, ReplayStats
-
-
-def replay_settings(settings: Settings) -> ReplaySettings:
-    """Settings of the replay buffer; with `external = "auto"` it has space for any mixture."""
-    experience = settings.experience
-    own, external = experience.own, experience.external
-    if external == "auto":
-        adaptive = adaptive_settings(experience)
-        external = adaptive.most_external
-        own = adaptive.batch - external
-    return ReplaySettings(
-        own=own,
-        external=external,
-        max_lag=experience.max_lag,
-        max_age=experience.max_age,
-        reuse=experience.reuse,
-        filter_own=experience.filter_own,
-        merge=settings.sampling.common_share > 0,
-    )
-
-
-def adaptive_settings(experience: Experience) -> MixtureSettings:
-    """Settings of the controller. It begins with `own` groups of each kind, and their sum stays."""
-    return MixtureSettings(batch=2 * experience.own)
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplayStats
 
 
 class Mixer:
     """Sets the mixture of the replay buffer, and shows it in the tally."""
 
-    def __init__(self, experience: Experience, tally: Tally, buffer: ReplayBuffer) -> None:
-        self._settings = adaptive_settings(experience)
+    def __init__(
+        self, settings: MixtureSettings | None, tally: Tally, buffer: ReplayBuffer
+    ) -> None:
+        """With None as `settings`, the mixture stays that of the buffer."""
+        self._settings = settings
         self._tally = tally
         self._buffer = buffer
         #: The controller's state; None where the mixture is fixed.
         self.state: MixtureState | None = None
-        if experience.external == "auto":
-            self.state = start(self._settings, experience.own)
+        if settings is not None:
+            self.state = start(settings, settings.batch // 2)
             buffer.aim(self.state.current)
         self._stats: ReplayStats | None = None
         self._offered = 0
@@ -64,9 +42,10 @@ class Mixer:
     def resume(self, state: MixtureState | None) -> None:
         """Continue with a checkpoint's state, unless its mixture is outside the limits of the
         current settings."""
-        if self.state is None or state is None:
+        settings = self._settings
+        if settings is None or state is None:
             return
-        mixture, settings = state.current, self._settings
+        mixture = state.current
         if mixture.size == settings.batch and 0 <= mixture.external <= settings.most_external:
             self.state = state
             self._buffer.aim(mixture)
@@ -80,7 +59,7 @@ class Mixer:
         probe, self._probe = self._probe, tally.evals[-1] if tally.evals else None
         # The first update has no earlier counts to compare with: a resumed node has its buffer and
         # its curve from before the restart.
-        if self.state is not None and before is not None:
+        if self._settings is not None and self.state is not None and before is not None:
             seen = Observation(
                 made=stats.own_admitted - before.own_admitted,
                 mixed=stats.own_informative - before.own_informative,

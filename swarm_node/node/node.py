@@ -132,7 +132,21 @@ class Node:
                 raise
             raise _first(own) from group
         finally:
-            await self._close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close every part, whatever state it is in; each bounds the time that it takes. An error
+        of one part leaves no other part open. `run` does it at its end."""
+        parts = self._parts
+        async with contextlib.AsyncExitStack() as stack:  # the last one in is closed first
+            stack.callback(parts.storage.close)
+            for close in (
+                parts.environment.close,
+                parts.trainer.close,
+                parts.sampler.close,
+                parts.transport.stop,
+            ):
+                stack.push_async_callback(_quietly, close)
 
     async def evaluate(self) -> EvalPoint:
         """Measure the held-out reward now and append it to the curve.
@@ -328,8 +342,8 @@ class Node:
         # A crash after the newest checkpoint lost no group, so the count comes from the log.
         self._tally.groups.published = await parts.storage.run(parts.storage.head)
         self._opened = self._open_work(info, self._own_families)
-        for row in await parts.storage.run(parts.storage.live, self._settings.experience.reuse):
-            self._buffer.restore(restored_group(row), row.uses, parts.trainer.version)
+        for row in await parts.storage.run(parts.storage.live, 1):
+            self._buffer.admit(restored_group(row), parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",
@@ -366,20 +380,6 @@ class Node:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-    async def _close(self) -> None:
-        """Close every part, whatever state it is in; each bounds the time that it takes. An error
-        of one part leaves no other part open."""
-        parts = self._parts
-        async with contextlib.AsyncExitStack() as stack:  # the last one in is closed first
-            stack.callback(parts.storage.close)
-            for close in (
-                parts.environment.close,
-                parts.trainer.close,
-                parts.sampler.close,
-                parts.transport.stop,
-            ):
-                stack.push_async_callback(_quietly, close)
 
 
 async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from swarm_node.config import Settings
+from swarm_node.config import Sampling
 from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import task_seed
+from swarm_node.node.first_groups import Beginning, FirstGroups
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.tasks import TaskChooser
@@ -33,28 +34,28 @@ class RolloutMaker:
 
     def __init__(
         self,
-        settings: Settings,
+        sampling: Sampling,
         parts: Parts,
         tally: Tally,
         tasks: TaskChooser,
         slots: Slots,
+        harvest: Harvest | None,
+        *,
+        seed: int,
         peer_id: str,
     ) -> None:
-        """Every group takes its slots from `slots` when its sampling begins."""
-        self._settings = settings
+        """Every group takes its slots from `slots` when its sampling begins. `harvest` gathers the
+        groups of a sampler that can be interrupted; without it they are sampled in batches."""
+        self._sampling = sampling
         self._parts = parts
         self._tally = tally
         self._tasks = tasks
         self._slots = slots
+        self._harvest = harvest
+        self._seed = seed
         self._peer_id = peer_id
         self._told_of_raising = False
-        self._harvest: Harvest | None = None
-        if isinstance(parts.sampler, InterruptibleSampler):
-            self._harvest = Harvest(
-                parts.sampler,
-                over_provision=settings.sampling.over_provision,
-                max_lag=settings.experience.max_lag,
-            )
+        self._first_groups = FirstGroups()
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
@@ -129,7 +130,7 @@ class RolloutMaker:
 
     async def _begin(self, count: int) -> list[PendingGroup]:
         """The next `count` tasks as groups that hold their slots."""
-        sampling = self._settings.sampling
+        sampling = self._sampling
         groups = [
             PendingGroup(
                 ref,
@@ -138,7 +139,7 @@ class RolloutMaker:
                     prompt_ids,
                     n=sampling.group_size,
                     # Peers may sample the same task, from nearly the same weights.
-                    seed=task_seed("sample", self._settings.run.seed, self._peer_id, ref.seed),
+                    seed=task_seed("sample", self._seed, self._peer_id, ref.seed),
                     max_new_tokens=sampling.max_new_tokens,
                     temperature=sampling.temperature,
                 ),
@@ -159,7 +160,11 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
         judged = await self._judge(group.ref, texts, "own")
-        return RolloutGroup(group.ref, policy, completions, judged.rewards), group.prompt
+        made = RolloutGroup(group.ref, policy, completions, judged.rewards)
+        beginning = self._first_groups.add(made)
+        if beginning is not None:
+            _tell(beginning)
+        return made, group.prompt
 
     async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
         """Judge a peer's texts and count the scorer's faults."""
@@ -191,7 +196,7 @@ class RolloutMaker:
             (ref, prompt, parts.codec.encode_prompt(prompt))
             for ref, prompt in zip(refs, prompts, strict=True)
         ]
-        longest = self._settings.sampling.max_new_tokens
+        longest = self._sampling.max_new_tokens
         fitting = [task for task in tasks if parts.codec.fits(task[2], longest)]
         if len(fitting) < len(tasks):
             if not self._tally.faults["prompt_too_long"]:
@@ -204,3 +209,15 @@ class RolloutMaker:
                 )
             self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
         return fitting
+
+
+def _tell(beginning: Beginning) -> None:
+    found = {
+        "pass_at_1": round(beginning.pass_at_1, 3),
+        "informative": f"{beginning.informative} of {beginning.groups}",
+    }
+    if beginning.advice:
+        answers = list(beginning.answers)
+        _log.warning("hardly anything can be learnt", **found, do=beginning.advice, answers=answers)
+    else:
+        _log.info("first groups", **found)

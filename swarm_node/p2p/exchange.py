@@ -7,6 +7,7 @@ answered. `serving.py` answers the same protocols; `verify.py` decides on admiss
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import random
 from collections import Counter
@@ -17,7 +18,7 @@ import structlog
 from swarm_node.clock import Clock
 from swarm_node.errors import RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
-from swarm_node.p2p.envelope import Kind, content_id, open_sealed, seal
+from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal
 from swarm_node.p2p.identity import Identity, public_key_of
 from swarm_node.p2p.membership import SwarmInfo, verify_chain
 from swarm_node.p2p.peers import Directory, Offer, Peer
@@ -31,7 +32,7 @@ from swarm_node.p2p.serving import (
     hello_body,
 )
 from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
-from swarm_node.p2p.verify import GroupVerifier
+from swarm_node.p2p.verify import GroupVerifier, stored_group
 from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
 from swarm_node.storage import Storage, StoredGroup
 
@@ -108,7 +109,7 @@ class Exchange:
             published.append(verified)
             useful = verified.informative and self._verifier.accepts_tokens(group)
             announcement = self._announce(verified, seq, sealed) if useful else None
-            entries.append((_stored(verified, epoch, seq, sealed), announcement))
+            entries.append((stored_group(verified, epoch, seq, sealed), announcement))
         await self._storage.run(self._storage.publish, entries)
         return published
 
@@ -166,14 +167,14 @@ class Exchange:
     async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
         """Draw one offer at random, pull the group and verify it. None if there is no offer, if
         nobody answered, or if the group was refused, which is counted."""
-        drawn = self._directory.draw_offers(self._rng, 1, self._left(slots), self._clock.now())
-        for offer in drawn:
-            self._pulling[offer.author] += 1
-            try:
-                return await self._pull(offer, version)
-            finally:
-                self._pulling[offer.author] -= 1
-        return None
+        offer = self._directory.draw_offer(self._rng, self._left(slots), self._clock.now())
+        if offer is None:
+            return None
+        self._pulling[offer.author] += 1
+        try:
+            return await self._pull(offer, version)
+        finally:
+            self._pulling[offer.author] -= 1
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer that sent the message."""
@@ -209,25 +210,29 @@ class Exchange:
 
     def _hear(self, raw: bytes, expected: str | None) -> None:
         """Check a heartbeat, from the DHT or from another peer, and note what it says."""
-        opened = open_sealed(raw, self._swarm.swarm_id, Kind.HEAD, max_bytes=MAX_HEARTBEAT_BYTES)
-        if isinstance(opened, Rejected):
-            return self.reject(opened, expected)
-        if expected is not None and opened.author != expected:
-            return self.reject(
-                Rejected("author", "a heartbeat under another peer's name"), expected
-            )
-        if opened.author == self._identity.peer_id:
-            return None
+        opened = self._opened(raw, Kind.HEAD, MAX_HEARTBEAT_BYTES, expected)
+        if opened is None or opened.author == self._identity.peer_id:
+            return
         beat = wire.unpack(wire.Heartbeat, opened.body, max_bytes=MAX_HEARTBEAT_BYTES)
         if isinstance(beat, Rejected):
             return self.reject(beat, opened.author)
         now = self._clock.now()
         peer = self._directory.meet(opened.author, now)
         if beat.issued_ms <= peer.issued_ms:
-            return None
+            return
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
         peer.addresses, peer.version = beat.addresses, beat.policy_version
         peer.epoch, peer.head = beat.epoch, beat.head
+
+    def _opened(self, raw: bytes, kind: Kind, most: int, author: str | None) -> Opened | None:
+        """An envelope of at most `most` bytes by `author`, or by anybody for None. If it is
+        refused, that is counted."""
+        opened = open_sealed(raw, self._swarm.swarm_id, kind, max_bytes=most)
+        if isinstance(opened, Opened) and author not in (None, opened.author):
+            opened = Rejected("author", f"a {kind.name} envelope of another peer")
+        if isinstance(opened, Opened):
+            return opened
+        self.reject(opened, author)
         return None
 
     async def _exchange_peers(self, peer: Peer) -> None:
@@ -265,14 +270,8 @@ class Exchange:
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Returns
         its sequence number, 0 if it was refused."""
-        opened = open_sealed(
-            raw, self._swarm.swarm_id, Kind.RECORD, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES
-        )
-        if isinstance(opened, Rejected):
-            self.reject(opened, peer.peer_id)
-            return 0
-        if opened.author != peer.peer_id:
-            self.reject(Rejected("author", "an announcement of another peer"), peer.peer_id)
+        opened = self._opened(raw, Kind.RECORD, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
+        if opened is None:
             return 0
         entry = wire.unpack(wire.Announcement, opened.body, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES)
         if isinstance(entry, Rejected):
@@ -331,17 +330,16 @@ class Exchange:
             async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
                     await self._greet(peer)
+                ask = functools.partial(
+                    self._transport.request, peer.peer_id, protocol, payload, max_reply=max_reply
+                )
                 try:
-                    reply = await self._transport.request(
-                        peer.peer_id, protocol, payload, max_reply=max_reply
-                    )
+                    reply = await ask()
                 except RefusedError as error:
                     if UNKNOWN_MEMBER not in str(error):
                         raise
                     await self._greet(peer)  # it restarted and forgot us
-                    reply = await self._transport.request(
-                        peer.peer_id, protocol, payload, max_reply=max_reply
-                    )
+                    reply = await ask()
         except (TransportError, TimeoutError) as error:
             if isinstance(error, RefusedError) and NOT_HERE in str(error):
                 peer.answered(self._clock.now())  # no failure: a peer need not hold a group
@@ -373,17 +371,3 @@ class Exchange:
         peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses
-
-
-def _stored(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
-    return StoredGroup(
-        id=verified.id,
-        author=verified.author,
-        epoch=epoch,
-        seq=seq,
-        provenance=verified.provenance,
-        blob=sealed,
-        prompt=verified.prompt,
-        rewards=verified.rewards,
-        arrived=verified.arrived,
-    )

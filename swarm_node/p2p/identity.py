@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarm_node.errors import HomeError
 
 KEY_BYTES = 32
+#: Of a file of keys or of a swarm.
+MAX_PRIVATE_BYTES = 4096
 #: Identity multihash (0x00, 36 bytes) of the protobuf PublicKey{Ed25519, 32 bytes}.
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
@@ -47,13 +49,7 @@ class Identity:
         Raises:
             HomeError: missing, readable by others, or not 32 bytes.
         """
-        try:
-            mode = path.stat().st_mode
-            seed = path.read_bytes()
-        except OSError as error:
-            raise HomeError(f"cannot read the key file {path}: {error.strerror}") from error
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise HomeError(f"the key file {path} is open to other users: run chmod 600 {path}")
+        seed = read_private(path, "key file")
         if len(seed) != KEY_BYTES:
             raise HomeError(f"{path} is not a swarm-node key file (32 bytes)")
         return cls.from_seed(seed)
@@ -74,11 +70,7 @@ class Identity:
             HomeError: the file exists or cannot be written.
         """
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(self.seed())
-                file.flush()
-                os.fsync(file.fileno())
+            write_private(path, self.seed())
         except OSError as error:
             raise HomeError(f"cannot write the key file {path}: {error.strerror}") from error
 
@@ -89,6 +81,36 @@ class Identity:
     def sign(self, message: bytes) -> bytes:
         """The 64-byte Ed25519 signature of `message`."""
         return self._private.sign(message)
+
+
+def read_private(path: Path, what: str) -> bytes:
+    """The content of a file, up to MAX_PRIVATE_BYTES and one more.
+
+    Raises:
+        HomeError: missing, or readable by others. The message calls the file `what`.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_PRIVATE_BYTES + 1)
+    except OSError as error:
+        raise HomeError(f"cannot read the {what} {path}: {error.strerror}") from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise HomeError(f"the {what} {path} is open to other users: run chmod 600 {path}")
+    return data
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new file with mode 0600 and sync it.
+
+    Raises:
+        OSError: the file exists, as a link too, or cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def peer_id_of(public_key: bytes) -> str:

@@ -7,11 +7,9 @@ time in Unix seconds. docs/protocol.md states what the rules leave open.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,7 +19,12 @@ from msgspec import Meta, Struct
 
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.envelope import Kind, is_sound_key, open_sealed, seal
-from swarm_node.p2p.identity import Identity, peer_id_of
+from swarm_node.p2p.identity import (
+    MAX_PRIVATE_BYTES,
+    Identity,
+    read_private,
+    write_private,
+)
 from swarm_node.p2p.wire import (
     MAX_CERTIFICATE_BYTES,
     Body,
@@ -37,7 +40,6 @@ MAX_MEMBER_SECONDS: Final = 10 * 366 * 24 * 3600
 
 _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
-_MAX_FILE_BYTES = 4096
 
 Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
 #: Up to the end of the year 9999, so that every time can be shown as a date.
@@ -112,16 +114,9 @@ class SwarmInfo:
         Raises:
             HomeError: missing, readable by others, damaged, or of another version.
         """
+        data = read_private(path, "swarm file")
         try:
-            with path.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                data = file.read(_MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise HomeError(f"cannot read the swarm file {path}: {error.strerror}") from error
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise HomeError(f"the swarm file {path} is open to other users: run chmod 600 {path}")
-        try:
-            if len(data) > _MAX_FILE_BYTES:
+            if len(data) > MAX_PRIVATE_BYTES:
                 raise ValueError("it is too long")
             stored = msgspec.json.decode(data, type=_SwarmFile)
             info = cls(stored.name, bytes.fromhex(stored.root_key), bytes.fromhex(stored.secret))
@@ -153,21 +148,9 @@ class SwarmInfo:
             secret=self.secret.hex(),
         )
         try:
-            _write_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+            _replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
         except OSError as error:
             raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A verified member: its key and peer id, its issuer, and its period (Unix seconds)."""
-
-    key: bytes
-    peer_id: str
-    issuer_key: bytes
-    issuer_name: str
-    not_before: int
-    not_after: int
 
 
 def create_swarm(name: str, root: Identity, secret: bytes) -> SwarmInfo:
@@ -233,13 +216,26 @@ def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
 
 def verify_chain(
     chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
-) -> Member | Rejected:
-    """Whether the owner of `subject_key`, which the link authenticated, is a member at `now`.
+) -> MemberBody | Rejected:
+    """The body of the member certificate, if the owner of `subject_key`, which the link
+    authenticated, is a member at `now`.
 
     `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
     "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "outside_issuer", "too_long",
     "not_yet_valid", "expired".
     """
+    opened = open_chain(chain, info, subject_key)
+    if isinstance(opened, Rejected):
+        return opened
+    issuer, member = opened
+    return _check_times(issuer, member, now) or member
+
+
+def open_chain(
+    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes
+) -> tuple[IssuerBody, MemberBody] | Rejected:
+    """The bodies of a chain for `subject_key` that the root of `info` began. Times are not
+    checked; the reasons are those of `verify_chain`."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
     issuer = verify_issuer(chain[0], info)
@@ -255,17 +251,7 @@ def verify_chain(
         return member
     if member.subject != subject_key or not is_sound_key(subject_key):
         return Rejected("wrong_subject", "the certificate is for another key")
-    refused = _check_times(issuer, member, now)
-    if refused is not None:
-        return refused
-    return Member(
-        key=subject_key,
-        peer_id=peer_id_of(subject_key),
-        issuer_key=issuer.issuer_key,
-        issuer_name=issuer.name,
-        not_before=member.not_before,
-        not_after=member.not_after,
-    )
+    return issuer, member
 
 
 def _period(not_before: float, not_after: float) -> tuple[int, int]:
@@ -288,16 +274,11 @@ def _check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected
     return None
 
 
-def _write_private(path: Path, data: bytes) -> None:
+def _replace_private(path: Path, data: bytes) -> None:
     """Write, sync, rename, sync the directory. Other users can read the file at no point."""
     temporary = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.unlink(missing_ok=True)
+    write_private(temporary, data)
     temporary.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

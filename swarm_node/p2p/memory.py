@@ -55,12 +55,9 @@ class MemoryNetwork:
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
-        """Cut every link between different groups of peer ids; all other peers form another."""
+        """Cut every link between different groups of peer ids; all other peers form another. Links
+        that an earlier call cut are whole again."""
         self._group = {peer: i for i, group in enumerate(groups) for peer in group}
-
-    def heal_partition(self) -> None:
-        """Join all groups again."""
-        self._group = {}
 
     def cut(self, peer: str) -> None:
         """Crash `peer`: it answers nobody from now on. Its heartbeat stays until its ttl."""

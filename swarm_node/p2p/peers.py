@@ -21,7 +21,7 @@ TRIES = 3
 BLAMELESS = frozenset(
     {
         *("capacity", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
-        *("unreachable", "used"),
+        "unreachable",
     }
 )
 _BACKOFF_SECONDS = (1.0, 60.0)
@@ -152,28 +152,23 @@ class Directory:
         if author is not None and offer.tries + 1 < TRIES:
             author.offers.append(replace(offer, tries=offer.tries + 1))
 
-    def draw_offers(
-        self, rng: random.Random, count: int, slots: Callable[[str], int], now: float
-    ) -> list[Offer]:
-        """Remove and return up to `count` offers, at most `slots(author)` of each author.
+    def draw_offer(
+        self, rng: random.Random, slots: Callable[[str], int], now: float
+    ) -> Offer | None:
+        """Remove and return one offer of an author with `slots(author)` left, None without any.
 
         The draw is uniform over peers, then over the offers of the peer, so a peer that announces
         more is not drawn more often. Peers that may not be asked now are left out.
         """
-        drawn: list[Offer] = []
-        left = {
-            key: slots(key)
+        offering = [
+            peer.offers
             for key, peer in sorted(self._peers.items())
-            if peer.offers and peer.retry_at <= now
-        }
-        while len(drawn) < count:
-            offering = [key for key, more in left.items() if more > 0]
-            if not offering:
-                break
-            key = rng.choice(offering)
-            pool = self._peers[key].offers
-            index = rng.randrange(len(pool))
-            drawn.append(pool[index])
-            del pool[index]
-            left[key] = left[key] - 1 if pool else 0
-        return drawn
+            if peer.offers and peer.retry_at <= now and slots(key) > 0
+        ]
+        if not offering:
+            return None
+        pool = rng.choice(offering)
+        index = rng.randrange(len(pool))
+        offer = pool[index]
+        del pool[index]
+        return offer

@@ -79,7 +79,6 @@ def make_ticket(
     valid_seconds: float,
     member_seconds: float,
     issuer: Identity | None = None,
-    label: str = "ticket",
 ) -> str:
     """A ticket for `info` that admits for `valid_seconds` from `now`, each member for
     `member_seconds`; at most eight bootstrap `addresses`. `issuer` is a key for this ticket alone,
@@ -96,7 +95,7 @@ def make_ticket(
         root,
         info,
         issuer.public_key,
-        name=label,
+        name="ticket",
         not_before=now,
         not_after=expires,
         member_seconds=member_seconds,

@@ -162,17 +162,7 @@ class GroupVerifier:
             # All its advantages are zero, so no update can learn from it: only its number is kept.
             await self._storage.run(self._storage.save_window, row)
             return Rejected("zero_advantage", "all rewards are equal")
-        stored = StoredGroup(
-            id=verified.id,
-            author=verified.author,
-            epoch=header.epoch,
-            seq=header.seq,
-            provenance=verified.provenance,
-            blob=sealed,
-            prompt=verified.prompt,
-            rewards=verified.rewards,
-            arrived=verified.arrived,
-        )
+        stored = stored_group(verified, header.epoch, header.seq, sealed)
         if not await self._storage.run(self._storage.accept, stored, row):
             return Rejected("duplicate", "stored already")
         return verified
@@ -180,6 +170,21 @@ class GroupVerifier:
     def _window(self, author: str, epoch: int) -> ReplayWindow:
         known = self._windows.get(author)
         return known[1] if known is not None and known[0] == epoch else ReplayWindow()
+
+
+def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
+    """The row of a group with its place in its author's log; `restored_group` is the way back."""
+    return StoredGroup(
+        id=verified.id,
+        author=verified.author,
+        epoch=epoch,
+        seq=seq,
+        provenance=verified.provenance,
+        blob=sealed,
+        prompt=verified.prompt,
+        rewards=verified.rewards,
+        arrived=verified.arrived,
+    )
 
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:

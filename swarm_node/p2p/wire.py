@@ -117,12 +117,8 @@ class HelloRequest(Body, frozen=True):
     addresses: Addresses
 
 
-class HelloReply(Body, frozen=True):
+class HelloReply(HelloRequest, frozen=True):
     """The peer that answers; the same fields as the request."""
-
-    chain: Chain
-    agent: Agent
-    addresses: Addresses
 
 
 class ListRequest(Body, frozen=True):

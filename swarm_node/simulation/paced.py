@@ -138,8 +138,8 @@ class PacedTrainer:
         await self._on_round(result.weights)
         return result
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        return await self._trainer.checkpoint(extra)
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        return await self._trainer.checkpoint(extra, wait=wait)
 
     async def close(self) -> None:
         if self._weights is not None and self._weights.exists():

@@ -150,6 +150,17 @@ def save_report(report: SimulationReport, directory: Path) -> list[Path]:
     Raises:
         SwarmNodeError: the directory cannot be written.
     """
+    path = save_json(report, directory)
+    picture = directory / "learning.png"
+    return [path, *save_picture(picture, (12, 3.6), lambda figure: draw_learning(report, figure))]
+
+
+def save_json(report: Any, directory: Path) -> Path:
+    """Write report.json; the demo writes its own with it, too.
+
+    Raises:
+        SwarmNodeError: the directory cannot be written.
+    """
     path = directory / REPORT_FILE
     temporary = path.with_suffix(".tmp")  # an interrupted write must not leave half a report
     try:
@@ -158,8 +169,7 @@ def save_report(report: SimulationReport, directory: Path) -> list[Path]:
         temporary.replace(path)
     except OSError as error:
         raise SwarmNodeError(f"cannot write the report to {directory}: {error}") from error
-    picture = directory / "learning.png"
-    return [path, *save_picture(picture, (12, 3.6), lambda figure: draw_learning(report, figure))]
+    return path
 
 
 def save_picture(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> list[Path]:

@@ -137,6 +137,10 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     """
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
     chosen = settings.model_dump(mode="json", include=tables)
+    # Settings that are gone, as simulations had them: what was simulated stays valid.
+    chosen["sampling"] |= {"over_provision": 1.0, "sync": "file"}
+    chosen["experience"]["reuse"] = 1
+    chosen["training"]["activation_checkpointing"] = False
     return plain({"plan": {**asdict(scenario), "models": model_digests(scenario.models)}, **chosen})
 
 
@@ -272,12 +276,14 @@ class _Swarm:
             processes=dict,
         )
         evaluator = Evaluator(
-            settings=_with(settings, "run", eval_tasks=scenario.eval_tasks),
+            sampling=settings.sampling,
             parts=replace(parts, sampler=model.probe),
             info=info,
             own_families=families,
+            tasks=scenario.eval_tasks,
             earlier=0.0,
             drawing=Timing(),
+            least=settings.run.eval_seconds,
         )
         node = assemble(settings, membership, parts)
         return _Member(membership.identity.peer_id, node, model, trainer, evaluator, history, speed)

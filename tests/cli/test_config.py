@@ -19,7 +19,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     keys = {
         key.name: key
         for key in explain_settings(
-            {"experience.reuse": 2},
+            {"experience.max_age": 2},
             environ={"SWARM_NODE_TRAINING__LOSS": "gspo"},
             config=file,
         )
@@ -28,7 +28,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     own = keys["experience.own"]
     assert own[1:5] == (5, 4, "int 1..1024", str(file))
     assert keys["experience.external"].choices == "int | auto"
-    assert keys["experience.reuse"][1:5] == (2, 1, "int 1..64", "command line")
+    assert keys["experience.max_age"][1:5] == (2, 32, "int 0..65536", "command line")
     assert keys["training.loss"].source == "SWARM_NODE_TRAINING__LOSS"
     assert "gspo" in keys["training.loss"].choices
     assert keys["environment.options"].value == {"preset": "sapo"}

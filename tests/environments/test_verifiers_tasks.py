@@ -88,7 +88,7 @@ def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
     assert len(prompts[False] | prompts[True]) == 40
     right = str(2 * int(first.render(task).split()[0]))
     assert (first.score(task, f" {right}\n"), first.score(task, right + "1")) == (1.0, 0.0)
-    with pytest.raises(UnknownTaskError, match="same taskset"):
+    with pytest.raises(UnknownTaskError, match="same files"):
         smaller.derive(ref)
     for name, options, message in (
         ("swarm_boxed", {}, "need a container"),

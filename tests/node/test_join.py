@@ -1,17 +1,23 @@
 """Which swarm a node belongs to when it starts, and who is told that it runs."""
 
+import io
+import os
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import structlog
+import torch
 from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import TicketExpiredError
+from swarm_node.errors import MachineError, TicketExpiredError
 from swarm_node.node.home import Home
-from swarm_node.node.join import belong
+from swarm_node.node.join import belong, join_swarm, with_ticket
 from swarm_node.node.service import notify
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
@@ -42,6 +48,39 @@ def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: P
         belong(_settings(stranger.path, _ticket(owner, hours_ago=2)), stranger)
 
 
+def test_a_ticket_on_standard_input_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
+    owner.found_swarm("team", time.time())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(_ticket(owner)))
+    settings = with_ticket(_settings(member.path, "@-"))
+    assert sys.stdin.read() == ""
+    for _ in range(2):
+        joined, _ = belong(settings, member)
+        assert joined.swarm.name == "team"
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
+    tmp_path: Path, own_logging: None
+) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        address = f"/ip4/127.0.0.1/tcp/{held.getsockname()[1]}"
+        flags = {"home": home, "network.listen": [address], "run.device": "cpu"}
+        with pytest.raises(MachineError, match=f"{address}.*--listen.*swarm-node doctor"):
+            join_swarm(load_settings(flags, environ={}))
+    assert not home.exists()
+
+
 @pytest.mark.parametrize("abstract", [False, True])
 def test_the_service_manager_hears_that_the_node_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
@@ -62,3 +101,17 @@ def test_a_service_manager_that_is_gone_is_logged(
     with capture_logs() as logs:
         notify("READY=1")
     assert [line["log_level"] for line in logs] == ["warning"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
+    tmp_path: Path, own_logging: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
+    with pytest.raises(MachineError, match=r"RTX 4070 with driver 470\.57 \(CUDA 11\.4\).*torch"):
+        join_swarm(settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,12 @@ from builders import completion, verified
 from in_memory import World, small_settings, tiny
 
 from swarm_node.config import Settings
-from swarm_node.errors import CheckpointError, ChildError, ModelError
-from swarm_node.node.assembly import make_shared
-from swarm_node.node.learner import Learner
-from swarm_node.node.mixing import Mixer, adaptive_settings
+from swarm_node.errors import CheckpointError, ChildError, ModelError, WeightsError
+from swarm_node.node.assembly import make_learner, make_shared
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.experience.mixture import Mixture, start
+from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, start
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
@@ -37,9 +35,7 @@ class Life:
         self.parts = parts
         self.shared = make_shared(settings, peer_id)
         self.tally = self.shared.tally
-        self.mixer = Mixer(settings.experience, self.tally, self.shared.buffer)
-        rng = random.Random(0)
-        self.learner = Learner(settings, parts, self.shared, self.mixer, rng)
+        self.learner = make_learner(settings, peer_id, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
@@ -200,6 +196,21 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
     in_world(tmp_path, scenario)
 
 
+def test_weights_that_cannot_be_written_end_the_learner(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        life = Life(world, settings, world.parts(settings))
+        await life.learner.start()
+        life.offer()
+        shutil.rmtree(world.home() / "weights")
+        with pytest.raises(WeightsError, match=r"weights: .*No such file"):
+            await life.step()
+        assert life.tally.trainer_restarts == 0
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
 def test_a_node_that_stops_does_not_wait_for_its_trainer(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         settings = small_settings()
@@ -221,7 +232,7 @@ def test_a_learner_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
         first = Life(world, settings, world.parts(settings))
         await first.learner.start()
         first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
-        first.mixer.resume(start(adaptive_settings(settings.experience), 3))
+        first.learner.mixer.resume(start(MixtureSettings(batch=4), 3))
         for _ in range(3):  # the third update comes after the checkpoint
             first.offer(4)
             assert await first.step()
@@ -265,11 +276,15 @@ def test_a_checkpoint_that_cannot_be_written_is_counted_and_learning_goes_on(
         life = Life(world, settings, world.parts(settings))
         await life.learner.start()
         (world.home() / "checkpoints").write_text("no directory")
-        for _ in range(2):
+        for _ in range(3):
             life.offer()
             assert await life.step()
-        assert life.tally.faults == {"checkpoint": 2}
-        assert life.parts.sampler.version == 2
+        # It is written beside the next update, whose result tells.
+        told = life.tally.faults["checkpoint"]
+        assert told >= 1
+        assert life.parts.sampler.version == 3
+        await life.learner.checkpoint()
+        assert life.tally.faults == {"checkpoint": told + 1}
         await life.close()
 
     in_world(tmp_path, scenario)

@@ -9,7 +9,8 @@ from builders import completion, verified
 from swarm_node.cli.views import _mixture
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError
-from swarm_node.node.mixing import Mixer, replay_settings
+from swarm_node.node.derive import mixture_settings, replay_settings
+from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, MixtureState, start
@@ -31,7 +32,7 @@ class Life:
         settings = load_settings({"experience.external": external}, environ={})
         self.tally = Tally()
         self.buffer = ReplayBuffer(replay_settings(settings))
-        self.mixer = Mixer(settings.experience, self.tally, self.buffer)
+        self.mixer = Mixer(mixture_settings(settings), self.tally, self.buffer)
         self.made = 0
 
     def update(self, offered: int, probe: float | None = None) -> None:

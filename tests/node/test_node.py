@@ -25,9 +25,10 @@ from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.memory import MemoryTransport
 from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, finished
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
-from swarm_node.rollout import TaskRef
+from swarm_node.rollout import Completion, TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage, StoredGroup
@@ -61,6 +62,38 @@ def test_a_node_learns_until_its_last_update_and_a_later_one_continues(tmp_path:
         assert later.groups.published >= first.groups.published
         assert later.evals[0] == first.evals[0]
         assert later.evals[1].seconds > first.evals[0].seconds
+
+    run_virtual(scenario)
+
+
+def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(tmp_path: Path) -> None:
+    class Interleaving(Sampler):
+        """Samples every group to its end, and counts how many are under way."""
+
+        running = most = 0
+
+        async def complete(
+            self,
+            request: SampleRequest,
+            begun: Sequence[Row] = (),
+            cut: asyncio.Event | None = None,
+        ) -> list[Row]:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            (group,) = await self.sample([request])
+            self.running -= 1
+            return [Row(one.token_ids, one.logprobs, one.spans, one.finish) for one in group]
+
+        def completion(self, row: Row) -> Completion:
+            return finished(row, tiny().codec.decode)
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop), small_settings(run__updates=1)
+        sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())
+        node = assemble(settings, world.memberships[0], world.parts(settings, sampler=sampler))
+        await node.run()
+        assert node.snapshot().updates == 1
+        assert sampler.most == 3  # of 2 that a sampling batch awaits
 
     run_virtual(scenario)
 

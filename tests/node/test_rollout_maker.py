@@ -38,9 +38,7 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
         for n in range(40)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = load_settings(
-        {"sampling.max_new_tokens": 4, "sampling.group_size": 2, "run.eval_tasks": 24}, environ={}
-    )
+    settings = load_settings({"sampling.max_new_tokens": 4, "sampling.group_size": 2}, environ={})
     unused: Mapping[str, Any] = {"transport": None, "trainer": None, "processes": dict}
 
     async def run() -> None:
@@ -68,7 +66,9 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             swarm_id=b"s" * 32,
             common_share=0.0,
         )
-        maker = RolloutMaker(settings, parts, tally, tasks, slots, "peer")
+        maker = RolloutMaker(
+            settings.sampling, parts, tally, tasks, slots, None, seed=0, peer_id="peer"
+        )
         made: list[Scored] = []
 
         async def deliver(scored: Sequence[Scored]) -> None:
@@ -80,12 +80,14 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
         assert tally.faults["prompt_too_long"] == 24 - len(made)
         assert all(prompt.startswith("short") for _, prompt in made)
         point = await Evaluator(
-            settings=settings,
+            sampling=settings.sampling,
             parts=parts,
             info=info,
             own_families=info.families,
+            tasks=24,
             earlier=0.0,
             drawing=Timing(),
+            least=0.0,
         ).measure()
         assert 0.0 <= point.all <= 1.0
         await parts.sampler.close()

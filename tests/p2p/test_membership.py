@@ -12,7 +12,6 @@ from swarm_node.p2p.membership import (
     CLOCK_SKEW_SECONDS,
     Chain,
     IssuerBody,
-    Member,
     MemberBody,
     SwarmInfo,
     create_swarm,
@@ -63,14 +62,7 @@ def reason(
 
 def test_a_certified_key_is_a_member() -> None:
     member = verify_chain(chain(), SWARM, NODE.public_key, T0 + 1)
-    assert member == Member(
-        key=NODE.public_key,
-        peer_id=NODE.peer_id,
-        issuer_key=ISSUER.public_key,
-        issuer_name="owner",
-        not_before=T0,
-        not_after=T0 + 30 * DAY,
-    )
+    assert member == MemberBody(1, NODE.public_key, T0, T0 + 30 * DAY)
 
 
 def test_a_chain_is_exactly_two_certificates() -> None:
@@ -132,7 +124,7 @@ def test_every_flipped_bit_of_either_certificate_is_refused() -> None:
 def test_validity_ends_at_the_member_certificates_edges(now: float, expected: str | None) -> None:
     result = verify_chain(chain(), SWARM, NODE.public_key, now)
     if expected is None:
-        assert isinstance(result, Member)
+        assert isinstance(result, MemberBody)
     else:
         assert isinstance(result, Rejected)
         assert result.reason == expected
@@ -152,14 +144,14 @@ def test_a_member_is_admitted_within_its_issuers_time(
 ) -> None:
     result = verify_chain(chain(not_before, T0 + 2 * DAY), SWARM, NODE.public_key, T0 + DAY)
     if expected is None:
-        assert isinstance(result, Member)
+        assert isinstance(result, MemberBody)
     else:
         assert isinstance(result, Rejected)
         assert result.reason == expected
 
 
 def test_membership_outlives_the_issuer_but_not_its_allowance() -> None:
-    assert isinstance(verify_chain(chain(), SWARM, NODE.public_key, T0 + 20 * DAY), Member)
+    assert isinstance(verify_chain(chain(), SWARM, NODE.public_key, T0 + 20 * DAY), MemberBody)
     assert reason(chain(not_after=T0 + 30 * DAY + 1)) == "too_long"
 
 

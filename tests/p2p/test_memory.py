@@ -143,7 +143,7 @@ def test_partition_and_healing() -> None:
         assert await a.dial([*b.addresses(), *c.addresses()]) == 1
         network.partition([[a.peer_id]])
         assert await a.heal(b.addresses()) == "alone"
-        network.heal_partition()
+        network.partition([])
         assert await a.heal([]) == "ok"
         assert len(await a.heartbeats()) == 3
 

@@ -11,7 +11,7 @@ from swarm_node.errors import TicketError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     CLOCK_SKEW_SECONDS,
-    Member,
+    MemberBody,
     create_swarm,
     issue_issuer,
     verify_chain,
@@ -62,7 +62,7 @@ def test_a_ticket_comes_back_and_admits_offline() -> None:
     assert ticket.expires == T0 + HOUR
     info, chain = redeem(ticket, NODE, T0 + 10.9)
     member = verify_chain(chain, info, NODE.public_key, T0 + 11)
-    assert isinstance(member, Member)
+    assert isinstance(member, MemberBody)
     assert (member.not_before, member.not_after) == (T0 + 10, T0 + 10 + 30 * DAY)
 
 
@@ -173,7 +173,7 @@ def test_an_expired_ticket_says_when() -> None:
 def test_a_clock_that_is_behind_is_named_as_the_cause() -> None:
     early = T0 - CLOCK_SKEW_SECONDS
     _, chain = redeem(parse_ticket(ticket_text(), early), NODE, early)
-    assert isinstance(verify_chain(chain, SWARM, NODE.public_key, T0), Member)
+    assert isinstance(verify_chain(chain, SWARM, NODE.public_key, T0), MemberBody)
     with pytest.raises(TicketError, match="clock of this machine"):
         parse_ticket(ticket_text(), early - 1)
 

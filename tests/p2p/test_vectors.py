@@ -15,7 +15,7 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import Member, SwarmInfo, verify_chain
+from swarm_node.p2p.membership import MemberBody, SwarmInfo, verify_chain
 from swarm_node.p2p.ticket import parse_ticket
 
 VECTORS = ROOT / "tests" / "vectors"
@@ -80,7 +80,7 @@ def test_a_chain_is_judged_as_published(case: dict[str, Any]) -> None:
     chain = tuple(bytes.fromhex(certificate) for certificate in case["chain"])
     result = verify_chain(chain, info, bytes.fromhex(case["subject_key"]), case["now"])
     assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
-    assert isinstance(result, Member) == (case["expect"] == "ok")
+    assert isinstance(result, MemberBody) == (case["expect"] == "ok")
 
 
 def test_the_published_ticket_is_read() -> None:

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
-from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.environments.seeds import task_seed
-from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.errors import ConfigError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
@@ -48,8 +48,10 @@ _UNREPRODUCIBLE = frozenset(
     }
 )
 
-#: Families and their settings. "short": nine tasks with prompts and answers of a few tokens, for
-#: models of well under a million parameters. "sapo": the nine of arXiv 2509.08721, with defaults.
+#: Families and their settings, the easiest preset first. "short": nine tasks with prompts and
+#: answers of a few tokens, for models of well under a million parameters. "chat": nine that a
+#: pretrained chat model of half a billion weights and more can begin on, school problems like those
+#: of GSM8K among them. "sapo": the nine of arXiv 2509.08721, with defaults.
 PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "short": {
         "basic_arithmetic": {
@@ -76,6 +78,17 @@ PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = {
         "spell_backward": {"min_word_len": 3, "max_word_len": 5},
         "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 20},
     },
+    "chat": {
+        "gsm_symbolic": {},
+        "basic_arithmetic": {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2},
+        "chain_sum": {"min_terms": 2, "max_terms": 4, "min_digits": 2, "max_digits": 3},
+        "fraction_simplification": {"min_value": 2, "max_value": 50, "styles": ["plain"]},
+        "gcd": {"max_value": 200},
+        "lcm": {"max_value": 60},
+        "leg_counting": {"max_animals": 4, "max_instances": 6},
+        "letter_counting": {"max_words": 8},
+        "calendar_arithmetic": {},
+    },
     "sapo": {
         "base_conversion": {},
         "basic_arithmetic": {},
@@ -89,12 +102,17 @@ PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = {
     },
 }
 
+#: Instructions of presets that have one: a chat model then thinks aloud, and its answer is found.
+INSTRUCTIONS = {
+    "chat": "Think step by step. Then give the final answer alone inside <answer></answer>."
+}
+
 
 def create(
     datasets: Mapping[str, Mapping[str, Any]] | None = None,
     preset: str = "short",
     scoring: Literal["binary", "native"] = "binary",
-    instruction: str = "",
+    instruction: str | None = None,
 ) -> Environment:
     """The factory behind the entry point `reasoning_gym`.
 
@@ -103,11 +121,13 @@ def create(
         preset: a key of `PRESETS`.
         scoring: "binary" rewards 1 for a right answer and 0 for anything else; "native" passes on
             the dataset's own score, which often gives partial credit.
-        instruction: appended to every question after an empty line.
+        instruction: appended to every question after an empty line; None means the preset's.
 
     Raises:
         ConfigError: an unknown preset, dataset or scoring, or settings a dataset does not take.
     """
+    if instruction is None:
+        instruction = INSTRUCTIONS.get(preset, "") if datasets is None else ""
     return _ReasoningGym(
         _preset(preset) if datasets is None else datasets, _scoring(scoring), instruction
     )
@@ -155,17 +175,7 @@ class _ReasoningGym:
         self._datasets: dict[str, Any] = {}
 
     def derive(self, ref: TaskRef) -> Task:
-        if (ref.environment, ref.version) != (self.name, self.version):
-            raise UnknownTaskError(
-                f"the task is for {ref.environment} {ref.version}, this node has {self.name} "
-                f"{self.version}: give all nodes the same environment settings"
-            )
-        if ref.family not in self._settings:
-            raise UnknownTaskError(
-                f"unknown family {ref.family!r}: use one of {', '.join(self.families)}"
-            )
-        if not 0 <= ref.seed < SEED_LIMIT:
-            raise UnknownTaskError(f"seed {ref.seed} is not within [0, 2^62): use seeds.task_seed")
+        check_ref(self, ref)
         return Task(ref, self.item(ref.family, ref.seed))
 
     def render(self, task: Task) -> str:

@@ -12,8 +12,8 @@ import ast
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.reasoning_gym.derivatives import is_antiderivative
@@ -92,23 +92,16 @@ def _literal(answer: str) -> Any:
     return ast.literal_eval(answer)
 
 
-def _binary_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    if answer == entry["answer"]:
-        return 1.0
-    return 0.1 if dataset._matrix_to_str(_literal(answer)) == entry["answer"] else 0.0
+def _as_list(written: Callable[[Any, Any], str]) -> Scorer:
+    """A tenth for the right answer as a Python list; `written` writes a list as the answer is."""
 
+    def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+        answer, right = answer.strip(), entry["answer"].strip()
+        if answer == right:
+            return 1.0
+        return 0.1 if written(dataset, _literal(answer)) == right else 0.0
 
-def _string_insertion(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    if answer == entry["answer"]:
-        return 1.0
-    return 0.1 if "".join(_literal(answer)) == entry["answer"] else 0.0
-
-
-def _spiral_matrix(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    right = entry["answer"].strip()
-    if answer.strip() == right:
-        return 1.0
-    return 0.1 if " ".join(str(item) for item in _literal(answer.strip())) == right else 0.0
+    return scored
 
 
 def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
@@ -205,7 +198,7 @@ def _spell_backward(dataset: Any, answer: str, entry: Mapping[str, Any]) -> floa
 
 
 OWN: Mapping[str, Scorer] = {
-    "binary_matrix": _binary_matrix,
+    "binary_matrix": _as_list(lambda dataset, items: str(dataset._matrix_to_str(items))),
     "bitwise_arithmetic": _bitwise_arithmetic,
     "countdown": _countdown,
     "game_of_life_halting": _game_of_life_halting,
@@ -216,8 +209,8 @@ OWN: Mapping[str, Scorer] = {
     "puzzle24": _puzzle24,
     "simple_integration": _integration,
     "spell_backward": _spell_backward,
-    "spiral_matrix": _spiral_matrix,
-    "string_insertion": _string_insertion,
+    "spiral_matrix": _as_list(lambda _, items: " ".join(map(str, items))),
+    "string_insertion": _as_list(lambda _, items: "".join(items)),
 }
 
 
@@ -260,15 +253,10 @@ def _guard_sokoban(answer: str) -> str | None:
 def _guard_boxnet(answer: str) -> str | None:
     """The package searches each move for a bracket from every comma: quadratic time."""
     steps = json.loads(answer)
-    values = [value for step in _items(steps) for value in step.values()]
-    long = any(len(value) > _MAX_BOX_MOVE_CHARS for value in values)
-    return None if long else answer
-
-
-def _items(steps: Any) -> Sequence[dict[str, str]]:
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ValueError("no list of tables")
-    return cast(Sequence[dict[str, str]], steps)
+    long = any(len(value) > _MAX_BOX_MOVE_CHARS for step in steps for value in step.values())
+    return None if long else answer
 
 
 GUARDS: Mapping[str, Guard] = {

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.identity import Identity, write_private
 
 STOP_SECONDS = 3.0
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
@@ -25,11 +24,9 @@ CONFIGURATION = b'{"Relay":{"Enabled":false}}'
 @contextlib.contextmanager
 def private_file(path: Path, content: bytes) -> Generator[None]:
     """`content` with mode 0600 at `path`, for p2pd to read."""
-    path.unlink(missing_ok=True)  # left by a crash; O_EXCL then refuses a planted link
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    path.unlink(missing_ok=True)  # left by a crash; a link planted now is refused
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        write_private(path, content)
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ class ReplaySettings:
     """Batch composition and limits. All counts are groups, all ages own updates.
 
     An own group expires when its oldest tokens are more than `max_lag` policy versions old, and an
-    external group `max_age` updates after its arrival. Every group leaves after `reuse` draws.
+    external group `max_age` updates after its arrival. Every group leaves when it is drawn.
 
     The buffer holds own groups for `own_batches` batches and external groups for `external_batches`
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
@@ -47,7 +47,6 @@ class ReplaySettings:
     external: int = 4
     max_lag: int = 8
     max_age: int = 32
-    reuse: int = 1
     own_batches: int = 4
     external_batches: int = 8
     peer_share: float = 0.25
@@ -59,7 +58,7 @@ class ReplaySettings:
         for name in ("own", "external", "max_lag", "max_age"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"experience.{name} must be 0 or more")
-        for name in ("reuse", "own_batches", "external_batches", "peer_minimum"):
+        for name in ("own_batches", "external_batches", "peer_minimum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"experience.{name} must be 1 or more")
         if self.own + self.external < 1:
@@ -123,7 +122,6 @@ class ReplayStats:
 class _Held:
     group: VerifiedGroup
     oldest_version: int
-    uses: int = 0
 
 
 class ReplayBuffer:
@@ -149,12 +147,7 @@ class ReplayBuffer:
         one. Where the buffer is full, it displaces the oldest group of the author that holds most.
         So a peer that floods displaces only its own groups.
         """
-        return self.restore(group, 0, version)
-
-    def restore(self, group: VerifiedGroup, uses: int, version: int) -> Rejected | None:
-        """Admit a stored group that was drawn `uses` times before a restart; also refuses it as
-        "used" if no draw is left."""
-        verdict = self._admit(_Held(group, group.group.oldest_version, uses), version)
+        verdict = self._admit(_Held(group, group.group.oldest_version), version)
         if verdict is not None:
             self._rejected[verdict.reason] += 1
         elif self.settings.merge:
@@ -182,17 +175,16 @@ class ReplayBuffer:
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         """The next batch at policy `version`; None while fewer than `own` own groups are ready.
 
-        External groups are drawn without replacement, uniformly or by `draw_weight`. Where fewer
-        than `external` are held, own groups take their places. Own groups are drawn least used
-        first, then oldest first.
+        External groups are drawn uniformly, own groups in the order of their arrival. Where fewer
+        than `external` are held, own groups take their places.
         """
         if not self.ready(version):
             return None
         external = self._draw_external(rng)
         wanted = self.mixture.size - len(external)
-        own = sorted(self._own.values(), key=lambda held: held.uses)[:wanted]
+        own = list(self._own.values())[:wanted]
         for held in (*own, *external):
-            self._use(held)
+            self._depart(held)
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = tuple(held.group for held in (*own, *external))
@@ -254,8 +246,6 @@ class ReplayBuffer:
         group = held.group
         if group.id in self._own or group.id in self._external or group.id in self._departed:
             return Rejected("duplicate", "this group was here before")
-        if held.uses >= self.settings.reuse:
-            return Rejected("used", f"drawn {held.uses} times")
         if group.provenance is Provenance.OWN:
             return self._admit_own(held, version)
         return self._admit_external(held, version)
@@ -311,11 +301,6 @@ class ReplayBuffer:
     def _evict(self, held: _Held) -> None:
         self._depart(held)
         self._totals["evicted"] += 1
-
-    def _use(self, held: _Held) -> None:
-        held.uses += 1
-        if held.uses >= self.settings.reuse:
-            self._depart(held)
 
     def _depart(self, held: _Held) -> None:
         identifier = held.group.id

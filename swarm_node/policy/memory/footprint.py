@@ -19,9 +19,13 @@ Precision = Literal["float32", "bfloat16"]
 LOGIT_ELEMENTS = 1 << 25
 #: Tokens of a typical prompt: a guess.
 PROMPT_TOKENS = 256
+#: So many checkpoints are on a disk that has the room, the one that is being written included.
+KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
 _CONTEXT = 512 * _MIB
+#: Bytes of one CUDA graph for each layer of the model: an assumption too.
+_GRAPH = _MIB // 8
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
 _MOMENTS, _MOMENTS_8BIT = 8, 2
@@ -30,6 +34,9 @@ _LOGIT_COPIES = 3
 #: Tokens of one prefill step.
 PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
+#: Copies of keys and values per token where eight answers of 24 tokens share a typical prompt: each
+#: answer has its own (attention.py). Sequences of their own have none.
+SHARED_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class Footprint:
     """Bytes of each part. `optimizer` has gradients and moments, `kv` keys and values, and
     `activations` the largest micro-batch with its logits. `workspace` is the sampler's temporary
     memory. `published` are the copies by which weights reach the sampler, if they are in this
-    memory. `reserve` are the contexts of the processes."""
+    memory. `reserve` are the contexts of the processes, and the CUDA graphs of an engine."""
 
     sampler_weights: int
     trainer_weights: int
@@ -75,6 +82,16 @@ class Footprint:
         """Bytes that do not depend on the micro-batch."""
         return self.weights + self.optimizer + self.published + self.reserve
 
+    def summary(self) -> dict[str, int]:
+        """The bytes by what people call the parts."""
+        return {
+            "weights": self.weights,
+            "optimizer": self.optimizer,
+            "KV cache": self.kv,
+            "activations": self.activations,
+            "other": self.workspace + self.published + self.reserve,
+        }
+
     def total(self, *, asleep: bool = False) -> int:
         """The peak; `asleep` if the sampler frees its memory while the trainer works."""
         held = self.trainer_weights + self.optimizer + self.published + self.reserve
@@ -84,26 +101,54 @@ class Footprint:
 
 
 def footprint(
-    model: Qwen2Config, training: Training, *, device: Device, rows: int, max_new_tokens: int
+    model: Qwen2Config,
+    training: Training,
+    *,
+    device: Device,
+    rows: int,
+    max_new_tokens: int,
+    one_base: bool = False,
 ) -> Footprint:
     """The memory on `device` for training `model` and sampling `rows` answers of `max_new_tokens`
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
-    do not."""
+    do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters."""
     count, width = model.weight_count, _size(training.dtype)
     trained = adapter_count(model, training.lora_rank) if training.lora_rank else count
     context = context_tokens(model, max_new_tokens)
     moments = _MOMENTS_8BIT if training.eight_bit else _MOMENTS
+    sampled = trained if training.lora_rank and one_base else count
     return Footprint(
-        sampler_weights=width * count,
+        sampler_weights=width * sampled,
         trainer_weights=4 * trained + (width * count if training.lora_rank else 0),
         optimizer=(_GRADIENT + moments) * trained,
         kv=kv_bytes(model, rows, max_new_tokens, width),
         activations=activation_bytes(model, training, longest_row=context),
         workspace=_workspace(model, rows, context, width),
-        published=width * count if device == "cpu" else 0,
-        reserve=2 * _CONTEXT if device == "cuda" else 0,
+        published=width * sampled if device == "cpu" else 0,
+        reserve=2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
+        if device == "cuda"
+        else 0,
     )
+
+
+def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = False) -> int:
+    """Bytes of one checkpoint, and of its copy in memory: the trained weights in float32, with
+    their moments."""
+    trained = adapter_count(model, lora_rank) if lora_rank else model.weight_count
+    return (4 + (_MOMENTS_8BIT if eight_bit else _MOMENTS)) * trained
+
+
+def graph_sizes(rows: int) -> list[int]:
+    """The numbers of rows for which an engine keeps a CUDA graph of a decoding step, ascending. A
+    step with fewer rows is padded to the next of them, which costs little: decoding waits for
+    weights to be read. So there are few, because each takes memory."""
+    return [*(size for size in (8, 16, 32, *range(64, rows, 32)) if size < rows), rows]
+
+
+def graph_bytes(model: Qwen2Config, rows: int, lora_rank: int) -> int:
+    """Bytes of an engine's CUDA graphs. With adapters it keeps each graph with and without them."""
+    return len(graph_sizes(rows)) * model.num_hidden_layers * _GRAPH * (2 if lora_rank else 1)
 
 
 def adapter_count(model: Qwen2Config, rank: int) -> int:
@@ -152,7 +197,7 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     logits = max(model.vocab_size, min(LOGIT_ELEMENTS, tokens * model.vocab_size))
     half = 2 if width < 4 else 0
     # float32 weights are cast for the products, and the casts kept for the backward pass.
-    casts = half * model.weight_count if not training.lora_rank else 0
+    casts = half * (adapter_count(model, training.lora_rank) or model.weight_count)
     working = 4 * 4 * (model.intermediate_size + h) * tokens
     return casts + max(
         # The peak is in the head, where no memory is freed yet,
@@ -167,7 +212,8 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
 def _layer_bytes(model: Qwen2Config, training: Training) -> int:
     """Bytes that autograd keeps of one layer for one token: the input and (for the gradient of its
     weight) the scaled output of each norm, the inputs of the projections, the fused and the rotated
-    heads, the attended values, and four times i in the gated MLP. Norms are float32."""
+    heads, copies of shared keys and values, the attended values with a number for each head, and
+    four times i in the gated MLP. Norms are float32."""
     h, i, q, k = (
         model.hidden_size,
         model.intermediate_size,
@@ -177,9 +223,10 @@ def _layer_bytes(model: Qwen2Config, training: Training) -> int:
     width = _size(training.dtype)
     norms = 4 * 2 * h
     given = h + q + h + i
-    kept = width * ((q + 2 * k) + (q + k) + 3 * i + given)
+    kept = width * ((q + 2 * k) + (q + k) + SHARED_KEYS * 2 * k + 3 * i + given)
+    kept += 4 * model.num_attention_heads
     if model.normalises_heads:
-        kept += 4 * (q + k)
+        kept += (4 + (0 if training.lora_rank else width)) * (q + k)
     if training.lora_rank:
         return norms + kept + width * 7 * training.lora_rank
     return 2 * norms + kept

@@ -1,17 +1,22 @@
-"""Whether a model fits this machine's memory, before it is downloaded or loaded. No torch."""
+"""Whether a model fits this machine's memory, before it is downloaded or loaded, and what is free
+of memory and of a disk. No torch."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import psutil
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.policy.memory.footprint import Training, checkpoint_bytes, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
 
 _CGROUP = Path("/sys/fs/cgroup")
+#: Main memory of the processes of a node with a GPU, CUDA's libraries and contexts included: an
+#: assumption.
+_PROCESSES = 3 << 30
 
 
 def check_memory(
@@ -20,31 +25,42 @@ def check_memory(
     *,
     placement: Placement = ON_CPU,
     trainer_processes: int = 1,
+    one_base: bool = False,
     free: int | None = None,
 ) -> None:
-    """Refuse a model that does not fit the `free` memory (default: this machine's) of a node that
-    trains all its weights, or adapters of `lora_rank`. On a CPU, memory holds weights, gradients
-    and moments. With a GPU, main memory holds only weights in transit: those that each trainer
-    process and the sampler load, and published ones.
+    """Refuse a model that does not fit the `free` main memory (default: this machine's) of a node
+    that trains all its weights, or adapters of `lora_rank`. For `one_base` see `footprint`.
 
     Raises:
         ModelError: the model does not fit; the message says how much it needs.
     """
+    # Of trained weights each process reads its part; a frozen base is whole in each.
+    bases = trainer_processes if lora_rank else 1
     on_cpu = placement.device == "cpu"
     if on_cpu:
-        parts = footprint(config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1)
-        # Every process loads the whole model before it keeps its part.
-        needed = parts.resident + 4 * config.weight_count * (trainer_processes - 1)
+        parts = footprint(
+            config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1, one_base=one_base
+        )
+        needed = parts.resident + 4 * config.weight_count * (bases - 1)
+        if lora_rank:  # without the memory for a copy of all weights, training waits for the write
+            needed += checkpoint_bytes(config, lora_rank)
     else:
-        needed = 4 * config.weight_count * (trainer_processes + 2)
+        needed = _beside_gpu(config.weight_count, lora_rank, bases, one_base)
     free = available_memory() if free is None else free
     if needed > free:
-        lighter = "set training.lora_rank, which takes about half, or " * (on_cpu and not lora_rank)
+        lighter = "set training.lora_rank, which takes about half, or " * (not lora_rank)
         raise ModelError(
             f"a model of {config.weight_count / 1e6:,.0f} million weights needs at least "
             f"{needed / 1e9:.1f} GB of memory here and {free / 1e9:.1f} GB are free: {lighter}"
             "choose a smaller one, such as qwen2.5-0.5b or tiny, or a machine with more memory"
         )
+
+
+def _beside_gpu(weights: int, lora_rank: int, bases: int, one_base: bool) -> int:
+    """Bytes of main memory of a node with a GPU: its processes, each model on its way to the GPU,
+    and, where all weights are trained, two published versions in bfloat16 and the copy of one."""
+    loaded = 0 if lora_rank and one_base else 4 * weights * bases
+    return _PROCESSES + loaded + (0 if lora_rank else 6 * weights)
 
 
 def available_memory(cgroup: Path = _CGROUP) -> int:
@@ -56,6 +72,18 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
         cached = _statistic(cgroup / "memory.stat", "inactive_file")
         free = min(free, max(limit - used + cached, 0))
     return free
+
+
+def free_disk(path: Path) -> int:
+    """Bytes of `path`'s disk that this user may still write; `path` need not exist yet."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def checkpoint_room(checkpoints: Path) -> int:
+    """Bytes that checkpoints in this directory may take: those of the ones there, and free ones."""
+    taken = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file())
+    return taken + free_disk(checkpoints)
 
 
 def _number(path: Path) -> int | None:

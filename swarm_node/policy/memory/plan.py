@@ -9,7 +9,6 @@ larger model never a better one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -31,6 +30,10 @@ Sharing = Literal["split", "sleep"]
 DEFAULT_RANK = 32
 #: The share of memory that allocators lose to fragments and rounding.
 SPARE = 0.05
+#: vLLM refuses to start where less than this share of the card is free. With the bytes of its cache
+#: given, it sizes nothing by it (vllm/v1/worker/utils.py, gpu_worker.py). It is small, so that an
+#: engine that replaces a crashed one starts beside a trainer that has grown meanwhile.
+START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
 _LEAST_ROWS = 8
@@ -38,52 +41,51 @@ _LEAST_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` and
-    `checkpointing` are the user's choices; with None the plan chooses. `dtype` is the type of
-    matrix products and of the sampler. With `eight_bit`, the optimizer's moments have eight bits.
-    With `can_sleep`, the engine can free its memory while the trainer works."""
+    """The work to plan for: `rows` answers of at most `max_new_tokens` at once. `lora_rank` is the
+    user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
+    sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
+    can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
+    frozen weights."""
 
     rows: int = 64
     max_new_tokens: int = 24
     lora_rank: int | None = None
-    checkpointing: bool | None = None
     dtype: Precision = "bfloat16"
     eight_bit: bool = False
     can_sleep: bool = False
+    one_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShare:
     """An inference engine's part of a GPU. At most `max_rows` sequences of `max_model_len` tokens,
     prompts included, run at once. A step computes at most `prefill_tokens`. `kv_bytes` hold keys
-    and values. `gpu_share` is the whole engine's share of the card's memory, free or not."""
+    and values."""
 
     max_model_len: int
     max_rows: int
     prefill_tokens: int
     kv_bytes: int
-    gpu_share: float
     sleep_level: int
 
     def vllm_arguments(self) -> dict[str, int | float | bool]:
-        """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. With the bytes of its
-        cache given, vLLM sizes nothing by `gpu_memory_utilization`, but refuses to start where less
-        is free. Its default `max_num_batched_tokens`, and so its temporary memory, depend on the
-        card. Sleep mode needs CUDA; each `sleep` gives the level."""
+        """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Its default
+        `max_num_batched_tokens`, and so its temporary memory, depend on the card. Sleep mode needs
+        CUDA; each `sleep` gives the level."""
         return {
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_rows,
             "max_num_batched_tokens": max(self.prefill_tokens, self.max_rows),
             "kv_cache_memory_bytes": self.kv_bytes,
-            "gpu_memory_utilization": self.gpu_share,
+            "gpu_memory_utilization": START_SHARE,
             "enable_sleep_mode": self.sleep_level > 0,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a GPU with `vram` free bytes is used; it has `card` bytes in all (0: also `vram`). At
-    most `rows` answers are sampled at once, in sequences of at most `max_model_len` tokens."""
+    """How a GPU with `vram` free bytes is used. At most `rows` answers are sampled at once, in
+    sequences of at most `max_model_len` tokens."""
 
     vram: int
     training: Training
@@ -91,23 +93,24 @@ class Plan:
     rows: int
     max_model_len: int
     parts: Footprint
-    card: int = 0
 
     @property
     def total(self) -> int:
         """Bytes at the peak, without the spare share."""
         return self.parts.total(asleep=self.sharing == "sleep")
 
+    def fits(self, more: int = 0) -> bool:
+        """Whether it fits the card, and `more` bytes beside it."""
+        return self.total + more <= self.vram * (1 - SPARE)
+
     @property
     def engine(self) -> EngineShare:
         """The part of a sampler that is an engine."""
-        share = math.ceil(1000 * self.parts.sampler / (self.card or self.vram)) / 1000
         return EngineShare(
             max_model_len=self.max_model_len,
             max_rows=self.rows,
             prefill_tokens=PREFILL_TOKENS,
             kv_bytes=self.parts.kv,
-            gpu_share=min(0.95, share),
             sleep_level=self.sleep_level,
         )
 
@@ -136,7 +139,7 @@ class Plan:
 
 def make_plan(model: Qwen2Config, job: Job, vram: int) -> Plan | None:
     """The first plan for `job` with `model` that fits `vram` free bytes; None if none does."""
-    return next((plan for plan in _ways(model, job, vram) if _fits(plan)), None)
+    return next((plan for plan in _ways(model, job, vram) if plan.fits()), None)
 
 
 def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
@@ -149,8 +152,6 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
     found: list[str] = []
     if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
         found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")
-    if job.checkpointing is False and make_plan(model, replace(job, checkpointing=None), vram):
-        found.append("training.activation_checkpointing")
     shorter = job.max_new_tokens // 2
     while shorter >= 16:
         if make_plan(model, replace(job, max_new_tokens=shorter), vram):
@@ -166,30 +167,32 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
     return found
 
 
-def _fits(plan: Plan) -> bool:
-    return plan.total <= plan.vram * (1 - SPARE)
-
-
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
-    ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
     longest = longest_tokens(model, job.max_new_tokens)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
-    for rank in ranks:
+    for rank in ranks_to_try(job):
         for sharing in sharings:
             for rows in (job.rows, *_fewer(job.rows)):
-                for training in _trainings(rank, job):
+                for training in ways_to_train(rank, job):
                     parts = footprint(
                         model,
                         training,
                         device="cuda",
                         rows=rows,
                         max_new_tokens=job.max_new_tokens,
+                        one_base=job.one_base,
                     )
                     yield Plan(vram, training, sharing, rows, longest, parts)
 
 
-def _trainings(rank: int, job: Job) -> Iterator[Training]:
-    for recompute in (False, True) if job.checkpointing is None else (job.checkpointing,):
+def ranks_to_try(job: Job) -> tuple[int, ...]:
+    """All weights (0) before adapters, unless the user chose."""
+    return (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
+
+
+def ways_to_train(rank: int, job: Job) -> Iterator[Training]:
+    """The ways to train `rank` in the order of their cost: the last takes the least memory."""
+    for recompute in (False, True):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
             yield Training(rank, recompute, tokens, job.dtype, job.eight_bit)
 

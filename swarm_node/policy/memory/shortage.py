@@ -12,6 +12,7 @@ _MESSAGES = (
     "bad_alloc",
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
+    "[CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED",

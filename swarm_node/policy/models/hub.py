@@ -68,6 +68,23 @@ class HubModel(NamedTuple):
         return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
 
 
+class Download(NamedTuple):
+    """What is about to be downloaded: files of a model, their bytes, and the directory."""
+
+    model: str
+    files: int
+    size: int
+    cache: Path
+
+    def __str__(self) -> str:
+        return f"downloading {self.model}: {self.files} files, {_amount(self.size)} to {self.cache}"
+
+
+def to_stderr(download: Download) -> None:
+    """Tell the user of a download."""
+    print(download, file=sys.stderr, flush=True)
+
+
 def hub_model(name: str) -> HubModel | None:
     """The model that `name` means: an alias, "organisation/name" or "organisation/name@revision".
     None for anything else."""
@@ -77,11 +94,16 @@ def hub_model(name: str) -> HubModel | None:
     return HubModel(match["repo"], match["revision"] or "main")
 
 
-def fetch(model: HubModel, admit: Callable[[Qwen2Config], object]) -> Path:
+def fetch(
+    model: HubModel,
+    admit: Callable[[Qwen2Config], object],
+    told: Callable[[Download], object] = to_stderr,
+) -> Path:
     """The directory of a hub model's files: the cached ones if they are complete, or else the
-    downloaded ones. An interrupted download resumes. The size is printed to stderr.
+    downloaded ones. An interrupted download resumes.
 
-    `admit` gets the architecture before the weights are downloaded, and raises to refuse it.
+    `admit` gets the architecture before the weights are downloaded, and raises to refuse it. `told`
+    gets what will be downloaded then.
 
     Raises:
         ModelError: the model is unknown, gated, unsupported or too large, there is no network, or
@@ -103,7 +125,7 @@ def fetch(model: HubModel, admit: Callable[[Qwen2Config], object]) -> Path:
     config = Qwen2Config.from_directory(_download(model, ["config.json"]))
     _check_weights(model, listed, config)
     admit(config)
-    _announce(model, listed)
+    told(_planned(model, listed))
     path = _download(model, _FILES)
     _check_sizes(path, listed)
     return path
@@ -146,7 +168,10 @@ def _download(model: HubModel, patterns: Sequence[str]) -> Path:
 
 def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     found = snapshot_download(
         model.repo, revision=model.revision, allow_patterns=list(patterns), **options
     )
@@ -196,7 +221,8 @@ def _check_small(model: HubModel, listed: Sequence[_File]) -> None:
     for file in listed:
         if not file.name.endswith(".safetensors") and file.size > MAX_JSON_BYTES:
             raise ModelError(
-                f"{model}: {file.name} is {_amount(file.size)}, more than such a file may be"
+                f"{model}: {file.name} is {_amount(file.size)}, at most "
+                f"{_amount(MAX_JSON_BYTES)} are taken: choose another model or revision"
             )
 
 
@@ -208,23 +234,24 @@ def _check_weights(model: HubModel, listed: Sequence[_File], config: Qwen2Config
     if size > most:
         raise ModelError(
             f"{model} has {_amount(size)} of weights, its config.json describes {_amount(most)} at "
-            "most: they do not belong together"
+            "most, so they do not belong together: choose another model or revision"
         )
 
 
-def _announce(model: HubModel, listed: Sequence[_File]) -> None:
+def _planned(model: HubModel, listed: Sequence[_File]) -> Download:
     from huggingface_hub import constants
 
-    needed = sum(file.size for file in listed if not file.cached)
+    missing = [file.size for file in listed if not file.cached]
+    needed = sum(missing)
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise ModelError(
             f"{model} needs {_amount(needed)} more in {cache}, where {_amount(free)} are free: "
-            "free some, or name another place in HF_HOME"
+            f"free {_amount(needed - free)}, name another disk in HF_HOME, or take a smaller model"
         )
-    print(f"downloading {model}: {_amount(needed)} to {cache}", file=sys.stderr, flush=True)
+    return Download(str(model), len(missing), needed, cache)
 
 
 def _check_sizes(path: Path, listed: Sequence[_File]) -> None:

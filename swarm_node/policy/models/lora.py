@@ -156,21 +156,20 @@ class PublishedAdapter:
             ModelError: it is not an adapter of this model; nothing was changed.
         """
         model, like = self._model, self._model.embedding
-        names = {
-            f"{_PREFIX}{path}.lora_{factor}.weight"
-            for path, _ in _projections(model)
-            for factor in "AB"
+        rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
+        wanted = {
+            f"{_PREFIX}{path}.lora_{factor}.weight": size
+            for path, weight in _projections(model)
+            for factor, size in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank)))
         }
-        if state.keys() != names:
-            raise ModelError("the adapter does not fit this model: it has other projections")
+        if not rank or wanted != {name: tuple(value.shape) for name, value in state.items()}:
+            raise ModelError(
+                "the adapter does not fit this model: it has other projections or sizes"
+            )
         new = [
             {site: _fused(state, index, paths, like) for site, paths in _SITES.items()}
             for index in range(model.config.num_hidden_layers)
         ]
-        for layer, factors in zip(model.blocks(), new, strict=True):
-            for site, (down, up) in factors.items():
-                if (up.shape[0], down.shape[1]) != tuple(getattr(layer, site).shape):
-                    raise ModelError(f"the adapter does not fit this model: {site} is larger there")
         if _shapes(new) == _shapes(self._factors):
             for old, factors in zip(self._factors, new, strict=True):
                 for site, pair in factors.items():

@@ -13,18 +13,23 @@ from typing import Self
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config, read_json, weight_files
-from swarm_node.policy.models.hub import ALIASES, fetch, hub_model
+from swarm_node.policy.models.hub import ALIASES, Download, fetch, hub_model, to_stderr
 from swarm_node.rollout import PolicyRef
 
 TINY = "tiny"
 _CHUNK_BYTES = 1 << 20
 
 
-def resolve(name: str, admit: Callable[[Qwen2Config], object] = lambda config: None) -> Path:
+def resolve(
+    name: str,
+    admit: Callable[[Qwen2Config], object] = lambda config: None,
+    told: Callable[[Download], object] = to_stderr,
+) -> Path:
     """The directory of the model `name`: "tiny", which is part of this package, or an existing
     directory, or an alias or id of the hub (`hub.hub_model`), fetched if it is not cached.
 
-    `admit` gets the architecture before weights are downloaded, and raises to refuse it.
+    `admit` gets the architecture before weights are downloaded, and raises to refuse it; `told`
+    gets what is about to be downloaded.
 
     Raises:
         ModelError: there is no such model, or it cannot be fetched or used.
@@ -35,7 +40,7 @@ def resolve(name: str, admit: Callable[[Qwen2Config], object] = lambda config: N
         path = Path(name).expanduser()
         wanted = hub_model(name)
         if wanted is not None and not path.is_dir():
-            return fetch(wanted, admit)
+            return fetch(wanted, admit, told)
     if not (path / "config.json").is_file():
         raise ModelError(
             f'no model at {path}: give "{TINY}", a short name ({", ".join(ALIASES)}), '

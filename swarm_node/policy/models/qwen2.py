@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.attention import Attend, causal, within
 from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import Qwen2Config, weight_files
 from swarm_node.policy.models.tensors import load_safetensors, on_host
@@ -88,19 +89,11 @@ class DecoderLayer(nn.Module):
         return x + self._linear("down", F.silu(gate) * up, self.down)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, hidden] to the same, with key and value [B, T, key/value heads, d]."""
         query, key, value = self.project(x, cos, sin)
-        attended = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-        )
-        return self.merge(x, attended.transpose(1, 2).flatten(2)), key, value
+        return self.merge(x, attend(query, key, value)), key, value
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = F.linear(x, weight, bias)
@@ -142,10 +135,7 @@ class Qwen2(nn.Module):
         """
         # Not on the "meta" device, for which torch imports its compiler: 70 MiB.
         model = cls(Qwen2Config.from_directory(path), draw=False).to(dtype)
-        state: dict[str, Tensor] = {}
-        for file in weight_files(path):
-            state.update(load_safetensors(file))
-        model.load_hf_state(state)
+        model.load_hf_state(stored_weights(path))
         return model
 
     def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -232,21 +222,20 @@ class Qwen2(nn.Module):
         length = ids.shape[1]
         x = F.embedding(ids, self.embedding)
         cos, sin = self.rotary(length, x)
-        attention: Tensor | None = None
+        attend: Attend = causal
         if segments is None:
             cos, sin = cos[:length, None], sin[:length, None]
         else:
-            attention = _visible(segments)
-            positions = attention[:, 0].sum(-1) - 1
+            attend, positions = within(segments, x.device)
             cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
         recompute = self.recompute and torch.is_grad_enabled()
         for layer in self.blocks():
             if recompute and collect is None:
                 x, _, _ = recompute_in_backward(
-                    layer, x, cos, sin, attention, use_reentrant=False, preserve_rng_state=False
+                    layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False
                 )
                 continue
-            x, key, value = layer(x, cos, sin, attention)
+            x, key, value = layer(x, cos, sin, attend)
             if collect is not None:
                 collect.append((key, value))
         return self._normalise(x)
@@ -279,6 +268,18 @@ class Qwen2(nn.Module):
             yield from hf_parts(self.config, name, parameter)
 
 
+def stored_weights(path: Path) -> dict[str, Tensor]:
+    """The weights in a model's directory, mapped into memory: what is not used is not read.
+
+    Raises:
+        ModelError: a file is missing or malformed.
+    """
+    state: dict[str, Tensor] = {}
+    for file in weight_files(path):
+        state.update(load_safetensors(file))
+    return state
+
+
 #: transformers' names of whole parameters; a layer's parameters have its prefix.
 _HF_NAMES = {
     "embedding": "model.embed_tokens.weight",
@@ -307,17 +308,6 @@ def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tupl
             yield f"{prefix}mlp.{half}_proj.weight", part
     else:
         yield prefix + _HF_NAMES[leaf], parameter
-
-
-def _visible(segments: Tensor) -> Tensor:
-    """bool[B, 1, T, T] for segments i64[B, T]: the tokens that each token attends to, itself
-    included. A token's position is one less than their number."""
-    keys, queries = segments[:, None, None, :], segments[:, None, :, None]
-    length = segments.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
-    # Padding attends to itself, because a row without any key would be NaN.
-    itself = torch.eye(length, dtype=torch.bool, device=segments.device)
-    return (causal & ((keys == 0) | (keys == queries)) & (keys >= 0)) | itself
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

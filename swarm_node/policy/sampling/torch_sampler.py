@@ -30,12 +30,14 @@ from torch import Tensor
 from swarm_node.errors import ModelError
 from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.lora import ADAPTER_FILE, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.tensors import header, load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size
 from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
+from swarm_node.policy.weights.base import base_index, map_base
 from swarm_node.policy.weights.device import is_on_device, read_device
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
@@ -90,7 +92,10 @@ class TorchSampler:
         self._model = model.eval()
         self._codec = codec
         self._version = version
+        #: The index of the trainer's base, if the model is that; else empty.
+        self._base = ""
         self._max_rows = max_rows
+        self._shape = shape
         self._decoder = Decoder(self._model, shape)
         self._adapter = PublishedAdapter(self._model)
         self._faults: Counter[str] = Counter()
@@ -111,17 +116,22 @@ class TorchSampler:
         max_rows: int = MAX_ROWS,
         shape: CacheShape | None = None,
         threads: int | None = None,
+        shares: bool = False,
     ) -> Self:
         """A sampler of the model in a directory, as policy version 0; in `half`, its weights are
         bfloat16, and log-probs are made from its logits in float32. `codec` is the directory's, if
-        it was read already.
+        it was read already. One that `shares` the trainer's base has no weights before the first
+        `load`.
 
         Raises:
             ModelError: model or tokenizer cannot be used, or there is no memory for the weights.
         """
-        dtype = torch.bfloat16 if placement.half else torch.float32
         try:
-            model = Qwen2.from_directory(path, dtype).to(placement.device)
+            if shares:
+                model = Qwen2(Qwen2Config.from_directory(path), draw=False)
+            else:
+                dtype = torch.bfloat16 if placement.half else torch.float32
+                model = Qwen2.from_directory(path, dtype).to(placement.device)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -184,6 +194,7 @@ class TorchSampler:
 
     def _load(self, weights: Path, version: int) -> None:
         if weights.is_dir():
+            self._share(weights.parent)
             changed = self._adapter.load(load_safetensors(weights / ADAPTER_FILE))
         else:
             self._model.load_hf_state(_read(weights, self._model.embedding.device))
@@ -191,6 +202,15 @@ class TorchSampler:
         if changed:
             self._decoder.forget()
         self._version = version
+
+    def _share(self, directory: Path) -> None:
+        """Compute with the base that the trainer shares in `directory`, if it does."""
+        if base_index(directory) == self._base:
+            return
+        model, self._base = map_base(directory, self._model.config)
+        self._model = model.eval()
+        self._decoder = Decoder(self._model, self._shape)
+        self._adapter = PublishedAdapter(self._model)
 
     def _sample(
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event

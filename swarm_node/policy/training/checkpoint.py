@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import CheckpointError
+from swarm_node.policy.memory.footprint import KEPT_CHECKPOINTS
+from swarm_node.policy.memory.free import free_disk
+from swarm_node.policy.models.tensors import on_host
 
-KEEP_CHECKPOINTS = 3
 MAX_MANIFEST_BYTES = 1 << 16
 MAX_STATE_BYTES = 1 << 20
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.msgpack"
@@ -57,30 +59,58 @@ class TrainingState:
     model: bytes
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Of the checkpoint's directory."""
+        return f"v{self.version:010d}"
 
-def save(root: Path, state: TrainingState, keep: int = KEEP_CHECKPOINTS) -> Path:
-    """Write `state` under `root` and remove all but the newest `keep` checkpoints.
+    @property
+    def bytes(self) -> int:
+        """Of the tensors."""
+        return sum(
+            tensor.nbytes for part in (self.weights, self.optimizer) for tensor in part.values()
+        )
 
-    Only one process at a time may write under `root`.
+    def copied(self) -> TrainingState:
+        """The same state with copies of the tensors in main memory."""
+        weights = {name: on_host(tensor) for name, tensor in self.weights.items()}
+        optimizer = {name: on_host(tensor) for name, tensor in self.optimizer.items()}
+        return replace(self, weights=weights, optimizer=optimizer)
+
+
+def save(
+    root: Path,
+    state: TrainingState,
+    keep: int = KEPT_CHECKPOINTS,
+    free: Callable[[Path], int] = free_disk,
+) -> Path:
+    """Write `state` under `root` and keep the newest `keep` checkpoints, it included. Where `free`
+    tells of too little room for that, fewer are kept: at least the one before it.
+
+    Only one thread at a time may write under `root`.
 
     Raises:
-        CheckpointError: `state.extra` is too large, or the disk refused.
+        CheckpointError: `state.extra` is too large, or the disk refused. The newest checkpoint
+            before it is still there.
     """
-    name = f"v{state.version:010d}"
+    temporary = root / (_WRITING + state.name)
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         remove_leftovers(root)
-        temporary = root / (_WRITING + name)
+        _make_room(root, keep, lambda: free(root) < state.bytes)
         temporary.mkdir(mode=0o700)
         _write_files(temporary, state)
-        _move_into_place(temporary, root / name)
-        for older in _checkpoints(root)[keep:]:
-            shutil.rmtree(older)
-    except OSError as error:
+        _move_into_place(temporary, root / state.name)
+    except (OSError, SafetensorError) as error:
+        # safetensors gives what the disk says in an error of its own.
+        reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"cannot write a checkpoint under {root}: {error.strerror}; free space there"
+            f"cannot write a checkpoint of {state.bytes / 1e6:,.1f} MB under {root}: {reason}; "
+            "free space there"
         ) from error
-    return root / name
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would fill the disk
+    return root / state.name
 
 
 def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
@@ -145,6 +175,15 @@ def remove_leftovers(root: Path) -> None:
             path.rename(original)
     for path in root.glob(_WRITING + "*"):
         shutil.rmtree(path)
+
+
+def _make_room(root: Path, keep: int, short: Callable[[], bool]) -> None:
+    """Remove the checkpoints that a new one replaces, and while the disk is `short` of room more
+    of the older ones, but never the newest."""
+    older = _checkpoints(root)[1:]
+    for age, path in reversed(list(enumerate(older, start=2))):
+        if age >= keep or short():
+            shutil.rmtree(path)
 
 
 def _write_files(directory: Path, state: TrainingState) -> None:

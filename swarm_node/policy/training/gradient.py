@@ -45,7 +45,7 @@ class GradientPass:
     """Accumulates the gradient of a batch in `parameters`, the trained parameters of `model`.
 
     `token_budget` bounds rows × longest row of a micro-batch. When memory runs out, the budget is
-    halved for good; `halvings` counts how often.
+    halved for good, and for single rows activations are recomputed; `halvings` counts how often.
     """
 
     def __init__(
@@ -144,9 +144,15 @@ class GradientPass:
         return rounds(rows, self.token_budget, self._ranks, whole_groups=judged)
 
     def _halve(self, rows: Sequence[TrainRow]) -> None:
-        self.token_budget = self._smaller(rows)
+        try:
+            self.token_budget = self._smaller(rows)
+        except ModelError:
+            if self._model.recompute:
+                raise
+            self._model.recompute = True
         self.halvings += 1
-        _log.warning("out of memory: micro-batches of %d tokens from now on", self.token_budget)
+        how = ", recomputed" * self._model.recompute
+        _log.warning("out of memory: micro-batches of %d tokens%s", self.token_budget, how)
 
     def _note_smaller(self, rows: Sequence[TrainRow]) -> None:
         try:
@@ -159,8 +165,7 @@ class GradientPass:
         if all(len(group) <= 1 for group in groups):
             raise ModelError(
                 f"not enough memory to train on one row at a time, of {max(map(len, rows))} tokens "
-                "at most: set training.activation_checkpointing, training.lora_rank or a smaller "
-                "sampling.max_new_tokens"
+                "at most: set training.lora_rank or a smaller sampling.max_new_tokens"
             )
         # Half of the largest micro-batch: half of a budget far above it would change nothing.
         largest = max(padded_tokens(rows, group) for group in groups if group)

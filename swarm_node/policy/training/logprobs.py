@@ -42,7 +42,7 @@ def completion_logprobs(
     made = arrange(rows)
     device = model.embedding.device
     ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
-    segments = None if made.segments is None else torch.from_numpy(made.segments).to(device)
+    segments = None if made.segments is None else torch.from_numpy(made.segments)
     return model.whole(
         _logprobs, model, ids.to(device), segments, places.to(device), temperature, logit_elements
     )
@@ -60,26 +60,40 @@ def _logprobs(
     at_sequence, at_position, wanted = places
     hidden = model.hidden(ids, segments)[at_sequence, at_position]
 
+    piece = max(1, logit_elements // model.config.vocab_size)
+    return in_pieces(model.logits, hidden, wanted, temperature, piece).cpu()
+
+
+def in_pieces(
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    wanted: Tensor,
+    temperature: float,
+    piece: int,
+) -> Tensor:
+    """log π f32[N] of the ids `wanted` i64[N] for hidden states [N, hidden]. `head` gives logits
+    [..., V]. Where N is more than `piece`, it runs on so many at a time, and again for the backward
+    pass."""
+
     def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
-        logits = model.logits(hidden).float() / temperature
+        logits = head(hidden).float() / temperature
         return -F.cross_entropy(logits, wanted, reduction="none")
 
-    piece = max(1, logit_elements // model.config.vocab_size)
     if len(wanted) <= piece:
-        return logprobs(hidden, wanted).cpu()
-    pieces = torch.cat(
+        return logprobs(hidden, wanted)
+    return torch.cat(
         [
             recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
             for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
         ]
     )
-    return pieces.cpu()
 
 
 @torch.no_grad()
-def measure_canary(model: Qwen2) -> Canary:
-    """The canary of `model` with its current weights, by one forward pass over a few tokens."""
-    ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings)
+def measure_canary(model: Qwen2, text: Sequence[int] = ()) -> Canary:
+    """The canary of `model` with its current weights, by one forward pass over a few tokens. For
+    `text` see `canary_ids`."""
+    ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings, text)
     tokens = np.asarray(ids, np.uint32)
     row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
     return Canary(ids, tuple(completion_logprobs(model, [row], 1.0).tolist()))

@@ -6,7 +6,7 @@ second of every trainer. The arithmetic is torch's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from torch.optim.adamw import adamw
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.placement import OptimizerName
+from swarm_node.policy.training.moments import in_eight_bits, in_float32
 
 _EPSILON = 1e-8
 
@@ -25,6 +26,10 @@ class Optimizer(Protocol):
     `state` is restored continues identically."""
 
     state: dict[nn.Parameter, dict[str, Tensor]]
+
+    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A parameter's moments as `state` holds them, whichever optimizer they are of."""
+        ...
 
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
@@ -58,6 +63,9 @@ class AdamW:
         self._betas = betas
         self._weight_decay = weight_decay
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+
+    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return in_float32(moments)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -112,6 +120,11 @@ class AdamW8bit:
             parameters, lr=0.0, betas=betas, weight_decay=weight_decay
         )
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        table = library.functional.create_dynamic_map
+        self._tables = table(signed=True), table(signed=False)
+
+    def layout(self, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return in_eight_bits(moments, self._tables)
 
     def step(self, learning_rate: float) -> None:
         # bitsandbytes counts steps in plain integers; `state` and checkpoints hold tensors.

@@ -1,7 +1,7 @@
 """Packing: rows become sequences, and sequences micro-batches. Pure.
 
 The answers to one task share its prompt. A shared sequence holds the prompt once and then every
-answer; a mask lets each answer attend to the prompt and to itself only (Prefix Grouper, arXiv
+answer; attention lets each answer attend to the prompt and to itself only (Prefix Grouper, arXiv
 2506.05433). So the prompt is computed once. Attention grows with the square of the sequence's
 length, so a shared sequence must be short, and it pays only where prompts are long against answers.
 """
@@ -21,6 +21,8 @@ from swarm_node.policy.experience.batch import TrainRow
 #: attention costs twice as much as causal attention, and must not cost more than sharing saves.
 MOST_SHARED_TOKENS = 2048
 _WORTHWHILE = 0.7
+#: Most keys of a shared sequence for each of its tokens: each answer copies those of the prompt.
+_MOST_KEYS = 8
 #: Most padding in a micro-batch: this share of its tokens, or the tokens that one more micro-batch
 #: would cost (benchmarks/trainer.py measures both).
 _PADDING_SHARE = 0.1
@@ -48,17 +50,23 @@ def micro_batches(rows: Sequence[TrainRow], token_budget: int) -> list[list[int]
     """
     packs = [(shared_length(rows, pack), pack) for pack in sequences(rows, token_budget)]
     groups: list[list[int]] = []
+    prompts: set[bytes] = set()
     longest = tokens = count = 0
     for length, pack in sorted(packs, key=lambda item: -item[0]):
+        prompt = rows[pack[0]].prompt_ids.tobytes()
         padded = longest * (count + 1)
+        # `arrange` makes sequences of the group anew, and may join others of the same prompt.
+        most = padded_tokens(rows, [*groups[-1], *pack]) if prompt in prompts else padded
         padding = padded - tokens - length
         allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
-        if groups and padded <= token_budget and padding <= allowed:
+        if groups and max(padded, most) <= token_budget and padding <= allowed:
             groups[-1].extend(pack)
+            prompts.add(prompt)
             tokens += length
             count += 1
         else:
             groups.append(list(pack))
+            prompts = {prompt}
             longest, tokens, count = length, length, 1
     return groups
 
@@ -119,9 +127,13 @@ def arrange(rows: Sequence[TrainRow]) -> Arrangement:
 def _cut(rows: Sequence[TrainRow], alike: Sequence[int], most_tokens: int) -> list[list[int]]:
     """Rows of one prompt, in order, in as few sequences as the limit allows."""
     packs: list[list[int]] = []
+    keys = 0
     for index in alike:
-        if packs and shared_length(rows, [*packs[-1], index]) <= most_tokens:
+        keys += len(rows[index])
+        together = shared_length(rows, [*packs[-1], index]) if packs else 0
+        if packs and together <= most_tokens and keys <= _MOST_KEYS * together:
             packs[-1].append(index)
         else:
             packs.append([index])
+            keys = len(rows[index])
     return packs

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.errors import WeightsError
 from swarm_node.policy.experience.batch import Batch, pack_batch
 from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import (
     Reply,
+    Request,
     Start,
     Started,
     Store,
@@ -29,9 +31,10 @@ from swarm_node.policy.training.worker import (
     UpdateResult,
 )
 from swarm_node.policy.weights.store import WeightStore
-from swarm_node.process import Child
+from swarm_node.process import Child, ReportedError
 
 _PATIENCE = 600.0
+_Reply = TypeVar("_Reply", bound=msgspec.Struct)
 
 
 class Trainer(Protocol):
@@ -53,6 +56,7 @@ class Trainer(Protocol):
 
         Raises:
             ChildError, ModelError, CheckpointError: it cannot start from either.
+            WeightsError: the weights cannot be written for the sampler.
         """
         ...
 
@@ -66,11 +70,15 @@ class Trainer(Protocol):
 
         Raises:
             ChildError, ModelError: it failed; call `restart` before anything else.
+            WeightsError: the new weights cannot be written for the sampler.
         """
         ...
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        """Store the current state with `extra`, a small map of plain values.
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        """Store the current state with `extra`, a small map of plain values. With `wait`, the
+        checkpoint is on the disk when this returns. Without, it is written while updates go on, and
+        an update's result tells if that failed. One is written at a time: this first waits for the
+        write before.
 
         Raises:
             ChildError, CheckpointError: it could not be written.
@@ -131,7 +139,7 @@ class ProcessTrainer:
     async def start(self) -> tuple[Path, int]:
         await self._child.start()
         request = msgspec.structs.replace(self._start, at_least=self._version)
-        reply = await self._child.call(request, Started, patience=self._patience)
+        reply = await self._ask(request, Started)
         self._version, self._extra = reply.version, reply.extra
         return Path(reply.weights), self._version
 
@@ -139,14 +147,20 @@ class ProcessTrainer:
         return await self.start()
 
     async def update(self, batch: Batch) -> UpdateResult:
-        request = Update(pack_batch(batch))
-        reply = await self._child.call(request, Updated, patience=self._patience)
+        reply = await self._ask(Update(pack_batch(batch)), Updated)
         self._version = reply.stats.version
-        return UpdateResult(reply.stats, Path(reply.weights))
+        return UpdateResult(reply.stats, Path(reply.weights), reply.unstored)
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        request = Store(dict(extra))
-        return Path((await self._child.call(request, Stored, patience=self._patience)).path)
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        return Path((await self._ask(Store(dict(extra), wait), Stored)).path)
+
+    async def _ask(self, request: Request, wanted: type[_Reply]) -> _Reply:
+        try:
+            return await self._child.call(request, wanted, patience=self._patience)
+        except ReportedError as error:
+            if error.kind == WeightsError.__name__:  # after a restart it would say so again
+                raise WeightsError(error.why) from error
+            raise
 
     async def close(self) -> None:
         await self._child.stop()
@@ -183,6 +197,7 @@ class InlineTrainer:
         return self._running.extra
 
     async def start(self) -> tuple[Path, int]:
+        self._end()
         self._host = TrainerHost(
             *self._places,
             self._settings,
@@ -201,12 +216,17 @@ class InlineTrainer:
         self._version = result.stats.version
         return result
 
-    async def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        return self._running.checkpoint(extra)
+    async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        return self._running.checkpoint(extra, wait=wait)
 
     async def close(self) -> None:
-        self._host = None
+        self._end()
         WeightStore(self._places[2]).close()
+
+    def _end(self) -> None:
+        if self._host is not None:
+            self._host.close()
+        self._host = None
 
     @property
     def _running(self) -> TrainerHost:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from swarm_node.policy.experience.batch import TrainRow
@@ -24,9 +26,11 @@ class Ranks(Protocol):
     index: int
     count: int
 
-    def spread(self, model: Qwen2, placement: Placement, *, frozen: bool) -> None:
-        """Move `model` to its device and shard it: each process holds a part of every parameter. A
-        `frozen` model is not sharded. This replaces `model.to`, and may replace the parameters."""
+    def base(
+        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
+    ) -> Qwen2:
+        """`Qwen2.from_directory` on its device, sharded: each process reads and holds a part of
+        every parameter. A `frozen` model is whole in each."""
         ...
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -43,11 +47,11 @@ class Ranks(Protocol):
         ...
 
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """This process's part of `whole`; the inverse of `gather`."""
+        """This process's part of `whole`; the inverse of `gather`. No other part is read."""
         ...
 
     def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
-        """`Qwen2.load_hf_state` for a model that may be sharded."""
+        """`Qwen2.load_hf_state` for a model that may be sharded; see `cut`."""
         ...
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -77,8 +81,10 @@ class Alone:
     index = 0
     count = 1
 
-    def spread(self, model: Qwen2, placement: Placement, *, frozen: bool) -> None:
-        model.to(placement.device)
+    def base(
+        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
+    ) -> Qwen2:
+        return Qwen2.from_directory(directory, dtype).to(placement.device)
 
     def local(self, parameter: nn.Parameter) -> nn.Parameter:
         return parameter

@@ -26,9 +26,9 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config, hf_parts, stored_weights
 from swarm_node.policy.placement import Placement
 
 #: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
@@ -68,14 +68,22 @@ class Group:
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def spread(self, model: Qwen2, placement: Placement, *, frozen: bool) -> None:
+    def base(
+        self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
+    ) -> Qwen2:
         device = torch.device(placement.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if frozen:
-            model.to(device)
-            return
-        mesh = init_device_mesh(device.type, (self.count,))
+            return Qwen2.from_directory(directory, dtype).to(device)
+        model = _without_memory(Qwen2Config.from_directory(directory)).to(dtype)
+        self._shard(model, placement)
+        model.to_empty(device=device)
+        self.load(model, stored_weights(directory))
+        return model
+
+    def _shard(self, model: Qwen2, placement: Placement) -> None:
+        mesh = init_device_mesh(placement.device.partition(":")[0], (self.count,))
         # Gathered in bfloat16 and not cast later: autograd would keep the casts.
         half = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -113,23 +121,27 @@ class Group:
     def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor) or not whole.ndim:
             return whole
-        spread = distribute_tensor(
-            whole.to(parameter.device),
-            parameter.device_mesh,
-            parameter.placements,
-            src_data_rank=None,
-        )
-        return spread.to_local()
+        first, last = self._rows(parameter)
+        return whole[first:last].to(parameter.device)
 
     @torch.no_grad()
     def load(self, model: Qwen2, weights: Mapping[str, Tensor]) -> None:
         if not isinstance(model.embedding, DTensor):
             model.load_hf_state(weights)
             return
-        whole = Qwen2(model.config, draw=False)
-        whole.load_hf_state(weights)
-        for parameter, full in zip(model.parameters(), whole.parameters(), strict=True):
-            self.local(parameter).copy_(self.cut(parameter, full.detach()))
+        shapes = _without_memory(model.config)
+        shapes.load_hf_state(weights)  # refuses what does not fit; without memory it copies nothing
+        for (name, whole), parameter in zip(
+            shapes.named_parameters(), model.parameters(), strict=True
+        ):
+            first, last = self._rows(parameter)
+            mine = self.local(parameter)
+            end = 0
+            for hf_name, part in hf_parts(model.config, name, whole):
+                begin, end = end, end + len(part)
+                low, high = max(first, begin), min(last, end)
+                if low < high:
+                    mine[low - first : high - first] = weights[hf_name][low - begin : high - begin]
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -147,6 +159,14 @@ class Group:
         dist.all_reduce(added)
         return [float(value) for value in added]
 
+    def _rows(self, parameter: Tensor) -> tuple[int, int]:
+        """The first row of this process's part, and the row after its last: FSDP deals rows as
+        `torch.chunk` does."""
+        rows = len(parameter)
+        most = -(-rows // self.count)
+        first = min(rows, self.index * most)
+        return first, min(rows, first + most)
+
     def token_budget(self, wanted: int) -> int:
         return min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
 
@@ -155,3 +175,8 @@ class Group:
         temporary = self._budget.with_suffix(f".{self.index}")
         temporary.write_text(str(token_budget))
         temporary.replace(self._budget)
+
+
+def _without_memory(config: Qwen2Config) -> Qwen2:
+    with torch.device("meta"):
+        return Qwen2(config, draw=False)

@@ -8,113 +8,34 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import CheckpointError, ConfigError, ModelError
-from swarm_node.policy.choices import LossName
+from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
 from swarm_node.policy.models.tensors import on_host
-from swarm_node.policy.placement import DtypeName, OptimizerName, hardware, place
+from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.gradient import Accumulated, GradientPass
 from swarm_node.policy.training.logprobs import ReferencePolicy
 from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
 from swarm_node.policy.training.optimizer import make_optimizer
 from swarm_node.policy.training.ranks import ALONE, Ranks
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.weights.base import make_base
 
 #: This many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
 
-#: How new weights reach the sampler: all weights in a file, the adapter alone, or all weights in
-#: the memory of the GPU (`weights/device.py`).
-Published = Literal["merged", "adapter", "ipc"]
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """How to train: AdamW with a linear warm-up over `warmup_updates` and a constant
-    `learning_rate` after it.
-
-    `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
-    memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
-    `lora_rank`, only adapters of that rank are trained; 0 trains all weights. `published` can be
-    "adapter" only with a rank. `activation_checkpointing` saves memory, costs time and leaves the
-    result as it is.
-    `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
-
-    Raises:
-        ConfigError: a value makes no sense; the message names it.
-    """
-
-    loss: LossName = "decoupled"
-    learning_rate: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = 0.0
-    warmup_updates: int = 10
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    ratio_cap: float = 5.0
-    max_grad_norm: float = 1.0
-    temperature: float = 1.0
-    micro_batch_tokens: int = 8192
-    longest_answer: int = 24
-    activation_checkpointing: bool = False
-    lora_rank: int = 0
-    published: Published = "merged"
-    optimizer: OptimizerName = "adamw"
-    device: str = "cpu"
-    dtype: DtypeName = "float32"
-    processes: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        valid = {
-            "loss": self.loss in LOSSES,
-            "learning_rate": 0 < self.learning_rate < math.inf,
-            "betas": len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
-            "weight_decay": 0 <= self.weight_decay < math.inf,
-            "warmup_updates": self.warmup_updates >= 0,
-            "clip_low": 0 < self.clip_low <= 1,
-            "clip_high": 0 < self.clip_high < math.inf,
-            "ratio_cap": 1 + self.clip_high <= self.ratio_cap < math.inf,
-            "max_grad_norm": 0 < self.max_grad_norm < math.inf,
-            "temperature": 0 < self.temperature < math.inf,
-            "micro_batch_tokens": self.micro_batch_tokens > 0,
-            "longest_answer": self.longest_answer > 0,
-            "lora_rank": 0 <= self.lora_rank <= 1024,
-            "published": self.published != "adapter" or self.lora_rank > 0,
-            "optimizer": self.optimizer in get_args(OptimizerName),
-            "dtype": self.dtype in get_args(DtypeName),
-            "processes": self.processes >= 1,
-        }
-        wrong = [name for name, fine in valid.items() if not fine]
-        if wrong:
-            raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
-        if self.optimizer == "adamw8bit" and self.processes > 1:
-            raise ConfigError(
-                'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
-                'set "adamw", whose moments are spread over the GPUs anyway'
-            )
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:
-        """The inverse of `plain`, also after MessagePack encoded and decoded the values."""
-        return cls(**{**values, "betas": tuple(values["betas"])})
-
-    def plain(self) -> dict[str, Any]:
-        """All values by name, in types that MessagePack restores."""
-        return {**asdict(self), "betas": list(self.betas)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +83,11 @@ class TrainerCore:
         ranks: Ranks = ALONE,
         *,
         digest: bytes | None = None,
+        share: Path | None = None,
     ) -> None:
-        """Load the base model. With several `ranks`, each process has a core of its own, and all
-        processes make every call together. `digest` is the model's sha256, as `policy_digests`
-        gives it; without one, the core hashes the files.
+        """Load the base model, and share it in the directory `share`, if any. With several `ranks`,
+        each process has a core of its own, and all processes make every call together. `digest` is
+        the model's sha256, as `policy_digests` gives it; without one, the core hashes the files.
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
@@ -177,7 +99,7 @@ class TrainerCore:
         self.placement = place(
             settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
         )
-        self.model = self._load(model_dir)
+        self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.
         self.adapter: Adapter | None = None
         if settings.lora_rank:
@@ -190,6 +112,8 @@ class TrainerCore:
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
+        #: Called before each step, which changes the weights and the moments.
+        self.before_step: Callable[[], None] = lambda: None
         self._base = policy_digests(model_dir)[0] if digest is None else digest
         self._gradient = GradientPass(
             self.model,
@@ -256,19 +180,30 @@ class TrainerCore:
         weight; by default it copies the weight to main memory."""
         return self._copied(torch.bfloat16 if self.placement.half else torch.float32, take)
 
-    def state(self, rng: bytes, extra: Mapping[str, Any]) -> TrainingState:
+    def state(
+        self,
+        rng: bytes,
+        extra: Mapping[str, Any],
+        take: Callable[[Tensor, torch.dtype], Tensor] = on_host,
+    ) -> TrainingState:
         """All state that `restore` needs for an identical continuation. Of an adapter's base model
-        it holds the digest only."""
+        it holds the digest only. `take` as in `weights`; without a copy, the next step changes the
+        state."""
         moments: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             for kind, value in self._optimizer.state.get(part, {}).items():
                 whole = self._ranks.gather(self._trained[name], value)
                 if not self._ranks.index:
-                    moments[f"{kind}:{name}"] = on_host(whole)
+                    moments[f"{kind}:{name}"] = take(whole, whole.dtype)
+        if self.adapter:
+            adapters = self.adapter.parameters.items()
+            weights = {name: take(value, value.dtype) for name, value in adapters}
+        else:
+            weights = self._copied(torch.float32, take)
         return TrainingState(
             version=self.version,
             updates=self._updates,
-            weights=self.adapter.state() if self.adapter else self._copied(torch.float32),
+            weights=weights,
             optimizer=moments,
             rng=rng,
             settings=self.settings.plain(),
@@ -277,8 +212,8 @@ class TrainerCore:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Restore a stored state. Hyper-parameters stay those of the current settings. If the
-        optimizer is another one, it starts without moments.
+        """Restore a stored state, which may be of another device, number type, optimizer or number
+        of processes. Hyper-parameters stay those of the current settings.
 
         Raises:
             CheckpointError: the state is of another base model, or another part of it was trained.
@@ -305,22 +240,28 @@ class TrainerCore:
         else:
             self._ranks.load(self.model, state.weights)
         self._optimizer.state.clear()
-        if state.settings.get("optimizer") == self.settings.optimizer:
-            for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
-                part = self._parts[name]
-                here = self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
-                self._optimizer.state.setdefault(part, {})[kind] = here
+        moments: dict[str, dict[str, Tensor]] = {}
+        for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
+            moments.setdefault(name, {})[kind] = value
+        for name, stored in moments.items():
+            part = self._parts[name]
+            self._optimizer.state[part] = {
+                kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                for kind, value in self._optimizer.layout(stored).items()
+            }
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
 
-    def _load(self, model_dir: Path) -> Qwen2:
+    def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
         # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
         dtype = torch.bfloat16 if half and frozen else torch.float32
-        model = Qwen2.from_directory(model_dir, dtype)
+        if share is not None:
+            model = make_base(model_dir, share, self.placement)
+        else:
+            model = self._ranks.base(model_dir, dtype, self.placement, frozen=frozen)
         model.recompute = self.settings.activation_checkpointing
         model.half_products = half
-        self._ranks.spread(model, self.placement, frozen=frozen)
         return model
 
     def _copied(
@@ -368,6 +309,7 @@ class TrainerCore:
         return "non-finite gradient" if parameters_finite else "non-finite parameters"
 
     def _step(self) -> None:
+        self.before_step()
         warmup = max(self.settings.warmup_updates, 1)
         for name, part in self._parts.items():
             part.grad = self._ranks.gradient(self._trained[name])

@@ -14,10 +14,16 @@ import torch
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, unpack_batch
-from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers, save
+from swarm_node.policy.memory.footprint import adapter_count
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.tensors import on_host
+from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
+from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings, UpdateStats
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
+from swarm_node.policy.weights.canary import text_ids
 from swarm_node.policy.weights.device import DeviceBuffers, in_place
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import serve
@@ -43,9 +49,10 @@ class Update(msgspec.Struct, frozen=True, tag=True):
 
 
 class Store(msgspec.Struct, frozen=True, tag=True):
-    """Write a checkpoint with `extra` in it."""
+    """Write a checkpoint with `extra` in it, and `wait` for the disk."""
 
     extra: dict[str, Any]
+    wait: bool
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -61,10 +68,11 @@ class Updated(msgspec.Struct, frozen=True, tag=True):
 
     stats: UpdateStats
     weights: str
+    unstored: str | None
 
 
 class Stored(msgspec.Struct, frozen=True, tag=True):
-    """Where the checkpoint is."""
+    """Where the checkpoint is, or will be."""
 
     path: str
 
@@ -76,10 +84,21 @@ Reply = Started | Updated | Stored
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     """What an update did, and the path of the weights after it: a file, or the directory of an
-    adapter (`TrainerSettings.published`). Both carry a canary."""
+    adapter (`TrainerSettings.published`). Both carry a canary. `unstored` says why a checkpoint
+    that was begun before is not on the disk; None if there is nothing new to say."""
 
     stats: UpdateStats
     weights: Path
+    unstored: str | None = None
+
+
+def version_bytes(model: Qwen2Config, settings: TrainerSettings, *, half: bool) -> int:
+    """Bytes of one published version of `model`, whose matrix products are bfloat16 if `half`."""
+    if settings.published == "ipc":
+        return 0
+    if settings.published in ("adapter", "shared"):
+        return 4 * adapter_count(model, settings.lora_rank)
+    return (2 if half else 4) * model.weight_count
 
 
 class TrainerHost:
@@ -106,8 +125,12 @@ class TrainerHost:
         """
         self._checkpoints = checkpoints
         self._store = WeightStore(weights)
-        self._leads = not ranks.index
-        self.core = TrainerCore(model_dir, settings, clock, ranks, digest=digest)
+        self._text = text_ids(model_dir)
+        self._ranks, self._leads = ranks, not ranks.index
+        share = weights if settings.published == "shared" else None
+        self.core = TrainerCore(model_dir, settings, clock, ranks, digest=digest, share=share)
+        self._writer = CheckpointWriter(checkpoints)
+        self.core.before_step = self._writer.wait_for_copy
         self._buffers: DeviceBuffers | None = None
         if settings.published == "ipc" and self._leads:
             self._buffers = DeviceBuffers(self.core.placement)
@@ -134,24 +157,40 @@ class TrainerHost:
         stats = self.core.update(batch)
         if stats.skipped is None:
             self.published = self._publish()
-        return UpdateResult(stats, self.published)
+        if self.core.settings.gives_back:
+            torch.cuda.empty_cache()
+        return UpdateResult(stats, self.published, self._writer.fault())
 
-    def checkpoint(self, extra: Mapping[str, Any]) -> Path:
-        """Store the current state and `extra`, a small map of plain values.
+    def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
+        """Store the current state and `extra`, a small map of plain values; see
+        `process.Trainer.checkpoint`.
 
         Raises:
             CheckpointError: the disk refused, or `extra` is too large.
         """
         rng = bytes(torch.get_rng_state().numpy())
-        state = self.core.state(rng, extra)
-        return save(self._checkpoints, state) if self._leads else self._checkpoints
+        alone = self._ranks.count == 1
+        state = self.core.state(rng, extra, in_place if alone else on_host)
+        if not self._leads:
+            return self._checkpoints
+        path = self._writer.begin(state, copy=alone)
+        if wait:
+            self._writer.finish()
+        return path
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        self._writer.close()
 
     def _publish(self) -> Path:
         core, store = self.core, self._store
-        canary = measure_canary(core.model).to_metadata()  # all ranks compute it together
-        if core.adapter is not None and core.settings.published == "adapter":
+        canary = measure_canary(core.model, self._text).to_metadata()  # all ranks together
+        if core.adapter is not None and core.settings.published in ("adapter", "shared"):
             save = partial(core.adapter.save, metadata=canary)
-            return store.publish_adapter(core.version, save) if self._leads else store.directory
+            if not self._leads:
+                return store.directory
+            need = version_bytes(core.model.config, core.settings, half=core.placement.half)
+            return store.publish_adapter(core.version, need, save)
         weights = core.weights(in_place) if core.settings.published == "ipc" else core.weights()
         if not self._leads:
             return store.directory
@@ -179,8 +218,8 @@ class TrainerWorker:
             raise ValueError("the first request must be Start")
         if isinstance(request, Update):
             result = self._host.update(unpack_batch(request.batch))
-            return Updated(result.stats, str(result.weights))
-        return Stored(str(self._host.checkpoint(request.extra)))
+            return Updated(result.stats, str(result.weights), result.unstored)
+        return Stored(str(self._host.checkpoint(request.extra, wait=request.wait)))
 
     def _start(self, request: Start) -> Started:
         settings = TrainerSettings.from_plain(request.settings)

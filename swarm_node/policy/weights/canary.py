@@ -13,13 +13,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 
 from swarm_node.errors import ModelError
 
 LENGTH = 32
+#: A model gives ordinary text log-probs near zero, where rounding errors are small.
+TEXT = (
+    "The children walked along the river until they came to a small bridge. It was late in the "
+    "afternoon, and the water below them was clear and cold after the long rain."
+)
+#: Measurements in a row that must be wrong before an engine is given up.
+FAILURES = 2
+#: From this |log-prob| on, rounding errors are taken to grow with it.
+_PLAIN = 10.0
 _KEY = "canary"
 
 
@@ -36,23 +47,52 @@ class Canary:
         if not all(map(math.isfinite, self.logprobs)):
             raise ValueError("a canary's log-probs are finite")
 
-    def difference(self, measured: Sequence[float]) -> float:
-        """Mean |Δ log-prob| to an engine's log-probs in nats; infinite if their number differs."""
-        if len(measured) != len(self.logprobs):
-            return math.inf
-        delta = np.abs(np.asarray(measured) - np.asarray(self.logprobs)).mean()
-        return float(delta) if np.isfinite(delta) else math.inf
-
     def to_metadata(self) -> dict[str, str]:
         """The canary as an entry of a safetensors header."""
         return {_KEY: json.dumps({"ids": self.token_ids, "logprobs": self.logprobs})}
 
 
-def canary_ids(vocab_size: int, positions: int) -> tuple[int, ...]:
-    """The fixed tokens: up to LENGTH of them, spread over the vocabulary."""
+def difference(expected: Sequence[float], measured: Sequence[float]) -> float:
+    """Mean |Δ log-prob| in nats between the trainer's log-probs and an engine's. A token whose
+    log-prob is below -10 counts in proportion less, because a half-precision engine rounds such
+    log-probs more coarsely. Infinite if there are none, or their number differs."""
+    if not expected or len(measured) != len(expected):
+        return math.inf
+    wanted = np.asarray(expected)
+    delta = np.abs(np.asarray(measured) - wanted) / np.maximum(1.0, np.abs(wanted) / _PLAIN)
+    return float(delta.mean()) if np.isfinite(delta).all() else math.inf
+
+
+def verdict(
+    differences: Sequence[float], tolerance: float
+) -> Literal["taken", "load again", "restart"]:
+    """What follows from the measurements of one version, of which the last is the newest: the
+    engine has the weights, should load them again, or must be replaced."""
+    if differences[-1] <= tolerance:
+        return "taken"
+    return "load again" if len(differences) < FAILURES else "restart"
+
+
+def canary_ids(vocab_size: int, positions: int, text: Sequence[int] = ()) -> tuple[int, ...]:
+    """The fixed tokens, LENGTH of them or `positions` if that is less: the start of `text`, or
+    tokens spread over the vocabulary if there is not enough of it."""
+    count = min(LENGTH, positions)
+    if len(text) >= count and max(text) < vocab_size:
+        return tuple(text[:count])
     digest = b"".join(hashlib.sha256(f"canary {n}".encode()).digest() for n in range(LENGTH // 8))
-    drawn = np.frombuffer(digest, np.uint32)[: min(LENGTH, positions)]
+    drawn = np.frombuffer(digest, np.uint32)[:count]
     return tuple(int(value) % vocab_size for value in drawn)
+
+
+def text_ids(model_dir: Path) -> tuple[int, ...]:
+    """TEXT in the tokens of a model's directory; none without a tokenizer that can be read, because
+    any tokens make a canary."""
+    try:
+        # Not transformers' tokenizer: importing it would cost the trainer seconds and memory.
+        tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    except Exception:  # noqa: BLE001 - the Rust library raises no narrower type
+        return ()
+    return tuple(tokenizer.encode(TEXT, add_special_tokens=False).ids)
 
 
 def read_canary(weights: Path) -> Canary:

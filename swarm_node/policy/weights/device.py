@@ -20,7 +20,7 @@ from swarm_node.policy.placement import Placement
 
 _KEY = "device_memory"
 _SLOTS = 2
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 #: Tensors start at multiples of this many elements, for aligned access by GPU kernels.
 _ALIGNMENT = 128
 
@@ -35,7 +35,7 @@ class DeviceBuffers:
             ModelError: `where` is not a GPU.
         """
         if where.device == "cpu":
-            raise ModelError('sampling.sync = "ipc" needs a GPU: set it to "file"')
+            raise ModelError("weights lie in a GPU's memory, and there is no GPU")
         self._device, self._dtype = where.device, "bfloat16" if where.half else "float32"
         self._slots: list[Tensor] = []
         self._next = 0
@@ -44,13 +44,13 @@ class DeviceBuffers:
         """Copy all weights of a model in; returns the header entries by which they are found."""
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
-            dtype = _DTYPES[self._dtype]
+            dtype = DTYPES[self._dtype]
             self._slots.append(torch.empty(total, dtype=dtype, device=self._device))
         slot = self._slots[self._next % _SLOTS]
         self._next += 1
         fill(slot, weights, table)
         torch.cuda.synchronize(slot.device)
-        stored = {"handle": _exported(slot), "dtype": self._dtype, "tensors": table}
+        stored = {"handle": exported(slot), "dtype": self._dtype, "tensors": table}
         return {_KEY: json.dumps(stored)}
 
 
@@ -94,19 +94,20 @@ def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[s
     copy them before the next version is put. It must be another process than the trainer, whose GPU
     it sees under the number `index`."""
     stored = json.loads(metadata[_KEY])
-    flat = _imported(stored["handle"], _DTYPES[stored["dtype"]], index)
+    flat = imported(stored["handle"], DTYPES[stored["dtype"]], index)
     yield from views(flat, stored["tensors"])
 
 
-def _exported(flat: Tensor) -> list[Any]:
-    """The arguments of `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text."""
+def exported(flat: Tensor) -> list[Any]:
+    """The handle of memory on a GPU, for `imported` in another process: the arguments of
+    `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text."""
     handle = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
     return [part.hex() if isinstance(part, bytes) else part for part in handle]
 
 
-def _imported(handle: Sequence[Any], dtype: torch.dtype, index: int) -> Tensor:
+def imported(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:
+    """The memory that another process exported, flat. `gpu` is the number that this process has for
+    the GPU. An engine sees only the GPUs that `engine_environment` lists, so its number is 0."""
     _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
-    # The first is the trainer's number of the GPU. For an engine, which sees only the GPUs that
-    # `engine_environment` lists, the same GPU is number 0.
-    storage = torch.UntypedStorage._new_shared_cuda(index, *parts)
+    storage = torch.UntypedStorage._new_shared_cuda(gpu, *parts)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)

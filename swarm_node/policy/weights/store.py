@@ -11,11 +11,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
+
+from swarm_node.errors import WeightsError
 
 KEEP_VERSIONS = 2
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private and random
@@ -35,16 +38,50 @@ def shared_memory_dir(owner: str, need: int = 0) -> Path:
 
     Raises:
         ValueError: `owner` is not 1 to 64 letters, digits or underscores.
+        WeightsError: neither has `need` bytes free.
     """
     if not _OWNER.fullmatch(owner):
         raise ValueError(f"an owner is 1 to 64 letters, digits or underscores, not {owner!r}")
-    parent = Path(tempfile.gettempdir())
-    for candidate in {_SHARED_MEMORY, parent}:
-        _remove_stale(candidate)
-    if os.access(_SHARED_MEMORY, os.W_OK) and shutil.disk_usage(_SHARED_MEMORY).free >= need:
-        parent = _SHARED_MEMORY
+    places = [_SHARED_MEMORY, Path(tempfile.gettempdir())]
+    for place in places:
+        _remove_stale(place)
+    usable = [place for place in places if os.access(place, os.W_OK)]
+    free = {place: shutil.disk_usage(place).free for place in usable}
+    parent = next((place for place in usable if free[place] >= need), None)
+    if parent is None:
+        found = ", ".join(f"{place} {_gb(size)}" for place, size in free.items())
+        raise WeightsError(
+            f"the newest policy versions need {_gb(need)}, and there are free: {found or 'none'}. "
+            f"Give {_SHARED_MEMORY} more (docker run --shm-size), or set TMPDIR to a directory on "
+            "a larger disk"
+        )
     prefix = f"{_PREFIX}-{_pid_namespace()}-{os.getpid()}-{owner}-"
     return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+
+
+@contextlib.contextmanager
+def _written(directory: Path, need: int) -> Iterator[None]:
+    """Around the writing of `need` bytes into `directory`.
+
+    Raises:
+        WeightsError: they do not fit, or the writing fails.
+    """
+    try:
+        free = shutil.disk_usage(directory).free
+        if need <= free:
+            yield
+            return
+        why = f"{_gb(free)} are free"
+    except (OSError, SafetensorError) as error:
+        why = str(error)
+    raise WeightsError(
+        f"cannot write a policy version of {_gb(need)} into {directory}: {why}. Free space there, "
+        "or give this node more (docker run --shm-size; TMPDIR)"
+    )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.3f} GB"
 
 
 def _remove_stale(parent: Path) -> None:
@@ -104,25 +141,35 @@ class WeightStore:
         metadata: Mapping[str, str] | None = None,
     ) -> Path:
         """Write a version with `metadata`, such as its canary, in the header. The file appears
-        completely or not at all, and replaces one of the same version."""
+        completely or not at all, and replaces one of the same version.
+
+        Raises:
+            WeightsError: it does not fit, or cannot be written.
+        """
         target = self.path(version)
         temporary = target.with_suffix(".tmp")
-        save_file(dict(weights), temporary, dict(metadata) if metadata else None)
-        temporary.replace(target)
+        with _written(self.directory, sum(weight.nbytes for weight in weights.values())):
+            save_file(dict(weights), temporary, dict(metadata) if metadata else None)
+            temporary.replace(target)
         for older in self.versions()[:-KEEP_VERSIONS]:
             self.path(older).unlink(missing_ok=True)
         return target
 
-    def publish_adapter(self, version: int, save: Callable[[Path], None]) -> Path:
-        """Let `save` fill the directory of a version. The directory appears completely or not at
-        all, and replaces one of the same version."""
+    def publish_adapter(self, version: int, need: int, save: Callable[[Path], None]) -> Path:
+        """Let `save` fill the directory of a version with about `need` bytes. The directory appears
+        completely or not at all, and replaces one of the same version.
+
+        Raises:
+            WeightsError: it does not fit, or cannot be written.
+        """
         target = self.adapter_path(version)
         temporary = target.with_suffix(".tmp")
-        temporary.mkdir(mode=0o700)
-        save(temporary)
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.replace(target)
+        with _written(self.directory, need):
+            temporary.mkdir(mode=0o700)
+            save(temporary)
+            if target.exists():
+                shutil.rmtree(target)
+            temporary.replace(target)
         for older in self._numbers(_ADAPTER)[:-KEEP_VERSIONS]:
             shutil.rmtree(self.adapter_path(older))
         return target

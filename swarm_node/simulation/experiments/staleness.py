@@ -16,6 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from swarm_node.errors import ConfigError
+from swarm_node.policy.choices import LOSS_CHOICES
 from swarm_node.simulation.experiments.estimates import all_nodes, held_out, per_update
 from swarm_node.simulation.experiments.plots import draw_bars, finish
 from swarm_node.simulation.experiments.skeleton import (
@@ -28,12 +29,21 @@ from swarm_node.simulation.experiments.skeleton import (
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.swarm import Scenario
 
+#: Losses that are published with advantages that are not divided by their deviation.
+_WITHOUT_DEVIATION = ("dr_grpo", "tba")
 #: How old samples are corrected: as a node does by default, as by default but with weights for
-#: peers' log-probs, and not at all.
+#: peers' log-probs, and not at all. The name of a loss stands for that loss, as it is published.
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "positive": {"training.loss": "decoupled", "experience.correction": "positive"},
     "sampler": {"training.loss": "decoupled", "experience.correction": "sampler"},
     "none": {"training.loss": "reinforce", "experience.correction": "own"},
+    **{
+        loss: {
+            "training.loss": loss,
+            "training.advantage": "dr_grpo" if loss in _WITHOUT_DEVIATION else "grpo",
+        }
+        for loss in LOSS_CHOICES
+    },
 }
 
 #: A correction and a lag.

@@ -122,21 +122,12 @@ def test_a_group_comes_in_once_even_after_it_left() -> None:
     assert reason(held.admit(group("p", "peer"), 0)) == "duplicate"
 
 
-def test_reuse_is_a_number_of_draws() -> None:
-    held = buffer(own=2, external=0, reuse=2)
-    admit(held, *own(3))
+def test_a_group_is_drawn_once_and_own_groups_in_the_order_of_their_arrival() -> None:
+    held = buffer(own=2, external=0)
+    admit(held, *own(4))
     rng = random.Random(1)
-    drawn = [names(held.draw(0, rng)) for _ in range(4)]
-    assert drawn == [["own0", "own1"], ["own2", "own0"], ["own1", "own2"], []]
-
-
-def test_a_restored_group_keeps_its_uses() -> None:
-    held = buffer(own=1, external=0, reuse=2)
-    assert held.restore(group("once"), 1, 0) is None
-    assert reason(held.restore(group("twice"), 2, 0)) == "used"
-    rng = random.Random(1)
-    assert names(held.draw(0, rng)) == ["once"]
-    assert held.draw(0, rng) is None
+    drawn = [names(held.draw(0, rng)) for _ in range(3)]
+    assert drawn == [["own0", "own1"], ["own2", "own3"], []]
 
 
 def test_own_lag_counts_from_the_oldest_tokens() -> None:
@@ -202,7 +193,6 @@ def test_too_many_own_groups_push_out_the_stalest() -> None:
         ({"own": 0, "external": 0}, "both 0"),
         ({"max_lag": -1}, "max_lag"),
         ({"max_age": -1}, "max_age"),
-        ({"reuse": 0}, "reuse"),
         ({"own_batches": 0}, "own_batches"),
         ({"external_batches": 0}, "external_batches"),
         ({"peer_minimum": 0}, "peer_minimum"),

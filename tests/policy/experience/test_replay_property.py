@@ -25,7 +25,6 @@ class ReplayMachine(RuleBasedStateMachine):
         external=st.integers(0, 3),
         max_lag=st.integers(0, 3),
         max_age=st.integers(0, 4),
-        reuse=st.integers(1, 3),
         batches=st.tuples(st.integers(1, 3), st.integers(1, 3)),
         peer_share=st.sampled_from([0.0, 0.25, 1.0]),
         peer_minimum=st.integers(1, 3),
@@ -37,7 +36,6 @@ class ReplayMachine(RuleBasedStateMachine):
         external: int,
         max_lag: int,
         max_age: int,
-        reuse: int,
         batches: tuple[int, int],
         peer_share: float,
         peer_minimum: int,
@@ -48,7 +46,6 @@ class ReplayMachine(RuleBasedStateMachine):
             external=max(external, 1 - own),
             max_lag=max_lag,
             max_age=max_age,
-            reuse=reuse,
             own_batches=batches[0],
             external_batches=batches[1],
             peer_share=peer_share,
@@ -118,7 +115,7 @@ class ReplayMachine(RuleBasedStateMachine):
             assert is_own is (index < drawn.own_count)
             assert group.id in (own if is_own else external)
             self.uses[group.id] += 1
-            assert self.uses[group.id] <= self.settings.reuse
+            assert self.uses[group.id] == 1
 
     @rule(running=st.integers(0, 10))
     def ask_for_slots(self, running: int) -> None:

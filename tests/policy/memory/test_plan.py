@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,9 +19,15 @@ from swarm_node.cli.plan import (
     parse_vram,
     shape_of,
 )
-from swarm_node.cli.plan_view import card_view, cards_view
+from swarm_node.cli.plan_view import Card, card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.policy.memory.footprint import Footprint, Training, adapter_count, footprint
+from swarm_node.policy.memory.footprint import (
+    Footprint,
+    Training,
+    adapter_count,
+    footprint,
+    graph_sizes,
+)
 from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import ALIASES
@@ -30,6 +35,7 @@ from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
+from swarm_node.policy.sampling.vllm.engine import EngineChoice
 from swarm_node.policy.training.optimizer import AdamW
 
 GIB = 1 << 30
@@ -125,17 +131,27 @@ def test_an_engine_gets_its_part_in_vllms_words() -> None:
         "max_num_seqs": plan.rows,
         "max_num_batched_tokens": 2048,
         "kv_cache_memory_bytes": plan.parts.kv,
-        "gpu_memory_utilization": plan.engine.gpu_share,
+        "gpu_memory_utilization": 0.02,
         "enable_sleep_mode": False,
     }
     # Keys and values of 28 layers, 2 heads of 128, in bfloat16.
     assert plan.parts.kv == 2 * 28 * 2 * 128 * 2 * max(plan.rows * (256 + 512), 4096 + 512 + 128)
-    # vLLM's share is of the whole card, whatever is free of it.
-    within = replace(plan, card=20 * GIB).engine.gpu_share * 20 * GIB
-    assert plan.parts.sampler <= within < plan.parts.sampler + 0.001 * 20 * GIB
     asleep = make_plan(shape("qwen2.5-1.5b"), Job(lora_rank=0, can_sleep=True), 32 * GIB)
     assert asleep is not None
     assert asleep.engine.vllm_arguments()["enable_sleep_mode"] is True
+
+
+def test_an_engines_cuda_graphs_take_memory_and_cover_all_rows() -> None:
+    assert graph_sizes(4) == [4]
+    assert graph_sizes(64) == [8, 16, 32, 64]
+    assert graph_sizes(100) == [8, 16, 32, 64, 96, 100]
+    model = shape("qwen2.5-1.5b")
+    cpu, gpu = (
+        footprint(model, Training(32), device=device, rows=64, max_new_tokens=24).reserve
+        for device in ("cpu", "cuda")
+    )
+    # Two contexts; four graphs of 28 layers, each with and without adapters.
+    assert (cpu, gpu) == (0, (1 << 30) + 4 * 28 * 2 * (1 << 17))
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
@@ -160,9 +176,9 @@ def test_vllm_takes_these_arguments() -> None:
 def test_what_the_user_chose_is_kept() -> None:
     model = shape("qwen2.5-1.5b")
     assert make_plan(model, Job(lora_rank=0), 12 * GIB) is None
-    kept = make_plan(model, Job(lora_rank=8, checkpointing=False), 24 * GIB)
+    kept = make_plan(model, Job(lora_rank=8), 24 * GIB)
     assert kept is not None
-    assert (kept.training.lora_rank, kept.training.checkpointing) == (8, False)
+    assert kept.training.lora_rank == 8
 
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
@@ -246,15 +262,21 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
     assert card["training"]["lora_rank"] == DEFAULT_RANK
     assert card["total_bytes"] < card["vram_bytes"]
     assert card["vllm"]["max_num_seqs"] == 64
-    shown = run("--model", "qwen2.5-7b", "--vram", "12GB")
-    assert "take a smaller model (qwen2.5-1.5b)" in shown.stdout
+    # The built-in sampler shares the base of adapters, and vLLM has its own.
+    for engine, sampler, smaller in (("torch", "the built-in", "3b"), ("vllm", "vLLM", "1.5b")):
+        chosen = ("--set", f"sampling.engine={engine}")
+        shown = run("--model", "qwen2.5-7b", "--vram", "12GB", *chosen).stdout
+        assert f"take a smaller model (qwen2.5-{smaller})" in shown
+        assert f"Sampled by {sampler}" in shown
 
 
 @pytest.mark.parametrize("job", [Job(), Job(lora_rank=0, can_sleep=True)])
 def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
     model = shape("qwen2.5-1.5b")
-    console.print(cards_view("qwen2.5-1.5b", model, job, [size * GIB for size in CARDS]))
+    engine = EngineChoice(True, "built for the GPU")
+    cards = [Card(size * GIB, job, engine) for size in CARDS]
+    console.print(cards_view("qwen2.5-1.5b", model, cards))
     text = console.export_text()
     made = [make_plan(model, job, size * GIB) for size in CARDS]
     lines = [line.split() for line in text.splitlines()]
@@ -264,8 +286,8 @@ def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
         if plan is not None:
             assert row[-1] == f"{plan.total / GIB:.1f}"
             assert row[-7] == str(plan.rows)
-    for size, plan in zip(CARDS, made, strict=True):
-        console.print(card_view("qwen2.5-1.5b", model, job, size * GIB))
+    for size, plan, shown_card in zip(CARDS, made, cards, strict=True):
+        console.print(card_view("qwen2.5-1.5b", model, shown_card))
         card = " ".join(console.export_text().split())
         assert ("Fits into" if plan else "Does not fit into") in card
         assert (plan.described() if plan else "take ") in card

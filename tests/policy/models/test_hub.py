@@ -150,7 +150,9 @@ def test_a_model_is_fetched_once_then_used_without_the_hub(hub: Hub, tmp_path: P
 
     first = resolve(REPO, tmp_path / "cache", hub.address)
     assert first.returncode == 0, first.stderr
-    assert re.search(r"downloading org/model: 0\.\d MB to ", first.stderr)
+    # One line, and no bars where nobody watches.
+    line = r"downloading org/model: 9 files, 0\.\d MB to \S+\n"
+    assert re.fullmatch(line, first.stderr), first.stderr
     path = Path(first.stdout.strip())
     names = {name for name, _ in hub.served}
     assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= names

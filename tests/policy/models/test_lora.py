@@ -23,7 +23,8 @@ from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.packing import micro_batches
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.policy.weights.canary import read_canary
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,6 +79,35 @@ def test_only_the_newest_three_are_kept(tmp_path: Path) -> None:
     for version in (1, 2, 9, 10, 11):
         save(tmp_path, state(version))
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"v{v:010d}" for v in (9, 10, 11)]
+
+
+def test_a_full_disk_keeps_fewer_but_never_loses_the_newest(tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        save(tmp_path, state(version))
+    size = state().bytes
+    asked: list[int] = []
+
+    def free(root: Path) -> int:
+        asked.append(len(list(root.iterdir())))
+        return size if asked[-1] == 1 else size - 1
+
+    save(tmp_path, state(4), free=free)
+    assert asked == [2]  # the third went without a question
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v0000000003", "v0000000004"]
+
+
+def test_a_disk_that_fills_while_it_is_written_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    kept = save(tmp_path, state(1))
+    large = replace(state(2), weights={"w": torch.zeros(1 << 16)})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"of 0\.3 MB .*File too large.*free space"):
+            save(tmp_path, large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [kept]
+    assert newest_valid(tmp_path) == kept
 
 
 def test_no_checkpoints_is_not_an_error(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.rollout import Provenance
 

@@ -12,9 +12,11 @@ import torch
 from builders import ROOT, train_rows, write_model
 
 from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 
 torch.set_num_threads(1)
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2)
@@ -61,11 +63,13 @@ def test_layers_run_again_train_alike(random_qwen2: Path) -> None:
 #: Trains in a process that may not grow by more than `megabytes`: what does not fit, does not.
 IN_LITTLE_MEMORY = """
 import logging, resource, sys
+from dataclasses import replace
 import numpy as np, torch
 from pathlib import Path
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.rollout import Provenance
 
 logging.basicConfig(level=logging.WARNING)
@@ -83,8 +87,9 @@ batch = Batch(tuple(
 ))
 plenty = TrainerCore(directory, settings)
 expected = plenty.update(batch) if megabytes else None
-core = TrainerCore(directory, settings)
-core.update(Batch(batch.rows[:1]))  # moments and kernels are there before the limit is
+for recompute in (False, True):  # moments, kernels and imports are there before the limit is
+    core = TrainerCore(directory, replace(settings, activation_checkpointing=recompute))
+    core.update(Batch(batch.rows[:1]))
 core = TrainerCore(directory, settings)
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 free = pages * resource.getpagesize() + (megabytes << 20)
@@ -99,7 +104,7 @@ again = core.update(batch)
 assert again.halvings == 0, "what did not fit once is not tried again"
 assert abs(stats.grad_norm - expected.grad_norm) < 1e-4 * expected.grad_norm, (stats, expected)
 assert abs(stats.loss - expected.loss) < 1e-5, (stats, expected)
-print("halvings", stats.halvings, "tokens", stats.micro_batch_tokens)
+print("halvings", stats.halvings, "tokens", stats.micro_batch_tokens, core.model.recompute)
 """
 
 
@@ -118,6 +123,23 @@ def trained(directory: Path, megabytes: int, length: int) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_every_way_to_say_out_of_memory_is_understood(error: RuntimeError | MemoryError) -> None:
+    assert out_of_memory(error)
+    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +163,14 @@ def test_micro_batches_that_do_not_fit_are_halved_and_the_result_is_the_same(
     assert words[0] == "halvings"
     assert int(words[1]) >= 1
     assert 304 <= int(words[3]) < 16 * 304
+    assert words[4] == "False"
+
+
+@pytest.mark.slow(reason="starts a process that imports torch and runs out of memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its address space")
+def test_activations_of_a_row_that_does_not_fit_alone_are_recomputed(long_model: Path) -> None:
+    words = trained(long_model, megabytes=16, length=900).split()
+    assert words[2:] == ["tokens", "904", "True"]
 
 
 @pytest.mark.slow(reason="starts a process that imports torch and runs out of memory")
@@ -148,4 +178,4 @@ def test_micro_batches_that_do_not_fit_are_halved_and_the_result_is_the_same(
 def test_a_row_that_does_not_fit_alone_is_an_error_that_says_what_to_do(long_model: Path) -> None:
     said = trained(long_model, megabytes=0, length=900)
     assert said.startswith("ModelError not enough memory")
-    assert "training.activation_checkpointing" in said
+    assert "training.lora_rank" in said

@@ -46,7 +46,7 @@ import asyncio, sys
 from pathlib import Path
 import numpy as np
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import TrainerHost
 from swarm_node.rollout import Provenance
 model, work = Path({str(random_qwen2)!r}), Path({str(tmp_path)!r})

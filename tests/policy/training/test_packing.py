@@ -85,6 +85,14 @@ def test_a_sequence_is_no_longer_than_the_budget() -> None:
     assert max(shared_length(many, pack) for pack in sequences(many)) <= MOST_SHARED_TOKENS
 
 
+def test_a_sequence_copies_its_prompt_for_few_answers() -> None:
+    rows = [row(100, 1 + n % 3) for n in range(32)]
+    packs = sequences(rows)
+    assert 1 < len(packs) < 6
+    for pack in packs:
+        assert sum(len(rows[index]) for index in pack) <= 8 * shared_length(rows, pack)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=12))
 def test_every_answer_is_predicted_from_its_own_prompt_and_beginning(

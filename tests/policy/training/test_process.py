@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -15,13 +17,13 @@ import torch
 from builders import completion, verified
 from safetensors.torch import load_file
 
-from swarm_node.errors import CheckpointError, ChildError
+from swarm_node.errors import CheckpointError, ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, build_batch
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
-from swarm_node.policy.training.trainer import TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.weights.canary import read_canary
 from swarm_node.rollout import Provenance, VerifiedGroup
 
@@ -117,6 +119,24 @@ def test_an_update_publishes_new_weights_under_a_new_version(
     assert trainer.pid is None
 
 
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        path, _ = await trainer.start()
+        shutil.rmtree(path.parent)
+        with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
+            await trainer.update(batch_of(1))
+        with pytest.raises(WeightsError, match=r"weights-of-a.*TMPDIR"):
+            await trainer.restart()
+        return {}
+
+    run_with(trainer, scenario)
+
+
 @pytest.mark.slow(reason="starts two trainer processes, which import torch")
 def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_never_falls(
     random_qwen2: Path, tmp_path: Path
@@ -146,6 +166,60 @@ def test_a_killed_child_is_restarted_from_its_checkpoint_with_a_version_that_nev
         assert same(loaded(path), stored)
         result = await trainer.update(batch_of(3))
         assert result.stats.version == 3
+        return loaded(result.weights)
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.slow(reason="starts four trainer processes, which import torch")
+def test_killed_while_it_writes_it_resumes_from_what_was_acknowledged_or_newer(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        for kill in range(3):
+            await trainer.update(batch_of(kill))
+            await trainer.checkpoint({"acknowledged": kill})
+            path = (await trainer.update(batch_of(kill + 1))).weights
+            written = await trainer.checkpoint({"begun": kill}, wait=False)
+            assert trainer.pid is not None
+            await asyncio.sleep(0.005 * kill)
+            os.kill(trainer.pid, signal.SIGKILL)
+            await trainer.restart()
+            assert trainer.extra == (
+                {"begun": kill} if written.exists() else {"acknowledged": kill}
+            )
+        return loaded(path)
+
+    run_with(trainer, scenario)
+
+
+@pytest.mark.slow(reason="starts a trainer process, which imports torch")
+def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    trainer = process_trainer(random_qwen2, tmp_path)
+
+    async def scenario() -> dict[str, torch.Tensor]:
+        await trainer.start()
+        await trainer.update(batch_of(1))
+        kept = await trainer.checkpoint({})
+        assert trainer.pid is not None
+        resource.prlimit(trainer.pid, resource.RLIMIT_FSIZE, (1 << 15, resource.RLIM_INFINITY))
+        await trainer.checkpoint({}, wait=False)
+        with pytest.raises(ChildError, match="File too large"):
+            await trainer.checkpoint({})
+        resource.prlimit(
+            trainer.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
+        result = await trainer.update(batch_of(2))
+        assert result.stats.version == 2
+        assert result.unstored is not None
+        assert "File too large" in result.unstored
+        assert (await trainer.update(batch_of(3))).unstored is None
+        assert list((tmp_path / "checkpoints-of-a").iterdir()) == [kept]
         return loaded(result.weights)
 
     run_with(trainer, scenario)

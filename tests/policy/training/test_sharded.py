@@ -7,6 +7,8 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from builders import write_model
 from safetensors.torch import load_file
 
 from swarm_node.errors import ChildError
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.training.launching import rank_environment
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
-from swarm_node.policy.training.trainer import TrainerSettings, UpdateStats
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import UpdateStats
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
@@ -122,6 +127,51 @@ def test_each_goes_on_from_the_checkpoint_of_the_other(random_qwen2: Path, tmp_p
             done, weights = curve(running, seeds, store=True)
             assert_alike((done, weights), ([straight[0][seed] for seed in seeds], weights))
         assert_alike((done, weights), (straight[0][2:], straight[1]))
+
+
+#: Prints how far the peak of the resident memory rises while a model is loaded.
+LOADING = """
+import re, sys
+from pathlib import Path
+import torch
+from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.training.sharded import Group
+
+def resident(kind):
+    return int(re.search(kind + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+small, large, meeting = map(Path, sys.argv[1:])
+group = Group(meeting)
+group.base(small, torch.float32, ON_CPU, frozen=False)  # imports what loading needs
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = resident("VmRSS")
+model = group.base(large, torch.float32, ON_CPU, frozen=False)
+print(resident("VmHWM") - before)
+group.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_each_process_reads_its_part_only(random_qwen2: Path, tmp_path: Path) -> None:
+    for name in ("large", "meeting"):
+        (tmp_path / name).mkdir()
+    large = write_model(
+        tmp_path / "large", hidden_size=768, intermediate_size=3072, num_hidden_layers=4
+    )
+    size = (large / "model.safetensors").stat().st_size
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", LOADING, random_qwen2, large, tmp_path / "meeting"],
+            env={**os.environ, **rank_environment(), "RANK": str(index), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+        )
+        for index in range(2)
+    ]
+    for process in both:
+        told, _ = process.communicate(timeout=300)
+        assert process.returncode == 0
+        # Half of the file is mapped and half of the weights are held; it was all of both.
+        assert 0.5 * size < int(told) < 1.25 * size
 
 
 def rank(of: ProcessTrainer, index: int) -> psutil.Process:

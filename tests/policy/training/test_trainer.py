@@ -15,7 +15,8 @@ from swarm_node.errors import CheckpointError, ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.training.logprobs import completion_logprobs
-from swarm_node.policy.training.trainer import TrainerCore, TrainerSettings
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)

@@ -43,8 +43,8 @@ def test_tensors_are_laid_side_by_side_and_found_again() -> None:
     assert torch.equal(dict(views(rounded, table))[name], state[name].bfloat16())
 
 
-def test_without_a_gpu_the_setting_is_named() -> None:
-    with pytest.raises(ModelError, match=r"sampling\.sync"):
+def test_without_a_gpu_there_is_no_place_for_weights() -> None:
+    with pytest.raises(ModelError, match="there is no GPU"):
         DeviceBuffers(ON_CPU)
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from swarm_node.errors import WeightsError
+from swarm_node.policy.weights import store
 from swarm_node.policy.weights.store import WeightStore, shared_memory_dir
 
 
@@ -18,33 +20,33 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 
 
 def test_published_weights_can_be_loaded_and_only_two_remain(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path)
-    paths = [store.publish(version, weights(version)) for version in (9, 10, 11)]
-    assert store.versions() == [10, 11]
+    held = WeightStore(tmp_path)
+    paths = [held.publish(version, weights(version)) for version in (9, 10, 11)]
+    assert held.versions() == [10, 11]
     assert sorted(tmp_path.iterdir()) == sorted(paths[1:])
     assert torch.equal(load_file(paths[2])["w"], weights(11)["w"])
 
 
 def test_a_replaced_version_does_not_disturb_who_has_it_mapped(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path)
-    mapped = load_file(store.publish(1, weights(1)))
-    store.publish(1, weights(2))
+    held = WeightStore(tmp_path)
+    mapped = load_file(held.publish(1, weights(1)))
+    held.publish(1, weights(2))
     assert torch.equal(mapped["w"], weights(1)["w"])
-    assert torch.equal(load_file(store.path(1))["w"], weights(2)["w"])
+    assert torch.equal(load_file(held.path(1))["w"], weights(2)["w"])
 
 
 def test_half_written_files_are_removed_and_foreign_names_ignored(tmp_path: Path) -> None:
     (tmp_path / "weights-3.tmp").write_bytes(b"half")
     (tmp_path / "weights-x.safetensors").write_bytes(b"")
-    store = WeightStore(tmp_path)
+    held = WeightStore(tmp_path)
     assert not (tmp_path / "weights-3.tmp").exists()
-    assert store.versions() == []
+    assert held.versions() == []
 
 
 def test_closing_removes_the_directory(tmp_path: Path) -> None:
-    store = WeightStore(tmp_path)
-    store.publish(1, weights(1))
-    store.close()
+    held = WeightStore(tmp_path)
+    held.publish(1, weights(1))
+    held.close()
     assert not tmp_path.exists()
 
 
@@ -82,9 +84,34 @@ def test_too_little_shared_memory_means_the_temporary_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path = shared_memory_dir("alice", need=1 << 62)
+    monkeypatch.setattr(store, "_SHARED_MEMORY", tmp_path / "absent")
+    path = shared_memory_dir("alice", need=1)
     assert path.parent == tmp_path
     assert path.stat().st_uid == os.getuid()
+
+
+def test_too_little_room_everywhere_is_refused_with_both_places_and_the_bytes() -> None:
+    with pytest.raises(WeightsError, match=r"need 4611686018\.427 GB.*/dev/shm .* GB.*TMPDIR"):
+        shared_memory_dir("alice", need=1 << 62)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    held = WeightStore(tmp_path)
+    first = held.publish(1, weights(1))
+    huge = {"w": torch.zeros(1).expand(1 << 60)}  # one element in memory
+    with pytest.raises(WeightsError, match=r"4611686018\.427 GB into .*: \d+\.\d{3} GB are free"):
+        held.publish(2, huge)
+    with pytest.raises(WeightsError, match="are free"):
+        held.publish_adapter(2, 1 << 62, lambda path: None)
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    gone = WeightStore(tmp_path / "gone")
+    with pytest.raises(WeightsError, match=r"gone: .*TMPDIR"):
+        gone.publish(1, weights(1))
+    with pytest.raises(WeightsError, match=r"gone: .*TMPDIR"):
+        gone.publish_adapter(1, 1, lambda path: None)
 
 
 @pytest.mark.parametrize("owner", ["", "a/b", "..", "a-b", "x" * 65])

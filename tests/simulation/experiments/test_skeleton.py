@@ -64,6 +64,13 @@ def test_a_report_of_an_earlier_version_is_read_and_its_key_is_the_same(tmp_path
     scenario = replace(case.scenario, seed=declared_seeds(1, "sapo")[0])
     key = describe(scenario, simulation_settings(scenario.seed, case.flags))
     assert report.settings["plan"] == key["plan"]
+    before = report.settings["policy"] | report.settings["sampling"]
+    for table, gone in (
+        ("sampling", ("over_provision", "sync")),
+        ("experience", ("reuse",)),
+        ("training", ("activation_checkpointing",)),
+    ):
+        assert [key[table][name] for name in gone] == [before[name] for name in gone]
 
 
 def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(

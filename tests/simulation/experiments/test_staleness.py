@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.experiments.staleness import CORRECTIONS, Staleness
+from swarm_node.policy.choices import LOSS_CHOICES
+from swarm_node.simulation.experiments.staleness import Staleness
 from swarm_node.simulation.report import load_report
+from swarm_node.simulation.run import simulation_settings
 
 
 def staleness(
@@ -18,12 +20,21 @@ def staleness(
 
 
 def test_a_lag_is_the_oldest_age_and_the_weights_come_one_update_sooner() -> None:
-    cases = staleness(lags=(0, 1, 2, 8), corrections=tuple(CORRECTIONS)).cases(Path())
+    names = ("positive", "sampler", "none")
+    cases = staleness(lags=(0, 1, 2, 8), corrections=names).cases(Path())
     for lag, behind in ((0, 0), (1, 0), (8, 7)):
         case = cases["sampler", lag]
         assert (case.scenario.behind, case.flags["experience.max_lag"]) == (behind, lag)
         assert case.flags["experience.correction"] == "sampler"
     assert len({case.name for case in cases.values()}) == 12
+
+
+def test_every_loss_is_compared_as_it_is_published() -> None:
+    cases = staleness(lags=(4,), corrections=tuple(LOSS_CHOICES)).cases(Path())
+    for loss in LOSS_CHOICES:
+        training = simulation_settings(0, cases[loss, 4].flags).training
+        plain = loss in ("dr_grpo", "tba")
+        assert (training.loss, training.advantage) == (loss, "dr_grpo" if plain else "grpo")
 
 
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")

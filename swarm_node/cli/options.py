@@ -1,0 +1,25 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option("--home", envvar="SWARM_NODE_HOME", help="The node's directory."),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
+]
+SamplerOption = Annotated[
+    str | None, typer.Option("--sampler", help="Inference engine: torch, vllm or auto.")
+]
+AssignOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]

@@ -1,0 +1,60 @@
+"""What the model can do before it has learnt anything: its first groups, told once. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm_node.rollout import RolloutGroup
+
+COUNT = 16
+_EXAMPLES, _SHOWN_CHARS = 3, 160
+#: With fewer groups of unlike rewards among the first ones, hardly anything can be learnt.
+_LEAST_INFORMATIVE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """`pass_at_1` is the mean reward, `informative` the number of groups with unlike rewards, of
+    `groups`. `answers` are some of the answers, cut."""
+
+    pass_at_1: float
+    informative: int
+    groups: int
+    answers: tuple[str, ...]
+
+    @property
+    def advice(self) -> str:
+        """What to do where hardly anything can be learnt; empty elsewhere."""
+        if self.informative >= _LEAST_INFORMATIVE:
+            return ""
+        if self.pass_at_1 > 0.5:
+            return "the tasks are too easy: take a harder preset, or data sets of your own"
+        return (
+            "the tasks are too hard, or the answers have another form than the scorer reads: take "
+            "an easier preset (environment.options.preset: short, chat, sapo, from easy to hard), "
+            "a larger model, or longer answers (sampling.max_new_tokens)"
+        )
+
+
+@dataclass
+class FirstGroups:
+    """Collects the first groups of a node."""
+
+    _groups: list[RolloutGroup] = field(default_factory=list)
+    _told: bool = False
+
+    def add(self, group: RolloutGroup) -> Beginning | None:
+        """What the first groups show, with the last of them; else None."""
+        if self._told:
+            return None
+        self._groups.append(group)
+        if len(self._groups) < COUNT:
+            return None
+        groups, self._groups, self._told = self._groups, [], True
+        rewards = [reward for each in groups for reward in each.claimed]
+        return Beginning(
+            pass_at_1=sum(rewards) / len(rewards),
+            informative=sum(len(set(each.claimed)) > 1 for each in groups),
+            groups=len(groups),
+            answers=tuple(each.completions[0].text[:_SHOWN_CHARS] for each in groups[:_EXAMPLES]),
+        )

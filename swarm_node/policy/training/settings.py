@@ -1,0 +1,96 @@
+"""How a trainer works: its settings, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from swarm_node.errors import ConfigError
+from swarm_node.policy.choices import LossName
+from swarm_node.policy.placement import DtypeName, OptimizerName
+from swarm_node.policy.training.losses import LOSSES
+
+#: How new weights reach the sampler: all weights in a file; the adapter alone; the adapter, beside
+#: a base that the sampler shares (`weights/base.py`); or all weights in the memory of the GPU
+#: (`weights/device.py`).
+Published = Literal["merged", "adapter", "shared", "ipc"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How to train: AdamW with a linear warm-up over `warmup_updates` and a constant
+    `learning_rate` after it.
+
+    `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
+    memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
+    `lora_rank`, only adapters of that rank are trained; 0 trains all weights. `published` can be
+    "adapter" or "shared" only with a rank. `activation_checkpointing` saves memory, costs time and
+    leaves the result as it is.
+    `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
+    With `gives_back`, the GPU's memory is free between updates, for an engine that wakes up then.
+
+    Raises:
+        ConfigError: a value makes no sense; the message names it.
+    """
+
+    loss: LossName = "decoupled"
+    learning_rate: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+    warmup_updates: int = 10
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    ratio_cap: float = 5.0
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    micro_batch_tokens: int = 8192
+    longest_answer: int = 24
+    activation_checkpointing: bool = False
+    lora_rank: int = 0
+    published: Published = "merged"
+    optimizer: OptimizerName = "adamw"
+    device: str = "cpu"
+    dtype: DtypeName = "float32"
+    processes: int = 1
+    gives_back: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        valid = {
+            "loss": self.loss in LOSSES,
+            "learning_rate": 0 < self.learning_rate < math.inf,
+            "betas": len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            "weight_decay": 0 <= self.weight_decay < math.inf,
+            "warmup_updates": self.warmup_updates >= 0,
+            "clip_low": 0 < self.clip_low <= 1,
+            "clip_high": 0 < self.clip_high < math.inf,
+            "ratio_cap": 1 + self.clip_high <= self.ratio_cap < math.inf,
+            "max_grad_norm": 0 < self.max_grad_norm < math.inf,
+            "temperature": 0 < self.temperature < math.inf,
+            "micro_batch_tokens": self.micro_batch_tokens > 0,
+            "longest_answer": self.longest_answer > 0,
+            "lora_rank": 0 <= self.lora_rank <= 1024,
+            "published": self.published not in ("adapter", "shared") or self.lora_rank > 0,
+            "optimizer": self.optimizer in get_args(OptimizerName),
+            "dtype": self.dtype in get_args(DtypeName),
+            "processes": self.processes >= 1,
+        }
+        wrong = [name for name, fine in valid.items() if not fine]
+        if wrong:
+            raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
+        if self.optimizer == "adamw8bit" and self.processes > 1:
+            raise ConfigError(
+                'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
+                'set "adamw", whose moments are spread over the GPUs anyway'
+            )
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> TrainerSettings:
+        """The inverse of `plain`, also after MessagePack encoded and decoded the values."""
+        return cls(**{**values, "betas": tuple(values["betas"])})
+
+    def plain(self) -> dict[str, Any]:
+        """All values by name, in types that MessagePack restores."""
+        return {**asdict(self), "betas": list(self.betas)}

@@ -1,0 +1,85 @@
+"""`swarm-node doctor` on this machine: what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from swarm_node.cli.doctor import findings_view
+from swarm_node.cli.main import app
+from swarm_node.node.doctor import Finding
+
+
+def run(home: Path, *options: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["doctor", "--home", str(home), *options])
+    return done.exit_code, done.output
+
+
+def test_a_machine_that_can_start_is_told_so_and_nothing_is_written(tmp_path: Path) -> None:
+    code, shown = run(tmp_path / "home", "--set", "run.device=cpu")
+    assert code == 0
+    assert "✗" not in shown
+    for subject in ("python", "home", "gpu", "sampler", "memory", "model", "disk", "port"):
+        assert re.search(rf"^[✓!] +{subject} ", shown, re.M), shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_has_exit_code_1_and_programs_get_json(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        option = f'network.listen=["/ip4/127.0.0.1/tcp/{port}"]'
+        code, shown = run(tmp_path, "--json", "--set", option)
+    assert code == 1
+    answer = json.loads(shown)
+    assert answer["schema"] == 1
+    wrong = [check for check in answer["checks"] if check["level"] == "error"]
+    assert [check["subject"] for check in wrong] == ["port"]
+    assert str(port) in wrong[0]["found"]
+
+
+@pytest.mark.parametrize(
+    ("options", "subject"),
+    [
+        (["--model", "no-such-model"], "model"),
+        (["--model", "qwen2.5-7b", "--set", "run.device=cpu"], "model"),
+        (["--set", "run.device=cuda:9"], "gpu|device"),
+    ],
+)
+def test_what_makes_a_start_impossible_is_marked(
+    tmp_path: Path, options: list[str], subject: str
+) -> None:
+    code, shown = run(tmp_path, *options)
+    assert code == 1
+    assert re.search(rf"^✗ +({subject}) ", shown, re.M), shown
+
+
+def test_a_model_whose_size_the_hub_knows_is_no_error(tmp_path: Path) -> None:
+    code, shown = run(tmp_path, "--model", "organisation/name", "--set", "run.device=cpu")
+    assert code == 0
+    assert "known after the download of its config.json" in " ".join(shown.split())
+
+
+def test_a_ticket_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    code, shown = run(tmp_path, "--ticket-file", str(tmp_path / "missing"))
+    assert code == 1
+    assert "cannot read the ticket file" in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_nothing_is_cut_off(width: int) -> None:
+    finding = Finding("shared", "warning", "found " * 40 + "the end", "remedy " * 40 + "at last")
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(findings_view([finding]))
+    shown = " ".join(capture.get().split())
+    assert "the end → remedy" in shown
+    assert "at last" in shown
+    assert "…" not in shown

@@ -1,0 +1,39 @@
+"""A real node whose start fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm_node.config import load_settings
+from swarm_node.errors import HomeError
+from swarm_node.node.build import run_node
+from swarm_node.node.fit import fit, this_machine
+from swarm_node.node.home import Home
+from swarm_node.policy.models.model import Model, resolve
+
+
+def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:
+    settings = load_settings({"run.device": "cpu"}, environ={})
+    home = Home(tmp_path)
+    membership = home.found_swarm("team", time.time())
+    home.control_file.with_suffix(".tmp").mkdir()
+    model = Model.read("tiny", resolve("tiny"))
+    found = fit(settings, model.config, this_machine(settings))
+
+    def held() -> list[str]:
+        """The files of the home that this process holds open, and its directories of weights."""
+        opened = [file.path for file in psutil.Process().open_files()]
+        weights = Path("/dev/shm").glob(f"swarm-node-*-{membership.identity.peer_id}-*")
+        return [name for name in opened if name.startswith(str(tmp_path))] + list(map(str, weights))
+
+    async def run() -> None:
+        await run_node(settings, home, membership, model, found)
+
+    with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
+        asyncio.run(run())
+    assert held() == []

@@ -1,0 +1,152 @@
+"""Attention over spans is attention under the mask, and keeps no square of the tokens."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from swarm_node.policy.models.attention import Attend, Masked, Spans, _visible, causal, within
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.hub import ALIASES
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.shapes import known_shape
+
+CPU = torch.device("cpu")
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def segments(*rows: tuple[int, tuple[int, ...], int, int]) -> Tensor:
+    """Each row: tokens of padding, tokens of each answer, of the prompt, of padding before it."""
+    parts = [
+        np.repeat([-1, 0, *range(1, len(answers) + 1), -1], [left, prompt, *answers, right])
+        for prompt, answers, right, left in rows
+    ]
+    return torch.from_numpy(np.stack(parts).astype(np.int64))
+
+
+CASES = {
+    "answers and rows alone": segments((9, (4, 1, 7), 2, 0), (20, (), 3, 0), (3, (20,), 0, 0)),
+    "padding on the left": segments((5, (), 0, 0), (2, (), 0, 3), (1, (), 0, 4)),
+    "a prompt of one token": segments((1, (3, 3, 3), 0, 0)),
+}
+
+
+def heads(shape: tuple[int, int], query: int, key: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value, parts of larger tensors as they are in a layer."""
+    generator = torch.Generator().manual_seed(0)
+    rotated = torch.randn(*shape, query + key, size, generator=generator)
+    value = torch.randn(*shape, query + 2 * key, size, generator=generator)[:, :, query + key :]
+    return rotated[:, :, :query], rotated[:, :, query:], value
+
+
+def result_and_gradients(attend: Attend, *inputs: Tensor) -> list[Tensor]:
+    leaves = [part.detach().clone().requires_grad_() for part in inputs]
+    attended = attend(*leaves)
+    weights = torch.linspace(-1, 1, attended.numel(), device=attended.device).view(attended.shape)
+    (attended.float() * weights).sum().backward()
+    return [attended, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("query", "key"), [(4, 2), (4, 1), (3, 3)])
+def test_spans_equal_the_mask(case: str, query: int, key: int) -> None:
+    numbers = CASES[case]
+    mask, spans = _visible(numbers), Spans(numbers.numpy(), CPU)
+    real = numbers >= 0
+    assert torch.equal(spans.positions[real], (mask[:, 0].sum(-1) - 1)[real])
+    inputs = heads((numbers.shape[0], numbers.shape[1]), query, key, 8)
+
+    def masked(*parts: Tensor) -> Tensor:
+        return Masked(mask)(*parts) * real[..., None]
+
+    def by_span(*parts: Tensor) -> Tensor:
+        return spans(*parts) * real[..., None]
+
+    expected = result_and_gradients(masked, *inputs)
+    for ours, theirs in zip(result_and_gradients(by_span, *inputs), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_long_sequences_take_no_mask() -> None:
+    short, long = segments((200, (100, 100), 0, 0)), segments((400, (100, 100), 0, 0))
+    attend, positions = within(short, CPU)
+    assert not isinstance(attend, Spans)
+    assert positions[0, [0, 199, 299, 300, 399]].tolist() == [0, 199, 299, 200, 299]
+    attend, positions = within(long, CPU)
+    assert isinstance(attend, Spans)
+    assert positions[0, [0, 399, 499, 500, 599]].tolist() == [0, 399, 499, 400, 499]
+
+
+def test_under_autocast_attention_is_of_one_type() -> None:
+    query, key, value = heads((1, 600), 4, 2, 16)
+    numbers = segments((300, (150, 150), 0, 0))
+    with torch.autocast("cpu", torch.bfloat16):
+        for attend in (causal, within(numbers, CPU)[0], within(numbers[:, :400], CPU)[0]):
+            length = 400 if isinstance(attend, Masked) else 600
+            parts = query[:, :length], key[:, :length], value[:, :length].bfloat16()
+            assert attend(*parts).dtype == torch.bfloat16
+
+
+def test_the_varlen_kernel_is_called_as_torch_declares_it() -> None:
+    """It runs on CUDA only. Its declaration checks what it is given, backwards too."""
+    numbers = CASES["answers and rows alone"].numpy()
+    batch, length = numbers.shape
+    with FakeTensorMode():
+        spans = Spans(numbers, CPU)
+        leaves = [
+            part.to(torch.bfloat16).requires_grad_() for part in heads((batch, length), 4, 2, 64)
+        ]
+        query, key, value = leaves
+        attended = spans._at_once(query.flatten(0, 1), spans._copied(key), spans._copied(value))
+        assert attended.shape == (batch * length, 4, 64)
+        attended.sum().backward()  # type: ignore[no-untyped-call]
+        assert [leaf.grad.shape for leaf in leaves if leaf.grad is not None] == [
+            leaf.shape for leaf in leaves
+        ]
+
+
+def shipped_shapes() -> dict[str, Qwen2Config]:
+    shapes = {name: known_shape(name) for name in ALIASES}
+    return {
+        "tiny": Qwen2Config.from_directory(resolve("tiny")),
+        **{name: shape for name, shape in shapes.items() if shape is not None},
+    }
+
+
+@pytest.mark.gpu
+@NEEDS_CUDA
+@pytest.mark.parametrize("name", shipped_shapes())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_on_a_gpu_no_shipped_shape_takes_the_kernel_that_holds_all_scores(
+    name: str, dtype: torch.dtype
+) -> None:
+    config, device = shipped_shapes()[name], torch.device("cuda")
+    numbers = segments((300, (40, 57, 8), 5, 0), (200, (70, 7, 90), 43, 0))
+    attend, _ = within(numbers, device)
+    inputs = heads(
+        (2, 410), config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    )
+    fused = [
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+    ]
+    for one in (causal, attend):
+        expected = result_and_gradients(
+            one if one is causal else Masked(_visible(numbers)), *inputs
+        )
+        with ExitStack() as stack:
+            stack.enter_context(sdpa_kernel(fused))  # without another kernel, torch raises
+            found = result_and_gradients(one, *(part.to(device, dtype) for part in inputs))
+        keep = (numbers >= 0) if one is attend else torch.ones(2, 410, dtype=torch.bool)
+        limit = 1e-3 if dtype == torch.float32 else 5e-2
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(
+                ours.float().cpu()[keep], theirs[keep], atol=limit, rtol=limit
+            )

@@ -1,0 +1,160 @@
+"""Trainer and built-in sampler hold the frozen base once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from builders import train_rows
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.policy.weights.base import base_index, make_base, map_base
+from swarm_node.rollout import Completion
+
+TINY = resolve("tiny")
+CODEC = Codec.from_directory(TINY)
+SETTINGS = TrainerSettings(lora_rank=4, learning_rate=1e-2, warmup_updates=1)
+
+
+def trainer(place: Path, published: str) -> TrainerHost:
+    weights = place / published
+    weights.mkdir(exist_ok=True)
+    settings = replace(SETTINGS, published=published)
+    return TrainerHost(TINY, place / f"checkpoints-{published}", weights, settings)
+
+
+def batch(seed: int) -> Batch:
+    rows = train_rows(6)
+    return Batch(rows[seed:] + rows[:seed])
+
+
+async def sampled(sampler: TorchSampler) -> tuple[Completion, ...]:
+    prompt = CODEC.encode_prompt("Calculate 3 + 4.")
+    (group,) = await sampler.sample([SampleRequest(prompt, 8, 0, 12, 1.0)])
+    return group
+
+
+def test_the_sampler_gives_the_answers_of_merged_weights(tmp_path: Path) -> None:
+    merged, shared = trainer(tmp_path, "merged"), trainer(tmp_path, "shared")
+
+    async def compare() -> None:
+        own = TorchSampler.from_directory(TINY, threads=1)
+        sharing = TorchSampler.from_directory(TINY, threads=1, shares=True)
+        for version in range(3):
+            if version:
+                merged.update(batch(version))
+                shared.update(batch(version))
+            await own.load(merged.published, version)
+            await sharing.load(shared.published, version)
+            for one, other in zip(await sampled(own), await sampled(sharing), strict=True):
+                assert one.token_ids.tolist() == other.token_ids.tolist()
+                assert other.spans[0].version == version
+                np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+        await own.close()
+        await sharing.close()
+
+    asyncio.run(compare())
+    assert merged.core.version == 2
+
+
+def test_both_processes_map_one_file(tmp_path: Path) -> None:
+    host = trainer(tmp_path, "shared")
+    place = tmp_path / "shared"
+    file = str(place / "base.weights")
+    model, index = map_base(place, host.core.model.config)
+    assert index == base_index(place)
+    for each in (model, host.core.model):
+        assert {part.untyped_storage().filename for part in each.parameters()} == {file}
+        assert not any(part.requires_grad for part in each.parameters())
+    own = Qwen2.from_directory(TINY).hf_state()
+    assert all(torch.equal(own[name], part) for name, part in model.hf_state().items())
+    # What is trained lies apart: an update leaves the base as it was.
+    host.update(batch(0))
+    assert all(torch.equal(own[name], part) for name, part in model.hf_state().items())
+    before = (place / "base.weights").stat()
+    trainer(tmp_path, "shared")
+    after = (place / "base.weights").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns), "mapped again"
+
+
+def test_a_base_in_bfloat16_has_half_the_bytes(tmp_path: Path) -> None:
+    for half in (False, True):
+        place = tmp_path / str(half)
+        place.mkdir()
+        make_base(TINY, place, Placement("cpu", half=half))
+    whole, halved = (
+        (tmp_path / str(half) / "base.weights").stat().st_size for half in (False, True)
+    )
+    assert whole == 2 * halved
+    assert map_base(tmp_path / "True", Qwen2.from_directory(TINY).config)[0].norm.dtype == (
+        torch.bfloat16
+    )
+
+
+def test_a_base_of_another_shape_is_refused(tmp_path: Path, random_qwen2: Path) -> None:
+    make_base(TINY, tmp_path, ON_CPU)
+    with pytest.raises(ModelError, match="not of this model"):
+        map_base(tmp_path, Qwen2.from_directory(random_qwen2).config)
+
+
+def test_a_full_directory_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from swarm_node.errors import ModelError\n"
+        "from swarm_node.policy.models.model import resolve\n"
+        "from swarm_node.policy.placement import ON_CPU\n"
+        "from swarm_node.policy.weights.base import make_base\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    make_base(resolve('tiny'), Path(sys.argv[1]), ON_CPU)\n"
+        "except ModelError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "no space for" in done.stdout
+    assert "--shm-size" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+#: Maps the base of a trainer in another process and compares it with the model's own weights.
+READER = """
+import sys
+from pathlib import Path
+import torch
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.weights.base import map_base
+own = Qwen2.from_directory(resolve("tiny"), torch.bfloat16)
+model, _ = map_base(Path(sys.argv[1]), own.config)
+state = own.hf_state()
+print(all(torch.equal(state[name], part) for name, part in model.hf_state().items()),
+      {part.device.type for part in model.parameters()})
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_base_on_a_gpu_is_mapped_by_another_process(tmp_path: Path) -> None:
+    model = make_base(TINY, tmp_path, Placement("cuda:0", half=True))
+    assert model.norm.is_cuda
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True {'cuda'}\n"
