@@ -33,7 +33,7 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
     """The trainer's settings. `found` decides what the user left open, and has kept to the rest;
     without it, all is as set, and nothing is spared."""
-    found = found or Fit(ON_CPU, vllm=False, training=Training(settings.training.lora_rank))
+    found = found or Fit(ON_CPU, vllm=False, training=_as_set(settings))
     training = found.training
     return TrainerSettings(
         loss=settings.training.loss,
@@ -43,6 +43,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         micro_batch_tokens=training.micro_batch_tokens,
         activation_checkpointing=training.checkpointing,
         lora_rank=training.lora_rank,
+        base="nf4" if training.nf4 else "whole",
         published=_published(found),
         optimizer=settings.training.optimizer,
         device=settings.run.device,
@@ -51,6 +52,10 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         gives_back=found.plan is not None and found.plan.sharing == "sleep",
         seed=settings.run.seed,
     )
+
+
+def _as_set(settings: Settings) -> Training:
+    return Training(settings.training.lora_rank, nf4=settings.training.base == "nf4")
 
 
 def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePlan:
@@ -68,6 +73,7 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
         lora_rank=found.training.lora_rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
+        nf4=found.training.nf4,
     )
 
 

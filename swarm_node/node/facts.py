@@ -30,7 +30,7 @@ from swarm_node.node.home import Home
 from swarm_node.p2p.membership import open_chain
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.memory.free import available_memory
-from swarm_node.policy.placement import Hardware
+from swarm_node.policy.placement import Hardware, has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is asked
@@ -96,11 +96,11 @@ class Paper(NamedTuple):
 class Facts:
     """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
 
-    With `ipc`, processes can share the GPU's memory. `smi_fault` says why nvidia-smi named no card;
-    it is empty where there is no nvidia-smi. `built` is when this program was installed.
-    `synchronized` is None where nobody knows. `shared` is None without /dev/shm. `checkpoints` is
-    what the home's checkpoints take already. `busy` are (address, reason) of addresses that cannot
-    be listened on."""
+    With `ipc`, processes can share the GPU's memory; with `bitsandbytes`, it is installed.
+    `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
+    is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
+    without /dev/shm. `checkpoints` is what the home's checkpoints take already. `busy` are
+    (address, reason) of addresses that cannot be listened on."""
 
     system: str
     python: tuple[int, int]
@@ -111,6 +111,7 @@ class Facts:
     seen: Seen
     vllm: VllmBuild | None
     ipc: bool
+    bitsandbytes: bool
     compiler: str | None
     headers: bool
     memory: int
@@ -153,6 +154,7 @@ def gather(
         seen=seen,
         vllm=installed_vllm(),
         ipc=has_ipc(),
+        bitsandbytes=has_bitsandbytes(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),

@@ -92,7 +92,7 @@ class Adapter:
     def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The whole model's weights with the adapters added, as `Qwen2.hf_state` gives them."""
         state: dict[str, Tensor] = {}
-        for name, weight in self._model.hf_views():
+        for name, weight in self._model.hf_weights():
             projection = self._projections.get(name.removesuffix(".weight"))
             total = weight
             if projection is not None:

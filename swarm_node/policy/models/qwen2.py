@@ -22,13 +22,17 @@ from swarm_node.errors import ModelError
 from swarm_node.policy.models.attention import Attend, causal, within
 from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import Qwen2Config, weight_files
+from swarm_node.policy.models.names import hf_parts
+from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.models.tensors import load_safetensors, on_host
 
-__all__ = ["DecoderLayer", "Qwen2", "Qwen2Config"]
+__all__ = ["MATRICES", "DecoderLayer", "Qwen2", "Qwen2Config", "hf_parts"]
 
 #: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
 Added = Callable[[str, Tensor], Tensor]
 
+#: Of a layer; the other parameters are vectors.
+MATRICES = ("qkv", "out", "gate_up", "down")
 _INIT_STD = 0.02
 
 
@@ -42,7 +46,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 class DecoderLayer(nn.Module):
     """One pre-norm block: grouped-query attention, then a gated MLP. `added` computes an adapter's
-    outputs for its projections; None without an adapter."""
+    outputs for its projections; None without an adapter. `four_bit` has the projections whose
+    matrices are frozen in four bits; their parameters here are NaN and only say the shape."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -50,6 +55,7 @@ class DecoderLayer(nn.Module):
         fused = query + 2 * config.key_value_size
         self.config = config
         self.added: Added | None = None
+        self.four_bit: dict[str, FourBit] = {}
         self.input_norm = nn.Parameter(torch.ones(hidden))
         self.qkv = nn.Parameter(torch.empty(fused, hidden))
         self.qkv_bias: nn.Parameter | None = None
@@ -96,7 +102,8 @@ class DecoderLayer(nn.Module):
         return self.merge(x, attend(query, key, value)), key, value
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = F.linear(x, weight, bias)
+        held = self.four_bit.get(site)
+        y = F.linear(x, weight, bias) if held is None else held.linear(x, bias)
         return y if self.added is None else y + self.added(site, x)
 
 
@@ -187,10 +194,10 @@ class Qwen2(nn.Module):
     def hf_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """A copy of the weights in main memory under transformers' names, contiguous, in their own
         type or `dtype`; without `lm_head.weight` when the embedding is tied to it."""
-        return {name: on_host(part, dtype) for name, part in self.hf_views()}
+        return {name: on_host(part, dtype) for name, part in self.hf_weights()}
 
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights in from transformers' names, casting to this model's type.
+        """Copy weights in from transformers' names, cast to this model's type or to four bits.
 
         Raises:
             ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
@@ -206,9 +213,15 @@ class Qwen2(nn.Module):
             if view.shape != state[name].shape:
                 have, want = tuple(state[name].shape), tuple(view.shape)
                 raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        held = self._held()
         with torch.no_grad():
-            for name, view in views.items():
-                view.copy_(state[name])
+            for name, parameter in self.named_parameters():
+                parts = dict(hf_parts(self.config, name, parameter))
+                if name in held:
+                    held[name].fill([state[part] for part in parts])
+                    continue
+                for part, view in parts.items():
+                    view.copy_(state[part])
 
     def blocks(self) -> Iterator[DecoderLayer]:
         """The layers, first to last."""
@@ -263,9 +276,24 @@ class Qwen2(nn.Module):
         return table
 
     def hf_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as transformers has them, each with its part of the fused weights; no copies."""
+        """Names as transformers has them, each with its part of the fused weights; no copies. Of a
+        matrix in four bits only the shape is right."""
         for name, parameter in self.named_parameters():
             yield from hf_parts(self.config, name, parameter)
+
+    def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `hf_views`; a matrix in four bits is dequantized when its turn comes."""
+        held = self._held()
+        for name, parameter in self.named_parameters():
+            whole = held[name].whole() if name in held else parameter
+            yield from hf_parts(self.config, name, whole)
+
+    def _held(self) -> dict[str, FourBit]:
+        return {
+            f"layers.{index}.{site}": held
+            for index, layer in enumerate(self.blocks())
+            for site, held in layer.four_bit.items()
+        }
 
 
 def stored_weights(path: Path) -> dict[str, Tensor]:
@@ -278,36 +306,6 @@ def stored_weights(path: Path) -> dict[str, Tensor]:
     for file in weight_files(path):
         state.update(load_safetensors(file))
     return state
-
-
-#: transformers' names of whole parameters; a layer's parameters have its prefix.
-_HF_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "query_norm": "self_attn.q_norm.weight",
-    "key_norm": "self_attn.k_norm.weight",
-    "out": "self_attn.o_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-}
-
-
-def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The parts of the `parameter` called `name` here, under transformers' names; no copies."""
-    path, _, leaf = name.rpartition(".")
-    prefix = f"model.{path}." if path else ""
-    if leaf in ("qkv", "qkv_bias"):
-        kind = "weight" if leaf == "qkv" else "bias"
-        sizes = [config.query_size, config.key_value_size, config.key_value_size]
-        for letter, part in zip("qkv", torch.split(parameter, sizes), strict=True):
-            yield f"{prefix}self_attn.{letter}_proj.{kind}", part
-    elif leaf == "gate_up":
-        for half, part in zip(("gate", "up"), parameter.chunk(2), strict=True):
-            yield f"{prefix}mlp.{half}_proj.weight", part
-    else:
-        yield prefix + _HF_NAMES[leaf], parameter
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

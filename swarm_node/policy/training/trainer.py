@@ -91,7 +91,7 @@ class TrainerCore:
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
-            ConfigError: there is no such device, or the optimizer is not installed.
+            ConfigError: there is no such device, or bitsandbytes is needed and not installed.
         """
         self.settings = settings
         self.version = 0
@@ -254,10 +254,11 @@ class TrainerCore:
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
+        four_bit = self.settings.base == "nf4"
         # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
         dtype = torch.bfloat16 if half and frozen else torch.float32
-        if share is not None:
-            model = make_base(model_dir, share, self.placement)
+        if share is not None or four_bit:
+            model = make_base(model_dir, share, self.placement, four_bit=four_bit)
         else:
             model = self._ranks.base(model_dir, dtype, self.placement, frozen=frozen)
         model.recompute = self.settings.activation_checkpointing
