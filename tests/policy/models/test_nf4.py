@@ -19,7 +19,7 @@ from builders import train_rows
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import Training, adapter_count, footprint
-from swarm_node.policy.models.lora import Adapter, apply_adapter
+from swarm_node.policy.models.lora import Adapter, PublishedAdapter
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.models.qwen2 import MATRICES, Qwen2
@@ -177,7 +177,7 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
     for name, value in merged[0].items():
         torch.testing.assert_close(value, merged[1][name])
     applied = make_base(random_qwen2, None, ON_CPU, four_bit=True)
-    apply_adapter(applied, adapters[0].state())
+    PublishedAdapter(applied).load(adapters[0].state())
     torch.testing.assert_close(applied(IDS), four(IDS), rtol=0.0, atol=1e-5)
 
 
