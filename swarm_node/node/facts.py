@@ -40,10 +40,10 @@ _MOST_HOLDERS = 16
 _MOST_FILES = 1000
 _LISTEN = re.compile(r"/ip(?P<kind>[46])/(?P<host>[0-9a-fA-F.:]{2,45})/tcp/(?P<port>\d{1,5})")
 _LOOK = """
-import json, torch
-gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-half = bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False)
-print(json.dumps([gpus, half]))
+import json, sys
+from swarm_node.policy.placement import hardware
+found = hardware(sys.argv[1])
+print(json.dumps([found.gpus, found.bfloat16]))
 """
 
 
@@ -142,7 +142,7 @@ def gather(
     now = time.time()
     card, smi_fault = find_card(int(device.partition(":")[2] or 0))
     if seen is None:
-        seen = ask_torch() if card or smi_fault else Seen(Hardware(0, False))
+        seen = ask_torch(device) if card or smi_fault else Seen(Hardware(0, False))
     running = home.in_use()
     return Facts(
         system=platform.system(),
@@ -212,9 +212,9 @@ def parse_holders(answer: str) -> tuple[Holder, ...]:
     )
 
 
-def ask_torch() -> Seen:
+def ask_torch(device: str) -> Seen:
     """What torch sees of the GPUs, asked in a process that may die, hang or warn."""
-    answer, fault = _asked([sys.executable, "-c", _LOOK], _TORCH_SECONDS)
+    answer, fault = _asked([sys.executable, "-c", _LOOK, device], _TORCH_SECONDS)
     try:
         gpus, half = json.loads((answer or "").strip().rpartition("\n")[2])
         return Seen(Hardware(int(gpus), bool(half)), "" if gpus else fault)

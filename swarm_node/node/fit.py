@@ -101,7 +101,7 @@ def this_machine(settings: Settings) -> Machine:
     Raises:
         ConfigError: there is no such device.
     """
-    found = hardware()
+    found = hardware(settings.run.device)
     processes = settings.run.trainer_processes
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = None

@@ -66,14 +66,19 @@ def place(
     return Placement(f"cuda:{first + rank}", half)
 
 
-def hardware() -> Hardware:
-    """The hardware that torch finds on this machine. From here on this process and its children
-    count GPUs as nvidia-smi does, in the order of the bus, and not the fastest first."""
+def hardware(device: str = "auto") -> Hardware:
+    """The hardware that torch finds on this machine; whether it computes in bfloat16 is asked of
+    `device`. From here on this process and its children count GPUs as nvidia-smi does, in the order
+    of the bus, and not the fastest first."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     import torch  # here, so that importing this module does not import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Hardware(gpus, bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False))
+    index = int(device.partition(":")[2] or 0)
+    if index >= gpus:
+        return Hardware(gpus, False)
+    with torch.cuda.device(index):
+        return Hardware(gpus, torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def has_bitsandbytes() -> bool:

@@ -97,7 +97,11 @@ class TrainerCore:
         self.version = 0
         self._ranks = ranks
         self.placement = place(
-            settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
+            settings.device,
+            settings.dtype,
+            hardware(settings.device),
+            rank=ranks.index,
+            ranks=ranks.count,
         )
         self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.
