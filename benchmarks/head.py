@@ -2,7 +2,7 @@
 
     python benchmarks/head.py [--tokens 1024] [--hidden 896] [--vocabulary 151936] [--repetitions 3]
 
-Forward and backward of the output head alone, with the head frozen as under LoRA. Each variant runs
+Forward and backward of the output head alone, trained, or frozen as under LoRA. Each variant runs
 in a child process of its own, because only that tells its peak memory: the peak resident set less
 what was there before. Time is that of the one thread's processor. Rounds alternate.
 """
@@ -17,11 +17,13 @@ import sys
 import time
 from pathlib import Path
 
-#: name: most logits at once.
+#: name: most logits at once, and whether the head is trained.
 VARIANTS = {
-    "all at once": 1 << 62,
-    "pieces (2^25 logits)": 1 << 25,
-    "pieces (2^23 logits)": 1 << 23,
+    "trained, all at once": (1 << 62, True),
+    "trained, 2^25 logits": (1 << 25, True),
+    "frozen, all at once": (1 << 62, False),
+    "frozen, 2^25 logits": (1 << 25, False),
+    "frozen, 2^23 logits": (1 << 23, False),
 }
 
 
@@ -29,21 +31,19 @@ def child(arguments: argparse.Namespace) -> None:
     """Measure one variant; prints a JSON object."""
     import torch
 
-    from swarm_node.policy.training.logprobs import in_pieces
+    from swarm_node.policy.training.head import head_logprobs
 
     torch.set_num_threads(1)
     hidden = torch.randn(arguments.tokens, arguments.hidden, requires_grad=True)
     head = torch.randn(arguments.vocabulary, arguments.hidden) / arguments.hidden**0.5
     wanted = torch.randint(arguments.vocabulary, (arguments.tokens,))
-
-    def logits(part: torch.Tensor) -> torch.Tensor:
-        return part @ head.T
-
-    piece = max(1, VARIANTS[arguments.child] // arguments.vocabulary)
+    most, trained = VARIANTS[arguments.child]
+    head.requires_grad_(trained)
+    piece = max(1, most // arguments.vocabulary)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
     before = status("VmRSS")
     started = time.process_time()
-    in_pieces(logits, hidden, wanted, 1.0, piece).sum().backward()  # type: ignore[no-untyped-call]
+    head_logprobs(head, hidden, wanted, 1.0, piece).sum().backward()  # type: ignore[no-untyped-call]
     seconds = time.process_time() - started
     peak = (status("VmHWM") - before) / 1024
     print(json.dumps({"seconds": seconds, "peak_mib": peak}))
@@ -76,7 +76,7 @@ def main() -> None:
         name: {key: statistics.median(one[key] for one in results) for key in results[0]}
         for name, results in found.items()
     }
-    whole = middle["all at once"]
+    whole = middle["trained, all at once"]
     for name, one in middle.items():
         print(
             f"{name:22} {one['seconds']:6.1f} CPU s (x {one['seconds'] / whole['seconds']:.2f}), "

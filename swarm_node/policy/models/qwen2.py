@@ -167,7 +167,12 @@ class Qwen2(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., hidden]."""
-        return F.linear(hidden, self.embedding if self.head is None else self.head)
+        return F.linear(hidden, self.head_weight)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The output head [V, hidden], which may be the embedding."""
+        return self.embedding if self.head is None else self.head
 
     def prefill(self, ids: Tensor, mask: Tensor, rows: Tensor, cache: KeyValueCache) -> Tensor:
         """Run left-padded prompts once and begin N sequences in `cache`, n after prompt `rows[n]`.
