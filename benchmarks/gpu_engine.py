@@ -1,4 +1,4 @@
-"""vLLM behind the node against bare vLLM, weight syncs and memory, on the device at hand.
+"""vLLM behind the node, bare vLLM and the built-in sampler; weight syncs and memory.
 
     python benchmarks/gpu_engine.py --model DIR [--rows 256] [--new 256]
 
@@ -27,8 +27,10 @@ import torch
 from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.placement import hardware, place
-from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.placement import Placement, hardware, place
+from swarm_node.policy.sampling.decoding import CacheShape
+from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.engine import (
     EnginePlan,
     engine_arguments,
@@ -93,7 +95,7 @@ def bare_rates(
 
 
 async def sampler_rates(
-    sampler: VllmSampler, prompts: list[tuple[int, ...]], new: int, repetitions: int
+    sampler: Sampler, prompts: list[tuple[int, ...]], new: int, repetitions: int
 ) -> list[float]:
     rates = []
     for turn in range(repetitions + 1):
@@ -106,6 +108,23 @@ async def sampler_rates(
         tokens = sum(len(one.token_ids) for group in groups for one in group)
         rates.append(tokens / (time.perf_counter() - start))
     return rates[1:]
+
+
+async def built_in_rates(
+    path: Path, codec: Codec, where: Placement, plan: EnginePlan, arguments: argparse.Namespace
+) -> None:
+    """The built-in sampler by CUDA graphs, and by the same steps launched one by one."""
+    prompts = prompts_of(arguments.rows // GROUP, codec.vocab_size)
+    shape = CacheShape(plan.max_rows, -(-(PROMPT + arguments.new) // 8) * 8)
+    for how, given in (("graphs", shape), ("eager", None)):
+        if how == "graphs" and where.device == "cpu":
+            continue
+        sampler = TorchSampler.from_directory(path, where, codec=codec, shape=given)
+        try:
+            rates = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
+        finally:
+            await sampler.close()
+        print(f"built in   {statistics.median(rates):.0f} tok/s ({how}; {dict(sampler.faults)})")
 
 
 def memory_mib(pid: int) -> float:
@@ -180,6 +199,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     if where.device != "cpu":
         free, total = torch.cuda.mem_get_info()
         print(f"           device {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB in use")
+    await built_in_rates(path, codec, where, plan, arguments)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
     """Bytes planned and taken, the plan in words, and seconds of each update; or why there is no
     plan."""
     from swarm_node.errors import ModelError
-    from swarm_node.node.derive import trainer_settings
+    from swarm_node.node.derive import cache_shape, trainer_settings
     from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -141,7 +141,11 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
             place.mkdir()
         trainer = ProcessTrainer(directory, *places, trainer_settings(settings, found))
         sampler = TorchSampler.from_directory(
-            directory, found.where, max_rows=rows, shares=found.shares_base
+            directory,
+            found.where,
+            max_rows=rows,
+            shape=cache_shape(settings, shape, found),
+            shares=found.shares_base,
         )
         try:
             weights, version = await trainer.start()

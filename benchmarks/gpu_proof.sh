@@ -98,7 +98,6 @@ run_plan-large() {
         plan --cases plan --models qwen3-8b --cards 24 --new "$NEW" --updates 2
 }
 run_nf4() {
-    [ -f tests/policy/models/test_nf4.py ] || { not_run "this version has no base of four bits"; return; }
     has bitsandbytes || { not_run "bitsandbytes is not installed"; return; }
     on_card || { not_run "there is no CUDA device"; return; }
     pytest tests/policy/models/test_nf4.py &&

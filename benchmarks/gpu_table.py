@@ -56,7 +56,7 @@ def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
     adapters = layers * r * (4 * h + 2 * q + 2 * k + 3 * h + 3 * i)
     tables = model.vocab_size * h * (1 if model.tie_word_embeddings else 2)
     # nf4: half a byte a weight, and a float32 for each 64.
-    body = (0.5625 if training.get("nf4") else 2) * (model.weight_count - tables)
+    body = (0.5625 if training["nf4"] else 2) * (model.weight_count - tables)
     weights = body + 2 * tables + (4 + 2) * adapters
     tokens = max(rows * (256 + new), 4096 + new + 128)
     layer = T * (12 * h + 8 * i + 6 * q + 6 * k + 20 * k + 14 * r)
@@ -72,7 +72,7 @@ def row_of(card: int, model: str, new: int, measured: str) -> str:
     plan = plan_of(card, model, new)
     parts, training = plan["parts_bytes"], plan["training"]
     method = f"LoRA {training['lora_rank']}" if training["lora_rank"] else "all weights"
-    method += ", nf4" * training.get("nf4", False)
+    method += ", nf4" * training["nf4"]
     method += ", recomputed" * training["checkpointing"]
     method += f", {training['micro_batch_tokens']:,} tokens, {plan['rows']} answers"
     if not plan["fits"]:

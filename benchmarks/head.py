@@ -2,7 +2,7 @@
 
     python benchmarks/head.py [--tokens 1024] [--hidden 896] [--vocabulary 151936] [--repetitions 3]
 
-Forward and backward of the output head alone, with the head frozen as under LoRA. Each variant runs
+Forward and backward of the output head alone, trained, or frozen as under LoRA. Each variant runs
 in a child process of its own, because only that tells its peak memory: the peak resident set less
 what was there before. Time is that of the one thread's processor. Rounds alternate. On a GPU, in
 bfloat16, memory is what torch's allocator says and time the clock's, of a second run. There
@@ -21,11 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: name: most logits at once.
+#: name: most logits at once, and whether the head is trained.
 VARIANTS = {
-    "all at once": 1 << 62,
-    "pieces (2^25 logits)": 1 << 25,
-    "pieces (2^23 logits)": 1 << 23,
+    "trained, all at once": (1 << 62, True),
+    "trained, 2^25 logits": (1 << 25, True),
+    "frozen, all at once": (1 << 62, False),
+    "frozen, 2^25 logits": (1 << 25, False),
+    "frozen, 2^23 logits": (1 << 23, False),
 }
 
 
@@ -41,10 +43,11 @@ def child(arguments: argparse.Namespace) -> None:
     kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if on_gpu else {}
     hidden = torch.randn(arguments.tokens, arguments.hidden, **kind).requires_grad_()
     head = torch.randn(arguments.vocabulary, arguments.hidden, **kind) / arguments.hidden**0.5
+    head.requires_grad_(arguments.child != LIGER and VARIANTS[arguments.child][1])
     wanted = torch.randint(arguments.vocabulary, (arguments.tokens,), device=hidden.device)
     if on_gpu:
         once(arguments, hidden, head, wanted)  # kernels are chosen, or compiled
-        hidden.grad = None
+        hidden.grad = head.grad = None
         torch.cuda.reset_peak_memory_stats()
         before, started = torch.cuda.memory_allocated(), time.perf_counter()
         once(arguments, hidden, head, wanted)
@@ -62,9 +65,7 @@ def child(arguments: argparse.Namespace) -> None:
 
 def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> None:
     """Forward and backward of hidden [T, H] for the tokens `wanted` i64[T], head [V, H]."""
-    import torch
-
-    from swarm_node.policy.training.logprobs import in_pieces
+    from swarm_node.policy.training.head import head_logprobs
 
     if arguments.child == LIGER:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
@@ -72,11 +73,8 @@ def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> 
         LigerFusedLinearCrossEntropyLoss()(head, hidden, wanted).backward()
         return
 
-    def logits(part: torch.Tensor) -> torch.Tensor:
-        return part @ head.T
-
-    piece = max(1, VARIANTS[arguments.child] // arguments.vocabulary)
-    in_pieces(logits, hidden, wanted, 1.0, piece).sum().backward()  # type: ignore[no-untyped-call]
+    piece = max(1, VARIANTS[arguments.child][0] // arguments.vocabulary)
+    head_logprobs(head, hidden, wanted, 1.0, piece).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def status(name: str) -> int:
@@ -114,7 +112,7 @@ def main() -> None:
         name: {key: statistics.median(one[key] for one in results) for key in results[0]}
         for name, results in found.items()
     }
-    whole = middle["all at once"]
+    whole = middle["trained, all at once"]
     for name, one in middle.items():
         print(
             f"{name:22} {one['seconds']:8.3f} s (x {one['seconds'] / whole['seconds']:.2f}), "

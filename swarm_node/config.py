@@ -152,6 +152,10 @@ class Training(Table):
     lora_rank: int = Field(
         0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
     )
+    base: Literal["auto", "whole", "nf4"] = Field(
+        "auto",
+        description="Frozen base of adapters; nf4: 4 bits a weight; auto: if nothing else fits.",
+    )
 
 
 class Run(Table):

@@ -50,9 +50,10 @@ def plan(
     model's shape: weights of both, gradients and moments of the optimizer, the
     sampler's cache of keys and values (KV), activations of a micro-batch.
 
-    `join` takes the first plan that fits: all weights before LoRA, all
-    answers at once before fewer, activations kept before recomputed, large
-    micro-batches before small ones. It keeps the settings that you set.
+    `join` takes the first plan that fits: all weights before LoRA, a whole
+    base before one of four bits, all answers at once before fewer, activations
+    kept before recomputed, large micro-batches before small ones. It keeps the
+    settings that you set.
 
     Without --vram, the plan is for the free memory of this machine's GPU, or,
     without a GPU, for cards of 8, 12, 16, 24 and 80 GB. Nothing is downloaded.

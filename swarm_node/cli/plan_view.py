@@ -95,6 +95,7 @@ def _title(name: str, shape: Qwen2Config, job: Job) -> str:
 def _choices(plan: Plan, engine: EngineChoice) -> tuple[str, str, str]:
     training = plan.training
     trains = f"LoRA {training.lora_rank}" if training.lora_rank else "all weights"
+    trains += ", nf4" * training.nf4
     tokens = f"{training.micro_batch_tokens:,}{'*' if training.checkpointing else ' '}"
     trains += ", asleep" * (plan.sharing == "sleep")
     return trains, tokens, str(plan.rows) + "†" * (not engine.vllm)

@@ -31,6 +31,7 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         "peers' groups": f"{groups.received} received, {groups.trained_external} trained",
         "each update": _mixture(snapshot.mixture),
         "busy": _busy(snapshot.busy),
+        "sampler": snapshot.engine,
         "judging": snapshot.sandbox or "not known yet",
         "rejected": _counts(snapshot.rejected),
         "faults": _counts(snapshot.faults),

@@ -107,6 +107,8 @@ def _open_work(
         own_families=families,
         tasks=settings.run.eval_tasks,
         earlier=evals[-1].seconds if evals else 0.0,
+        drawing=shared.tally.drawing,
+        least=settings.run.eval_seconds,
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,

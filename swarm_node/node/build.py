@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
@@ -17,13 +18,13 @@ from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
 from swarm_node.node.control import ControlServer
-from swarm_node.node.derive import engine_plan, listen_addresses, trainer_settings
+from swarm_node.node.derive import cache_shape, engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit, shared_bytes
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.policy.models.model import Model
-from swarm_node.policy.sampling.sampler import MAX_ROWS
+from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
 from swarm_node.policy.training.process import ProcessTrainer
@@ -63,7 +64,7 @@ def build_parts(
     def processes() -> dict[str, int]:
         """Process ids of the running ones, by name."""
         pids = {"trainer": trainer.pid, "network": transport.daemon_pid, **environment.pids}
-        if isinstance(sampler, VllmSampler):
+        if isinstance(sampler, FallbackSampler):
             pids["engine"] = sampler.pid
         return {name: pid for name, pid in pids.items() if pid is not None}
 
@@ -77,6 +78,7 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
+        engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
     )
 
 
@@ -93,26 +95,28 @@ def _make_trainer(
     )
 
 
-def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler | VllmSampler:
+def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler | FallbackSampler:
     """The sampler; `found` says which one, and how much of the GPU it may take.
 
     Raises:
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
         ConfigError: it cannot do what the settings ask.
     """
+    built_in = partial(
+        TorchSampler.from_directory,
+        model.directory,
+        found.where,
+        codec=model.codec,
+        shape=cache_shape(settings, model.config, found),
+        threads=settings.run.threads,
+    )
     if not found.vllm:
-        return TorchSampler.from_directory(
-            model.directory,
-            found.where,
-            codec=model.codec,
-            max_rows=MAX_ROWS if found.plan is None else found.plan.rows,
-            threads=settings.run.threads,
-            shares=found.shares_base,
-        )
+        return built_in(shares=found.shares_base)
     if settings.sampling.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    engine = engine_plan(settings, model.config, found)
-    return VllmSampler.from_directory(model.directory, engine, codec=model.codec)
+    plan = engine_plan(settings, model.config, found)
+    engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
+    return FallbackSampler(engine, built_in)
 
 
 async def run_node(

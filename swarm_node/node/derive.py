@@ -10,9 +10,10 @@ from swarm_node.config import Settings
 from swarm_node.node.fit import Fit
 from swarm_node.policy.experience.mixture import MixtureSettings
 from swarm_node.policy.experience.replay import ReplaySettings
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import Training, context_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoint import stored_rank
@@ -32,7 +33,7 @@ def resumed(settings: Settings, checkpoints: Path) -> Settings:
 def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
     """The trainer's settings. `found` decides what the user left open, and has kept to the rest;
     without it, all is as set, and nothing is spared."""
-    found = found or Fit(ON_CPU, vllm=False, training=Training(settings.training.lora_rank))
+    found = found or Fit(ON_CPU, vllm=False, training=_as_set(settings))
     training = found.training
     return TrainerSettings(
         loss=settings.training.loss,
@@ -42,6 +43,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         micro_batch_tokens=training.micro_batch_tokens,
         activation_checkpointing=training.checkpointing,
         lora_rank=training.lora_rank,
+        base="nf4" if training.nf4 else "whole",
         published=_published(found),
         optimizer=settings.training.optimizer,
         device=settings.run.device,
@@ -50,6 +52,10 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         gives_back=found.plan is not None and found.plan.sharing == "sleep",
         seed=settings.run.seed,
     )
+
+
+def _as_set(settings: Settings) -> Training:
+    return Training(settings.training.lora_rank, nf4=settings.training.base == "nf4")
 
 
 def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePlan:
@@ -67,7 +73,20 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
         lora_rank=found.training.lora_rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
+        nf4=found.training.nf4,
     )
+
+
+def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShape | None:
+    """The cache of the built-in sampler on a GPU, as the plan says where there is one; None on a
+    CPU, where it takes what each batch needs."""
+    if found.where.device == "cpu":
+        return None
+    sampling = settings.sampling
+    rows = min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call)
+    # Matrix products on a GPU want rows of 16 bytes.
+    context = -(-context_tokens(model, sampling.max_new_tokens) // 8) * 8
+    return CacheShape(rows if found.plan is None else found.plan.rows, context)
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:

@@ -74,7 +74,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     processes, found = settings.run.trainer_processes, facts.seen.hardware
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = facts.card.memory if facts.card is not None and where.device != "cpu" else None
-    return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc)
+    return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc, facts.bitsandbytes)
 
 
 def _python(facts: Facts) -> Finding:

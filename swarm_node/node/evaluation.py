@@ -8,10 +8,26 @@ from collections.abc import Sequence
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import held_out_seed
-from swarm_node.node.parts import Parts
+from swarm_node.node.parts import Parts, Timing
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import TaskRef
+
+#: The largest share of the sampler's time that evaluation takes.
+_SHARE = 0.1
+
+
+def pause(least: float, cost: float) -> float:
+    """Seconds between two evaluations that take `cost` seconds of the sampler's time each: `least`,
+    or so many that evaluation takes a tenth of its time."""
+    return max(least, cost * (1 / _SHARE - 1))
+
+
+def cost(took: float, rows: int, seconds_per_row: float) -> float:
+    """Seconds of the sampler's time for an evaluation of `rows` answers that took `took` seconds.
+    It may have waited for other answers, so it costs no more than as many of the node's own, which
+    take `seconds_per_row` each (0: not known yet)."""
+    return min(took, rows * seconds_per_row) if seconds_per_row else took
 
 
 class Evaluator:
@@ -27,16 +43,28 @@ class Evaluator:
         own_families: Sequence[str],
         tasks: int,
         earlier: float,
+        drawing: Timing,
+        least: float,
     ) -> None:
         """`tasks` of each family are measured. `earlier` is the time of the last point before a
-        restart, in seconds."""
+        restart, in seconds. `drawing` is the sampler's time per own group. `least` is the shortest
+        pause between two measurements, in seconds."""
         self._parts = parts
+        self._drawing = drawing
+        self._took, self._rows = 0.0, 0
+        self._least = least
         self._info = info
         self._own = frozenset(own_families)
         self._tasks = tasks
         self._sampling = sampling
         self._started = parts.clock.now() - earlier
         self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next point, by what the last one cost."""
+        seconds_per_row = self._drawing.mean / self._sampling.group_size
+        return pause(self._least, cost(self._took, self._rows, seconds_per_row))
 
     async def measure(self) -> EvalPoint:
         """One point of the curve, from one sampling batch over all families. A task counts as
@@ -61,7 +89,9 @@ class Evaluator:
                 for ref, prompt in zip(refs, prompts, strict=True)
             }
             fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, longest)]
+            began = self._parts.clock.now()
             groups = await self._parts.sampler.sample([requests[ref] for ref in fitting])
+            self._took, self._rows = self._parts.clock.now() - began, len(fitting)
             rewards = dict.fromkeys(refs, 0.0)
             for ref, (completion,) in zip(fitting, groups, strict=True):
                 judged = await self._parts.environment.judge(ref, [completion.text])

@@ -30,7 +30,7 @@ from swarm_node.node.home import Home
 from swarm_node.p2p.membership import open_chain
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.memory.free import available_memory
-from swarm_node.policy.placement import Hardware
+from swarm_node.policy.placement import Hardware, has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is asked
@@ -40,10 +40,10 @@ _MOST_HOLDERS = 16
 _MOST_FILES = 1000
 _LISTEN = re.compile(r"/ip(?P<kind>[46])/(?P<host>[0-9a-fA-F.:]{2,45})/tcp/(?P<port>\d{1,5})")
 _LOOK = """
-import json, torch
-gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-half = bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False)
-print(json.dumps([gpus, half]))
+import json, sys
+from swarm_node.policy.placement import hardware
+found = hardware(sys.argv[1])
+print(json.dumps([found.gpus, found.bfloat16]))
 """
 
 
@@ -96,11 +96,11 @@ class Paper(NamedTuple):
 class Facts:
     """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
 
-    With `ipc`, processes can share the GPU's memory. `smi_fault` says why nvidia-smi named no card;
-    it is empty where there is no nvidia-smi. `built` is when this program was installed.
-    `synchronized` is None where nobody knows. `shared` is None without /dev/shm. `checkpoints` is
-    what the home's checkpoints take already. `busy` are (address, reason) of addresses that cannot
-    be listened on."""
+    With `ipc`, processes can share the GPU's memory; with `bitsandbytes`, it is installed.
+    `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
+    is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
+    without /dev/shm. `checkpoints` is what the home's checkpoints take already. `busy` are
+    (address, reason) of addresses that cannot be listened on."""
 
     system: str
     python: tuple[int, int]
@@ -111,6 +111,7 @@ class Facts:
     seen: Seen
     vllm: VllmBuild | None
     ipc: bool
+    bitsandbytes: bool
     compiler: str | None
     headers: bool
     memory: int
@@ -141,7 +142,7 @@ def gather(
     now = time.time()
     card, smi_fault = find_card(int(device.partition(":")[2] or 0))
     if seen is None:
-        seen = ask_torch() if card or smi_fault else Seen(Hardware(0, False))
+        seen = ask_torch(device) if card or smi_fault else Seen(Hardware(0, False))
     running = home.in_use()
     return Facts(
         system=platform.system(),
@@ -153,6 +154,7 @@ def gather(
         seen=seen,
         vllm=installed_vllm(),
         ipc=has_ipc(),
+        bitsandbytes=has_bitsandbytes(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),
@@ -210,9 +212,9 @@ def parse_holders(answer: str) -> tuple[Holder, ...]:
     )
 
 
-def ask_torch() -> Seen:
+def ask_torch(device: str) -> Seen:
     """What torch sees of the GPUs, asked in a process that may die, hang or warn."""
-    answer, fault = _asked([sys.executable, "-c", _LOOK], _TORCH_SECONDS)
+    answer, fault = _asked([sys.executable, "-c", _LOOK, device], _TORCH_SECONDS)
     try:
         gpus, half = json.loads((answer or "").strip().rpartition("\n")[2])
         return Seen(Hardware(int(gpus), bool(half)), "" if gpus else fault)

@@ -13,10 +13,10 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
-from swarm_node.errors import HomeError, ModelError
+from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
     Device,
@@ -33,12 +33,11 @@ from swarm_node.policy.memory.plan import (
     Plan,
     least_plan,
     make_plan,
-    ranks_to_try,
     remedies,
-    ways_to_train,
+    unplanned_ways,
 )
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import Placement, hardware, place
+from swarm_node.policy.placement import Placement, hardware, has_bitsandbytes, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
@@ -64,14 +63,15 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What decides how a node works here: where the policy is computed, the bytes of main memory
-    that are free, the memory of that GPU (None on a CPU), the installed vLLM, and whether processes
-    can share the GPU's memory (CUDA IPC)."""
+    that are free, the memory of that GPU (None on a CPU), the installed vLLM, whether processes can
+    share the GPU's memory (CUDA IPC), and whether bitsandbytes is installed."""
 
     where: Placement
     free: int
     gpu: GpuMemory | None
     vllm: VllmBuild | None
     ipc: bool = True
+    bitsandbytes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ def this_machine(settings: Settings) -> Machine:
     Raises:
         ConfigError: there is no such device.
     """
-    found = hardware()
+    found = hardware(settings.run.device)
     processes = settings.run.trainer_processes
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     gpu = None
     if where.device != "cpu":
         gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
-    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc())
+    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
 
 
 def card(settings: Settings, vram: int) -> Machine:
@@ -116,7 +116,8 @@ def card(settings: Settings, vram: int) -> Machine:
     half, vllm = settings.training.dtype != "float32", installed_vllm()
     if settings.sampling.engine == "vllm":
         vllm = VllmBuild("vllm", VLLM_VERSION, on_cpu=False)
-    return Machine(Placement("cuda:0", half), 1 << 60, GpuMemory(vram, vram), vllm)
+    found, four_bit = GpuMemory(vram, vram), has_bitsandbytes()
+    return Machine(Placement("cuda:0", half), 1 << 60, found, vllm, bitsandbytes=four_bit)
 
 
 def engine_of(
@@ -143,7 +144,13 @@ def engine_of(
 
 def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
     """What a node with these settings and this engine asks of a GPU; what the user did not set is
-    left open."""
+    left open.
+
+    Raises:
+        ConfigError: settings do not fit together.
+    """
+    one_base = machine.gpu is None or machine.ipc
+    one_base &= settings.run.trainer_processes == 1 and not engine.vllm
     training, sampling = settings.training, settings.sampling
     return Job(
         rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
@@ -153,9 +160,8 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
         eight_bit=training.optimizer == "adamw8bit",
         # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
         can_sleep=False,
-        one_base=(machine.gpu is None or machine.ipc)
-        and settings.run.trainer_processes == 1
-        and not engine.vllm,
+        one_base=one_base,
+        base=_base(settings, possible=machine.bitsandbytes and one_base),
     )
 
 
@@ -164,9 +170,11 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
 
     Raises:
         ModelError: it cannot; the message says which memory is short and what would fit.
+        ConfigError: `training.base` cannot be had here.
     """
     engine = engine_of(settings, machine, shape)
     job = job_of(settings, machine, engine)
+    _check_base(settings, machine, shared=engine.vllm or job.one_base)
     plan, ipc = None, False
     if machine.gpu is None or settings.run.trainer_processes > 1:
         training = _unplanned(settings, shape, job, machine)
@@ -182,6 +190,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
         placement=machine.where,
         trainer_processes=settings.run.trainer_processes,
         one_base=job.one_base,
+        nf4=training.nf4,
         free=machine.free,
     )
     shares = job.one_base and training.lora_rank > 0
@@ -288,8 +297,7 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
     share = 1 / settings.run.trainer_processes
     device: Device = "cpu" if machine.gpu is None else "cuda"
     free = machine.free if machine.gpu is None else machine.gpu.free
-    ways = [way for rank in ranks_to_try(job) for way in ways_to_train(rank, job)]
-    for way in ways:
+    for way in unplanned_ways(job):
         parts = footprint(
             shape,
             way,
@@ -300,8 +308,40 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
         )
         elsewhere = 0 if way.lora_rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
         if parts.total() - elsewhere <= free * (1 - SPARE):
-            return way
-    return ways[-1]
+            break
+    return way
+
+
+def _base(settings: Settings, *, possible: bool) -> Literal["auto", "whole", "nf4"]:
+    """How the base may be held. Four bits are tried where it is `possible`: where the library is
+    installed, and the built-in sampler shares the base.
+
+    Raises:
+        ConfigError: four bits are asked for, and no adapters.
+    """
+    training, base = settings.training, settings.training.base
+    if base == "nf4" and "lora_rank" in training.model_fields_set and not training.lora_rank:
+        raise ConfigError(
+            f'training.base = "nf4" is for adapters: set training.lora_rank, to {DEFAULT_RANK} for '
+            "example"
+        )
+    return "whole" if base == "auto" and not possible else base
+
+
+def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
+    """Refuse a base of four bits that the user asks for and cannot have: the built-in sampler must
+    have `shared` it."""
+    training, reason = settings.training, ""
+    if training.base != "nf4":
+        return
+    if not machine.bitsandbytes:
+        reason = "needs bitsandbytes: pip install 'swarm-node[gpu]'"
+    elif settings.run.trainer_processes > 1:
+        reason = "works in one process: unset run.trainer_processes"
+    elif not shared:
+        reason = "needs processes that share the GPU's memory, as they do not under WSL2"
+    if reason:
+        raise ConfigError(f'training.base = "nf4" {reason}, or set training.base to "whole"')
 
 
 def _torch_memory(device: str) -> GpuMemory:

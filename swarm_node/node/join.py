@@ -45,7 +45,7 @@ def join_swarm(settings: Settings) -> None:
 
     home, settings = Home(settings.home), with_ticket(settings)
     settings = resumed(settings, home.checkpoints)
-    wanted, seen = settings.network.listen, Seen(hardware())
+    wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
     facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
     refuse(examine(facts, settings, None))
     machine = this_machine(settings)

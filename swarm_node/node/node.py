@@ -13,7 +13,7 @@
 | list     | its poll interval                          | pull                    |
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
-| evaluate | its interval                               | –                       |
+| evaluate | its interval, or nine times its cost       | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
 
@@ -197,6 +197,7 @@ class Node:
             mixture=tally.mixture,
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
+            engine=parts.engine(),
         )
 
     async def _live(self) -> None:
@@ -311,7 +312,7 @@ class Node:
                 await self.evaluate()
             except ChildError as error:
                 await self._environment_failed(error)
-            await asyncio.sleep(self._settings.run.eval_seconds)
+            await asyncio.sleep(self._work.evaluator.pause)
 
     async def _report(self) -> None:
         """Log one line on what the node does and whether it gets better."""

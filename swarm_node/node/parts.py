@@ -22,7 +22,8 @@ from swarm_node.storage import Storage
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one node. `build.py` makes real ones, a simulation in-memory ones."""
+    """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
+    what samples."""
 
     transport: Transport
     sampler: Sampler
@@ -33,6 +34,7 @@ class Parts:
     policy: PolicyRef
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
+    engine: Callable[[], str] = lambda: "torch"
 
 
 @dataclass

@@ -131,3 +131,5 @@ class Snapshot(msgspec.Struct, frozen=True):
     busy: BusyRow | None = None
     #: What holds the processes that judge answers: "confined", or what this machine lacks.
     sandbox: str = ""
+    #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
+    engine: str = ""

@@ -1,7 +1,9 @@
-"""The device and number types of the policy's computation. Pure, except for `hardware`."""
+"""The device and number types of the policy's computation. Pure, except for `hardware`
+and `has_bitsandbytes`."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ DEVICE = r"auto|cpu|cuda(:\d{1,2})?"
 #: The number type of matrix products; "auto" depends on the device.
 DtypeName = Literal["auto", "float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
+#: How the frozen base of adapters is held: in the type of matrix products, or its matrices in four
+#: bits a weight (`models/nf4.py`).
+BaseName = Literal["whole", "nf4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,21 @@ def place(
     return Placement(f"cuda:{first + rank}", half)
 
 
-def hardware() -> Hardware:
-    """The hardware that torch finds on this machine. From here on this process and its children
-    count GPUs as nvidia-smi does, in the order of the bus, and not the fastest first."""
+def hardware(device: str = "auto") -> Hardware:
+    """The hardware that torch finds on this machine; whether it computes in bfloat16 is asked of
+    `device`. From here on this process and its children count GPUs as nvidia-smi does, in the order
+    of the bus, and not the fastest first."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     import torch  # here, so that importing this module does not import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Hardware(gpus, bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False))
+    index = int(device.partition(":")[2] or 0)
+    if index >= gpus:
+        return Hardware(gpus, False)
+    with torch.cuda.device(index):
+        return Hardware(gpus, torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def has_bitsandbytes() -> bool:
+    """Whether bitsandbytes is installed; this does not import it."""
+    return importlib.util.find_spec("bitsandbytes") is not None

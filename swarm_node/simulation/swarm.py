@@ -31,7 +31,7 @@ from swarm_node.node.derive import trainer_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.node import Node
-from swarm_node.node.parts import Parts
+from swarm_node.node.parts import Parts, Timing
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
@@ -282,6 +282,8 @@ class _Swarm:
             own_families=families,
             tasks=scenario.eval_tasks,
             earlier=0.0,
+            drawing=Timing(),
+            least=settings.run.eval_seconds,
         )
         node = assemble(settings, membership, parts)
         return _Member(membership.identity.peer_id, node, model, trainer, evaluator, history, speed)

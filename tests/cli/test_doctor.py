@@ -49,7 +49,10 @@ def test_an_error_has_exit_code_1_and_programs_get_json(tmp_path: Path) -> None:
     ("options", "subject"),
     [
         (["--model", "no-such-model"], "model"),
-        (["--model", "qwen2.5-7b", "--set", "run.device=cpu"], "model"),
+        (
+            ["--model", "qwen2.5-7b", "--set", "run.device=cpu", "--set", "training.lora_rank=0"],
+            "model",
+        ),
         (["--set", "run.device=cuda:9"], "gpu|device"),
     ],
 )

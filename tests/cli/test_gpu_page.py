@@ -62,6 +62,7 @@ def test_a_row_of_the_table_is_the_plan(row: dict[str, str]) -> None:
         name: round(size / _MIB) for name, size in expected.items()
     }
     assert ("does not fit" in row["method"]) is not plan["fits"]
+    assert ("nf4" in row["method"]) is training["nf4"]
     assert ("recomputed" in row["method"]) is training["checkpointing"]
     assert f"{training['micro_batch_tokens']:,} tokens, {plan['rows']} answers" in row["method"]
     # The formula on the page is another one, of the same things.

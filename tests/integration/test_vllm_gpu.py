@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.placement import Placement
+from swarm_node.policy.placement import BaseName, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
@@ -107,9 +108,19 @@ def test_asleep_the_engine_holds_no_memory_and_a_sync_wakes_it(tmp_path: Path, l
     serve(plan(sleep_level=level), body)
 
 
-def test_adapters_are_swapped_in_place(tmp_path: Path) -> None:
+NF4 = pytest.param(
+    "nf4",
+    marks=pytest.mark.skipif(
+        find_spec("vllm_bnb_plugin") is None,
+        reason="needs vllm-bnb-plugin and bitsandbytes",
+    ),
+)
+
+
+@pytest.mark.parametrize("base", ["whole", NF4])
+def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
     settings = TrainerSettings(
-        learning_rate=0.02, warmup_updates=0, lora_rank=4, published="adapter"
+        learning_rate=0.02, warmup_updates=0, lora_rank=4, base=base, published="adapter"
     )
     (tmp_path / "w").mkdir()
     host = TrainerHost(TINY, tmp_path / "c", tmp_path / "w", settings)
@@ -128,4 +139,4 @@ def test_adapters_are_swapped_in_place(tmp_path: Path) -> None:
         assert {span.version for one in group for span in one.spans} == {1}
         assert gap(host.core.model, group) < NEAR
 
-    serve(plan(lora_rank=4), body)
+    serve(plan(lora_rank=4, nf4=base == "nf4"), body)

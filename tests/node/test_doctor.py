@@ -12,7 +12,7 @@ from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import MachineError
 from swarm_node.node.defaults import for_model
-from swarm_node.node.doctor import Finding, examine, refuse
+from swarm_node.node.doctor import Finding, examine, machine_of, refuse
 from swarm_node.node.facts import Card, Facts, Holder, Paper, Seen, Torch
 from swarm_node.node.fit import GpuMemory
 from swarm_node.policy.memory.footprint import checkpoint_bytes
@@ -34,6 +34,7 @@ LAPTOP = Facts(
     seen=NO_GPU,
     vllm=None,
     ipc=True,
+    bitsandbytes=False,
     compiler=None,
     headers=False,
     memory=12 * GB,
@@ -281,3 +282,10 @@ def test_errors_refuse_a_start_with_their_remedies_and_warnings_do_not() -> None
     with pytest.raises(MachineError, match=r"set the clock.*tcp/80: permission denied.*--listen"):
         refuse(examine(facts, settings, shape))
     refuse(examine(replace(LAPTOP, synchronized=False), settings, shape))
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_four_bits_are_judged_by_whether_their_library_is_there(installed: bool) -> None:
+    settings = load_settings({"training.base": "nf4", "training.lora_rank": 8}, environ={})
+    machine = machine_of(replace(LAPTOP, bitsandbytes=installed), settings)
+    assert machine.bitsandbytes == installed

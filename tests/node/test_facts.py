@@ -96,7 +96,7 @@ def test_facts_do_not_import_torch(tmp_path: Path) -> None:
 
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
-    seen = ask_torch()
+    seen = ask_torch("auto")
     assert seen.hardware == hardware()
 
 

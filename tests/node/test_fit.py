@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -105,6 +106,55 @@ def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
         fit(settings, shape_of("qwen2.5-7b"), machine)
 
 
+def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
+    ready = replace(on_gpu(12), bitsandbytes=True, free=12 * GIB)
+    assert asked(settings_of(), on_gpu(12)).base == "whole"
+    assert asked(settings_of(), ready).base == "auto"
+    assert asked(settings_of(), replace(ready, vllm=FOR_GPU)).base == "whole"
+    assert asked(settings_of(), replace(ready, ipc=False)).base == "whole"
+    assert asked(settings_of(training__base="whole"), ready).base == "whole"
+    assert asked(settings_of(training__base="nf4"), on_gpu(12)).base == "nf4"
+    model, long = shape_of("qwen3-4b"), settings_of(sampling__max_new_tokens=1024)
+    with pytest.raises(ModelError, match=r"four bits \(training\.base = nf4\)"):
+        fit(long, model, on_gpu(12))
+    made = trainer_settings(long, fit(long, model, ready))
+    assert (made.base, made.published, made.lora_rank) == ("nf4", "shared", DEFAULT_RANK)
+    engine = settings_of(training__base="nf4", sampling__engine="vllm")
+    made = trainer_settings(
+        engine, fit(engine, shape_of("qwen2.5-1.5b"), replace(ready, vllm=FOR_GPU))
+    )
+    assert (made.base, made.published) == ("nf4", "adapter")
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "what"),
+    [
+        ({}, on_gpu(8), "pip install 'swarm-node[gpu]'"),
+        ({"run__trainer_processes": 2}, on_gpu(8), "run.trainer_processes"),
+        ({"training__lora_rank": 0}, on_gpu(8), "training.lora_rank"),
+        ({}, replace(on_gpu(8), ipc=False), "WSL2"),
+    ],
+)
+def test_four_bits_that_cannot_be_had_are_refused_by_name(
+    flags: dict[str, Any], machine: Machine, what: str
+) -> None:
+    ready = replace(machine, bitsandbytes="pip" not in what)
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        fit(settings_of(training__base="nf4", **flags), shape_of("qwen2.5-0.5b"), ready)
+
+
+def test_on_a_cpu_four_bits_need_less_memory() -> None:
+    """So they are taken where a whole base does not fit, as on a GPU."""
+    model = shape_of("qwen2.5-1.5b")
+    machine = Machine(ON_CPU, 4 * GIB, None, vllm=None, bitsandbytes=True)
+    for base, gib, expected in (("nf4", 64, "nf4"), ("auto", 64, "whole"), ("auto", 4, "nf4")):
+        settings = settings_of(training__lora_rank=16, training__base=base)
+        made = trainer_settings(settings, fit(settings, model, replace(machine, free=gib * GIB)))
+        assert (made.base, made.published) == (expected, "shared")
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(training__lora_rank=16, training__base="whole"), model, machine)
+
+
 def test_what_main_memory_must_hold_follows_the_plan() -> None:
     """A PC with 16 GB and a card of 12 GB trains adapters, whose base goes straight to the card."""
     model = shape_of("qwen2.5-1.5b")
@@ -197,7 +247,7 @@ def test_on_a_gpu_its_memory_decides() -> None:
     assert found.plan is not None
     assert found.plan.total < found.plan.vram == 12 * GIB
     with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
-        fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(12))
+        fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
 
 
 def test_without_a_plan_the_trainer_takes_what_fits() -> None:

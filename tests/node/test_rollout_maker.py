@@ -15,7 +15,7 @@ from swarm_node.config import load_settings
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.jsonl import create
 from swarm_node.node.evaluation import Evaluator
-from swarm_node.node.parts import Parts, Tally
+from swarm_node.node.parts import Parts, Tally, Timing
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
@@ -86,6 +86,8 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             own_families=info.families,
             tasks=24,
             earlier=0.0,
+            drawing=Timing(),
+            least=0.0,
         ).measure()
         assert 0.0 <= point.all <= 1.0
         await parts.sampler.close()

@@ -43,13 +43,15 @@ SHARED_KEYS = 5
 class Training:
     """How the trainer works. `lora_rank` is the rank of adapters; 0 trains all weights.
     `checkpointing` recomputes activations. `dtype` is the type of matrix products and of frozen
-    weights. With `eight_bit`, moments have eight bits."""
+    weights. With `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base
+    have four bits a weight."""
 
     lora_rank: int = 0
     checkpointing: bool = False
     micro_batch_tokens: int = 8192
     dtype: Precision = "float32"
     eight_bit: bool = False
+    nf4: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +119,18 @@ def footprint(
     trained = adapter_count(model, training.lora_rank) if training.lora_rank else count
     context = context_tokens(model, max_new_tokens)
     moments = _MOMENTS_8BIT if training.eight_bit else _MOMENTS
-    sampled = trained if training.lora_rank and one_base else count
+    base = frozen_bytes(model, training)
+    sampled = width * trained if training.lora_rank and one_base else base
+    # A matrix of four bits is dequantized for its product.
+    again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
     return Footprint(
-        sampler_weights=width * sampled,
-        trainer_weights=4 * trained + (width * count if training.lora_rank else 0),
+        sampler_weights=sampled,
+        trainer_weights=4 * trained + (base if training.lora_rank else 0),
         optimizer=(_GRADIENT + moments) * trained,
         kv=kv_bytes(model, rows, max_new_tokens, width),
-        activations=activation_bytes(model, training, longest_row=context),
-        workspace=_workspace(model, rows, context, width),
-        published=width * sampled if device == "cpu" else 0,
+        activations=activation_bytes(model, training, longest_row=context) + again,
+        workspace=_workspace(model, rows, context, width) + again,
+        published=sampled if device == "cpu" else 0,
         reserve=2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
         if device == "cuda"
         else 0,
@@ -160,6 +165,17 @@ def adapter_count(model: Qwen2Config, rank: int) -> int:
         model.key_value_size,
     )
     return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + k) + 3 * (h + i))
+
+
+def frozen_bytes(model: Qwen2Config, training: Training) -> int:
+    """Bytes of a base in the type of matrix products. With `nf4`, a weight of a projection has half
+    a byte, and 64 of them a float32 (arXiv 2305.14314)."""
+    width, h, i = _size(training.dtype), model.hidden_size, model.intermediate_size
+    quantized = 0
+    if training.nf4:
+        layer = h * (2 * model.query_size + 2 * model.key_value_size + 3 * i)
+        quantized = model.num_hidden_layers * layer
+    return width * (model.weight_count - quantized) + quantized // 2 + quantized // 16
 
 
 def context_tokens(model: Qwen2Config, max_new_tokens: int) -> int:
@@ -234,7 +250,8 @@ def _layer_bytes(model: Qwen2Config, training: Training) -> int:
 
 def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
     """Bytes of a prefill's widest layer, of a step's log-probs and float64 sums over the
-    vocabulary, and of a second copy of the keys while the cache drops rows that ended."""
+    vocabulary, and of a prefill's keys and values before they are in the cache (as much as the keys
+    of all rows: an upper bound)."""
     prefill = PREFILL_TOKENS * (3 * model.intermediate_size + 4 * model.hidden_size) * width
     step = rows * model.vocab_size * (width + 4 + 4 + 8)
     keys = rows * context * model.num_hidden_layers * model.key_value_size * width

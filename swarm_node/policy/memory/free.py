@@ -26,10 +26,12 @@ def check_memory(
     placement: Placement = ON_CPU,
     trainer_processes: int = 1,
     one_base: bool = False,
+    nf4: bool = False,
     free: int | None = None,
 ) -> None:
     """Refuse a model that does not fit the `free` main memory (default: this machine's) of a node
-    that trains all its weights, or adapters of `lora_rank`. For `one_base` see `footprint`.
+    that trains all its weights, or adapters of `lora_rank`. For `one_base` see `footprint`, for
+    `nf4` `Training`.
 
     Raises:
         ModelError: the model does not fit; the message says how much it needs.
@@ -39,13 +41,19 @@ def check_memory(
     on_cpu = placement.device == "cpu"
     if on_cpu:
         parts = footprint(
-            config, Training(lora_rank), device="cpu", rows=1, max_new_tokens=1, one_base=one_base
+            config,
+            Training(lora_rank, nf4=nf4),
+            device="cpu",
+            rows=1,
+            max_new_tokens=1,
+            one_base=one_base,
         )
         needed = parts.resident + 4 * config.weight_count * (bases - 1)
         if lora_rank:  # without the memory for a copy of all weights, training waits for the write
             needed += checkpoint_bytes(config, lora_rank)
     else:
-        needed = _beside_gpu(config.weight_count, lora_rank, bases, one_base)
+        straight = one_base or nf4  # such a base is read straight to the GPU
+        needed = _beside_gpu(config.weight_count, lora_rank, bases, straight)
     free = available_memory() if free is None else free
     if needed > free:
         lighter = "set training.lora_rank, which takes about half, or " * (not lora_rank)
@@ -56,10 +64,10 @@ def check_memory(
         )
 
 
-def _beside_gpu(weights: int, lora_rank: int, bases: int, one_base: bool) -> int:
+def _beside_gpu(weights: int, lora_rank: int, bases: int, straight: bool) -> int:
     """Bytes of main memory of a node with a GPU: its processes, each model on its way to the GPU,
     and, where all weights are trained, two published versions in bfloat16 and the copy of one."""
-    loaded = 0 if lora_rank and one_base else 4 * weights * bases
+    loaded = 0 if lora_rank and straight else 4 * weights * bases
     return _PROCESSES + loaded + (0 if lora_rank else 6 * weights)
 
 

@@ -1,16 +1,17 @@
 """How one GPU is divided between sampler and trainer. Pure: from a model's shape and free memory.
 
 Candidate plans are tried in the order of their cost, and the first that fits is taken: all weights
-before LoRA, both resident ("split") before an engine that sleeps while the trainer works ("sleep"),
-all rows at once before fewer, kept activations before recomputed ones, large micro-batches before
-small ones. No candidate depends on the memory. So more memory never gives a worse plan, and a
-larger model never a better one.
+before LoRA, a whole base before one of four bits a weight, both resident ("split") before an engine
+that sleeps while the trainer works ("sleep"), all rows at once before fewer, kept activations
+before recomputed ones, large micro-batches before small ones. No candidate depends on the memory.
+So more memory never gives a worse plan, and a larger model never a better one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 from swarm_node.policy.memory.footprint import (
@@ -37,6 +38,8 @@ START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
 _LEAST_ROWS = 8
+#: Whether a frozen base has four bits a weight, in the order of trying.
+_BASES = {"auto": (False, True), "whole": (False,), "nf4": (True,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Job:
     user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
     sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
     can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
-    frozen weights."""
+    frozen weights. `base` says how a frozen base may be held."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -54,6 +57,7 @@ class Job:
     eight_bit: bool = False
     can_sleep: bool = False
     one_base: bool = False
+    base: Literal["auto", "whole", "nf4"] = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class Plan:
         """The settings in one line."""
         training = self.training
         what = f"LoRA rank {training.lora_rank}" if training.lora_rank else "all weights"
+        what += " on a base of four bits (nf4)" * training.nf4
         what += " in bfloat16" * (training.dtype == "bfloat16")
         kept = ", activations recomputed" if training.checkpointing else ""
         asleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (
@@ -152,6 +157,9 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
     found: list[str] = []
     if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
         found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")
+    four_bit = replace(job, base="nf4")
+    if job.base == "whole" and job.lora_rank != 0 and make_plan(model, four_bit, vram):
+        found.append("a base of four bits (training.base = nf4)")
     shorter = job.max_new_tokens // 2
     while shorter >= 16:
         if make_plan(model, replace(job, max_new_tokens=shorter), vram):
@@ -170,31 +178,38 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
     longest = longest_tokens(model, job.max_new_tokens)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
-    for rank in ranks_to_try(job):
-        for sharing in sharings:
-            for rows in (job.rows, *_fewer(job.rows)):
-                for training in ways_to_train(rank, job):
-                    parts = footprint(
-                        model,
-                        training,
-                        device="cuda",
-                        rows=rows,
-                        max_new_tokens=job.max_new_tokens,
-                        one_base=job.one_base,
-                    )
-                    yield Plan(vram, training, sharing, rows, longest, parts)
+    for nf4, rank in _frozen_and_ranks(job):
+        for sharing, rows in product(sharings, (job.rows, *_fewer(job.rows))):
+            for training in _ways_to_train(rank, job, nf4=nf4):
+                parts = footprint(
+                    model,
+                    training,
+                    device="cuda",
+                    rows=rows,
+                    max_new_tokens=job.max_new_tokens,
+                    one_base=job.one_base,
+                )
+                yield Plan(vram, training, sharing, rows, longest, parts)
 
 
-def ranks_to_try(job: Job) -> tuple[int, ...]:
-    """All weights (0) before adapters, unless the user chose."""
-    return (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
+def unplanned_ways(job: Job) -> Iterator[Training]:
+    """The ways to train in the order of their cost, where no GPU is planned for."""
+    for nf4, rank in _frozen_and_ranks(job):
+        yield from _ways_to_train(rank, job, nf4=nf4)
 
 
-def ways_to_train(rank: int, job: Job) -> Iterator[Training]:
+def _frozen_and_ranks(job: Job) -> Iterator[tuple[bool, int]]:
+    """Whether a base of four bits, and the rank: all weights (0) before adapters, unless the user
+    chose."""
+    ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
+    return ((nf4, rank) for nf4, rank in product(_BASES[job.base], ranks) if rank or not nf4)
+
+
+def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[Training]:
     """The ways to train `rank` in the order of their cost: the last takes the least memory."""
     for recompute in (False, True):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
-            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit)
+            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit, nf4)
 
 
 def _fewer(rows: int) -> Iterator[int]:

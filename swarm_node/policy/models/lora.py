@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.models.tensors import load_safetensors, on_host
+from swarm_node.policy.models.tensors import on_host
 
 #: The projections of every layer, by the fused product that computes them.
 _SITES = {
@@ -92,7 +92,7 @@ class Adapter:
     def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The whole model's weights with the adapters added, as `Qwen2.hf_state` gives them."""
         state: dict[str, Tensor] = {}
-        for name, weight in self._model.hf_views():
+        for name, weight in self._model.hf_weights():
             projection = self._projections.get(name.removesuffix(".weight"))
             total = weight
             if projection is not None:
@@ -139,64 +139,76 @@ class Adapter:
         )
 
 
-def read_adapter(directory: Path) -> dict[str, Tensor]:
-    """The tensors that `Adapter.save` wrote.
+class PublishedAdapter:
+    """An adapter that a trainer published, on a model that only samples. The model's weights stay
+    as they are, so the next version is a copy of some small matrices, in place. Unlike `Adapter` it
+    does without peft, which imports transformers."""
 
-    Raises:
-        ModelError: the file is missing or not a safetensors file.
-    """
-    return load_safetensors(directory / ADAPTER_FILE)
+    def __init__(self, model: Qwen2) -> None:
+        self._model = model
+        self._factors: list[dict[str, tuple[Tensor, Tensor]]] = []
+
+    def load(self, state: Mapping[str, Tensor]) -> bool:
+        """Take over the tensors of an adapter_model.safetensors. Returns whether the model computes
+        by other tensors than before, and not only by other values.
+
+        Raises:
+            ModelError: it is not an adapter of this model; nothing was changed.
+        """
+        model, like = self._model, self._model.embedding
+        rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
+        wanted = {
+            f"{_PREFIX}{path}.lora_{factor}.weight": size
+            for path, weight in _projections(model)
+            for factor, size in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank)))
+        }
+        if not rank or wanted != {name: tuple(value.shape) for name, value in state.items()}:
+            raise ModelError(
+                "the adapter does not fit this model: it has other projections or sizes"
+            )
+        new = [
+            {site: _fused(state, index, paths, like) for site, paths in _SITES.items()}
+            for index in range(model.config.num_hidden_layers)
+        ]
+        if _shapes(new) == _shapes(self._factors):
+            for old, factors in zip(self._factors, new, strict=True):
+                for site, pair in factors.items():
+                    for place, value in zip(old[site], pair, strict=True):
+                        place.copy_(value)
+            return False
+        self._factors = new
+        for layer, factors in zip(model.blocks(), new, strict=True):
+            layer.added = partial(_added_at_once, factors)
+        return True
+
+    def remove(self) -> bool:
+        """Let the model compute without it. Returns whether it computed with it before."""
+        for layer in self._model.blocks():
+            layer.added = None
+        there, self._factors = bool(self._factors), []
+        return there
 
 
-@torch.no_grad()
-def apply_adapter(model: Qwen2, state: Mapping[str, Tensor]) -> None:
-    """Let `model` add the outputs of an adapter, whose tensors `Adapter.state` gave, in the model's
-    own type. This needs no peft, and an adapter of the same rank is copied over the last one.
-
-    Raises:
-        ModelError: it is not an adapter of all projections of this model; nothing was changed.
-    """
-    rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
-    sizes = {path: tuple(weight.shape) for path, weight in _projections(model)}
-    wanted = {
-        **{f"{_PREFIX}{path}.lora_A.weight": (rank, size[1]) for path, size in sizes.items()},
-        **{f"{_PREFIX}{path}.lora_B.weight": (size[0], rank) for path, size in sizes.items()},
-    }
-    if not rank or wanted != {name: tuple(value.shape) for name, value in state.items()}:
-        raise ModelError("the adapter does not fit this model: it has other projections or sizes")
-    for index, layer in enumerate(model.blocks()):
-        applied = layer.added if isinstance(layer.added, _Applied) else _Applied()
-        for site, paths in _SITES.items():
-            names = [f"{_PREFIX}model.layers.{index}.{path}." for path in paths]
-            # The projections of a site have the same input: their first factors are one product.
-            first = torch.cat([state[f"{name}lora_A.weight"] for name in names])
-            seconds = [SCALE * state[f"{name}lora_B.weight"] for name in names]
-            applied.take(site, [first, *seconds], like=layer.out)
-        layer.added = applied
+def _fused(
+    state: Mapping[str, Tensor], index: int, paths: Sequence[str], like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The factors of the projections `paths` of one layer, joined for their fused product, in the
+    type and on the device of `like`: [Σr, in] and [out, Σr]."""
+    parts = [f"{_PREFIX}model.layers.{index}.{path}" for path in paths]
+    down = torch.cat([state[f"{part}.lora_A.weight"] for part in parts])
+    ups = [state[f"{part}.lora_B.weight"] for part in parts]
+    up = SCALE * torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+    return down.to(like), up.to(like)
 
 
-class _Applied:
-    """The outputs of a layer's adapter, which is not trained here."""
+def _shapes(factors: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> list[list[torch.Size]]:
+    return [[part.shape for pair in layer.values() for part in pair] for layer in factors]
 
-    def __init__(self) -> None:
-        #: For each site the joined first factors, and the second factor of each projection.
-        self._factors: dict[str, list[Tensor]] = {}
 
-    def take(self, site: str, factors: list[Tensor], *, like: Tensor) -> None:
-        """Copy factors in, cast to the type and the device of `like`. Where earlier ones have the
-        same shapes, their memory stays, because a CUDA graph holds its addresses."""
-        own = self._factors.get(site, [])
-        if [part.shape for part in own] != [part.shape for part in factors]:
-            own = [like.new_empty(part.shape) for part in factors]
-            self._factors[site] = own
-        for part, factor in zip(own, factors, strict=True):
-            part.copy_(factor)
-
-    def __call__(self, site: str, x: Tensor) -> Tensor:
-        first, *seconds = self._factors[site]
-        inner = F.linear(x, first).chunk(len(seconds), -1)
-        outputs = [F.linear(part, factor) for part, factor in zip(inner, seconds, strict=True)]
-        return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+def _added_at_once(factors: Mapping[str, tuple[Tensor, Tensor]], site: str, x: Tensor) -> Tensor:
+    """As `_added`, by two products."""
+    down, up = factors[site]
+    return F.linear(F.linear(x, down), up)
 
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:

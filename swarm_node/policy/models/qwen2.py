@@ -20,14 +20,19 @@ from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.attention import Attend, causal, within
+from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.config import Qwen2Config, weight_files
+from swarm_node.policy.models.names import hf_parts
+from swarm_node.policy.models.nf4 import FourBit
 from swarm_node.policy.models.tensors import load_safetensors, on_host
 
-__all__ = ["DecoderLayer", "KeyValueCache", "Qwen2", "Qwen2Config"]
+__all__ = ["MATRICES", "DecoderLayer", "Qwen2", "Qwen2Config", "hf_parts"]
 
 #: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
 Added = Callable[[str, Tensor], Tensor]
 
+#: Of a layer; the other parameters are vectors.
+MATRICES = ("qkv", "out", "gate_up", "down")
 _INIT_STD = 0.02
 
 
@@ -39,51 +44,10 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return normed.to(x.dtype) * weight
 
 
-class KeyValueCache:
-    """Keys and values of N sequences whose prompts end in the same slot (left padding).
-
-    `keys[l]`: [N * key/value heads, head_dim, capacity], `values[l]`: [N * key/value heads,
-    capacity, head_dim], as the two batched products of a decode step read them; `bias`: [N *
-    key/value heads, 1, capacity], very negative where a slot is padding; `positions`: i64[N], of
-    the next token; `length`: slots in use."""
-
-    def __init__(
-        self, keys: list[Tensor], values: list[Tensor], bias: Tensor, positions: Tensor, length: int
-    ) -> None:
-        self.keys, self.values, self.bias = keys, values, bias
-        self.positions, self.length = positions, length
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop every sequence but `rows` (i64[M])."""
-        heads = self.bias.shape[0] // self.positions.shape[0]
-        if heads == 1:
-            flat = rows
-        else:
-            flat = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
-        self.keys = [key.index_select(0, flat) for key in self.keys]
-        self.values = [value.index_select(0, flat) for value in self.values]
-        self.bias = self.bias.index_select(0, flat)
-        self.positions = self.positions.index_select(0, rows)
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Append one token per sequence in `layer` and attend to all of it.
-
-        query: [N, heads, d]; key, value: [N, key/value heads, d]. Returns [N, heads * d]."""
-        n, _, d = query.shape
-        slot = self.length
-        self.keys[layer][:, :, slot] = key.reshape(-1, d)
-        self.values[layer][:, slot] = value.reshape(-1, d)
-        keys, values = self.keys[layer][:, :, : slot + 1], self.values[layer][:, : slot + 1]
-        # Query heads that share a key head become rows of one product: keys are never repeated.
-        grouped = query.reshape(keys.shape[0], -1, d)
-        bias = self.bias[:, :, : slot + 1]
-        scores = torch.baddbmm(bias, grouped, keys, alpha=d**-0.5)
-        return torch.bmm(scores.softmax(-1), values).view(n, -1)
-
-
 class DecoderLayer(nn.Module):
     """One pre-norm block: grouped-query attention, then a gated MLP. `added` computes an adapter's
-    outputs for its projections; None without an adapter."""
+    outputs for its projections; None without an adapter. `four_bit` has the projections whose
+    matrices are frozen in four bits; their parameters here are NaN and only say the shape."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -91,6 +55,7 @@ class DecoderLayer(nn.Module):
         fused = query + 2 * config.key_value_size
         self.config = config
         self.added: Added | None = None
+        self.four_bit: dict[str, FourBit] = {}
         self.input_norm = nn.Parameter(torch.ones(hidden))
         self.qkv = nn.Parameter(torch.empty(fused, hidden))
         self.qkv_bias: nn.Parameter | None = None
@@ -137,7 +102,8 @@ class DecoderLayer(nn.Module):
         return self.merge(x, attend(query, key, value)), key, value
 
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = F.linear(x, weight, bias)
+        held = self.four_bit.get(site)
+        y = F.linear(x, weight, bias) if held is None else held.linear(x, bias)
         return y if self.added is None else y + self.added(site, x)
 
 
@@ -201,56 +167,42 @@ class Qwen2(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., hidden]."""
-        return F.linear(hidden, self.embedding if self.head is None else self.head)
+        return F.linear(hidden, self.head_weight)
 
-    def prefill(
-        self, ids: Tensor, mask: Tensor, rows: Tensor, capacity: int
-    ) -> tuple[Tensor, KeyValueCache]:
-        """Run left-padded prompts once and open a cache for N sequences, n after prompt `rows[n]`.
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The output head [V, hidden], which may be the embedding."""
+        return self.embedding if self.head is None else self.head
 
-        ids i64[B, T], mask bool[B, T], rows i64[N] below B; `capacity` counts slots, T included.
-        Returns the last hidden states [N, hidden] and the cache."""
+    def prefill(self, ids: Tensor, mask: Tensor, rows: Tensor, cache: KeyValueCache) -> Tensor:
+        """Run left-padded prompts once and begin N sequences in `cache`, n after prompt `rows[n]`.
+
+        ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the last hidden states [N,
+        hidden]."""
         collected: list[tuple[Tensor, Tensor]] = []
         last = self._run(ids, mask.long() - 1, collected)[:, -1].index_select(0, rows)
-        n, slots, heads = last.shape[0], ids.shape[1], self.config.num_key_value_heads
-
-        def widen(part: Tensor) -> Tensor:
-            wide = part.new_zeros(n, heads, capacity, self.config.head_dim)
-            wide[:, :, :slots] = part.transpose(1, 2).index_select(0, rows)
-            return wide.flatten(0, 1)
-
-        bias = last.new_zeros(n, heads, 1, capacity)
-        padding = ~mask.index_select(0, rows)
-        bias[:, :, :, :slots].masked_fill_(padding[:, None, None], torch.finfo(bias.dtype).min)
-        cache = KeyValueCache(
-            keys=[widen(key).transpose(1, 2).contiguous() for key, _ in collected],
-            values=[widen(value) for _, value in collected],
-            bias=bias.flatten(0, 1),
-            positions=mask.sum(1).index_select(0, rows),
-            length=slots,
-        )
-        return last, cache
+        cache.fill(collected, mask, rows)
+        return last
 
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]."""
+        """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same
+        call gives the same until `cache.advance`."""
         x = F.embedding(tokens, self.embedding)
-        cos, sin = self._rotary(cache.bias.shape[-1], x)
+        cos, sin = self.rotary(cache.capacity, x)
         cos = cos.index_select(0, cache.positions)[:, None]
         sin = sin.index_select(0, cache.positions)[:, None]
         for index, layer in enumerate(self.blocks()):
             query, key, value = layer.project(x, cos, sin)
             x = layer.merge(x, cache.attend(index, query, key, value))
-        cache.positions = cache.positions + 1
-        cache.length += 1
         return self._normalise(x)
 
     def hf_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """A copy of the weights in main memory under transformers' names, contiguous, in their own
         type or `dtype`; without `lm_head.weight` when the embedding is tied to it."""
-        return {name: on_host(part, dtype) for name, part in self.hf_views()}
+        return {name: on_host(part, dtype) for name, part in self.hf_weights()}
 
     def load_hf_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights in from transformers' names, casting to this model's type.
+        """Copy weights in from transformers' names, cast to this model's type or to four bits.
 
         Raises:
             ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
@@ -266,9 +218,15 @@ class Qwen2(nn.Module):
             if view.shape != state[name].shape:
                 have, want = tuple(state[name].shape), tuple(view.shape)
                 raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+        held = self._held()
         with torch.no_grad():
-            for name, view in views.items():
-                view.copy_(state[name])
+            for name, parameter in self.named_parameters():
+                parts = dict(hf_parts(self.config, name, parameter))
+                if name in held:
+                    held[name].fill([state[part] for part in parts])
+                    continue
+                for part, view in parts.items():
+                    view.copy_(state[part])
 
     def blocks(self) -> Iterator[DecoderLayer]:
         """The layers, first to last."""
@@ -281,7 +239,7 @@ class Qwen2(nn.Module):
     ) -> Tensor:
         length = ids.shape[1]
         x = F.embedding(ids, self.embedding)
-        cos, sin = self._rotary(length, x)
+        cos, sin = self.rotary(length, x)
         attend: Attend = causal
         if segments is None:
             cos, sin = cos[:length, None], sin[:length, None]
@@ -303,7 +261,7 @@ class Qwen2(nn.Module):
     def _normalise(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
-    def _rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [>= length, d] of the rotary angles (arXiv 2104.09864), such
         that x * cos + roll(x, d/2) * sin turns x. Computed in float32, then cast."""
         table = self._rotary_table
@@ -323,9 +281,24 @@ class Qwen2(nn.Module):
         return table
 
     def hf_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as transformers has them, each with its part of the fused weights; no copies."""
+        """Names as transformers has them, each with its part of the fused weights; no copies. Of a
+        matrix in four bits only the shape is right."""
         for name, parameter in self.named_parameters():
             yield from hf_parts(self.config, name, parameter)
+
+    def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `hf_views`; a matrix in four bits is dequantized when its turn comes."""
+        held = self._held()
+        for name, parameter in self.named_parameters():
+            whole = held[name].whole() if name in held else parameter
+            yield from hf_parts(self.config, name, whole)
+
+    def _held(self) -> dict[str, FourBit]:
+        return {
+            f"layers.{index}.{site}": held
+            for index, layer in enumerate(self.blocks())
+            for site, held in layer.four_bit.items()
+        }
 
 
 def stored_weights(path: Path) -> dict[str, Tensor]:
@@ -338,36 +311,6 @@ def stored_weights(path: Path) -> dict[str, Tensor]:
     for file in weight_files(path):
         state.update(load_safetensors(file))
     return state
-
-
-#: transformers' names of whole parameters; a layer's parameters have its prefix.
-_HF_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "query_norm": "self_attn.q_norm.weight",
-    "key_norm": "self_attn.k_norm.weight",
-    "out": "self_attn.o_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "input_norm": "input_layernorm.weight",
-    "post_norm": "post_attention_layernorm.weight",
-}
-
-
-def hf_parts(config: Qwen2Config, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The parts of the `parameter` called `name` here, under transformers' names; no copies."""
-    path, _, leaf = name.rpartition(".")
-    prefix = f"model.{path}." if path else ""
-    if leaf in ("qkv", "qkv_bias"):
-        kind = "weight" if leaf == "qkv" else "bias"
-        sizes = [config.query_size, config.key_value_size, config.key_value_size]
-        for letter, part in zip("qkv", torch.split(parameter, sizes), strict=True):
-            yield f"{prefix}self_attn.{letter}_proj.{kind}", part
-    elif leaf == "gate_up":
-        for half, part in zip(("gate", "up"), parameter.chunk(2), strict=True):
-            yield f"{prefix}mlp.{half}_proj.weight", part
-    else:
-        yield prefix + _HF_NAMES[leaf], parameter
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

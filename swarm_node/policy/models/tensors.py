@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,16 +18,35 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
     Raises:
         ModelError: the file is missing or not a safetensors file.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    with _readable(path):
         tensors: dict[str, Tensor] = load_file(path)
+    return tensors
+
+
+def header(path: Path) -> dict[str, str]:
+    """The metadata in the header of a safetensors file.
+
+    Raises:
+        ModelError: the file is missing or not a safetensors file.
+    """
+    from safetensors import safe_open
+
+    with _readable(path), safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error}") from error
     except SafetensorError as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from error
-    return tensors
 
 
 def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:

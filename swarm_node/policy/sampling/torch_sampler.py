@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,18 +22,23 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
+import structlog
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm_node.errors import ModelError
+from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.lora import apply_adapter, read_adapter
+from swarm_node.policy.models.lora import ADAPTER_FILE, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.models.tensors import load_safetensors
+from swarm_node.policy.models.tensors import header, load_safetensors
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.decoding import CacheShape, Decoder, batch_size
 from swarm_node.policy.sampling.sampler import MAX_ROWS, SampleRequest, check_request
 from swarm_node.policy.weights.base import base_index, map_base
+from swarm_node.policy.weights.device import is_on_device, read_device
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 #: Finished rows leave the batch once they are this share of it: copying the cache costs about as
@@ -40,6 +47,7 @@ _COMPACT_SHARE = 0.25
 _COMPACT_ROWS = 8
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,9 @@ class _Sampled(NamedTuple):
 
 class TorchSampler:
     """The built-in `Sampler`. Sampling and loading run one after another in one thread, so every
-    completion has a single policy version."""
+    completion has a single policy version.
+
+    Where memory runs out, it halves the number of rows that it samples at once, and goes on."""
 
     def __init__(
         self,
@@ -69,13 +79,14 @@ class TorchSampler:
         *,
         version: int = 0,
         max_rows: int = MAX_ROWS,
+        shape: CacheShape | None = None,
         threads: int | None = None,
         inline: bool = False,
     ) -> None:
         """The sampler takes over `model`, which stays on its device. At most `max_rows` completions
-        are sampled at once. `threads` is torch's number of threads, None for its default. An
-        `inline` sampler computes in the calling thread, with that thread's settings, and blocks it;
-        it is for simulations on a virtual clock."""
+        are sampled at once, and no more than fit a cache of `shape`. `threads` is torch's number of
+        threads, None for its default. An `inline` sampler computes in the calling thread, with that
+        thread's settings, and blocks it; it is for simulations on a virtual clock."""
         if max_rows < 1:
             raise ValueError("max_rows must be positive")
         self._model = model.eval()
@@ -84,6 +95,10 @@ class TorchSampler:
         #: The index of the trainer's base, if the model is that; else empty.
         self._base = ""
         self._max_rows = max_rows
+        self._shape = shape
+        self._decoder = Decoder(self._model, shape)
+        self._adapter = PublishedAdapter(self._model)
+        self._faults: Counter[str] = Counter()
         self._worker = (
             None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
         )
@@ -99,6 +114,7 @@ class TorchSampler:
         *,
         codec: Codec | None = None,
         max_rows: int = MAX_ROWS,
+        shape: CacheShape | None = None,
         threads: int | None = None,
         shares: bool = False,
     ) -> Self:
@@ -108,15 +124,23 @@ class TorchSampler:
         `load`.
 
         Raises:
-            ModelError: model or tokenizer cannot be used.
+            ModelError: model or tokenizer cannot be used, or there is no memory for the weights.
         """
-        if shares:
-            model = Qwen2(Qwen2Config.from_directory(path), draw=False)
-        else:
-            dtype = torch.bfloat16 if placement.half else torch.float32
-            model = Qwen2.from_directory(path, dtype).to(placement.device)
+        try:
+            if shares:
+                model = Qwen2(Qwen2Config.from_directory(path), draw=False)
+            else:
+                dtype = torch.bfloat16 if placement.half else torch.float32
+                model = Qwen2.from_directory(path, dtype).to(placement.device)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise ModelError(
+                f"not enough memory on {placement.device} for the sampler's weights: take a "
+                "smaller model"
+            ) from error
         codec = codec or Codec.from_directory(path)
-        return cls(model, codec, max_rows=max_rows, threads=threads)
+        return cls(model, codec, max_rows=max_rows, shape=shape, threads=threads)
 
     @property
     def version(self) -> int:
@@ -128,13 +152,13 @@ class TorchSampler:
 
     @property
     def faults(self) -> Mapping[str, int]:
-        return {}
+        return self._faults + self._decoder.faults
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         """See `Sampler.sample`. Cancelling it stops the worker after the current token.
 
         Raises:
-            ModelError: a prompt and its answer do not fit the model's positions.
+            ModelError: a prompt and its answer do not fit the model's positions, or memory.
             ValueError: an impossible request (empty prompt, unknown token, temperature of 0).
         """
         config = self._model.config
@@ -147,7 +171,8 @@ class TorchSampler:
             abandoned.set()
 
     async def load(self, weights: Path, version: int) -> None:
-        """See `Sampler.load`; waits for earlier sampling.
+        """See `Sampler.load`; waits for earlier sampling. A directory is taken as a LoRA adapter on
+        top of the newest file, or of the model that the sampler was made for.
 
         Raises:
             ModelError: the file does not fit the model; the old weights stay in use.
@@ -169,17 +194,23 @@ class TorchSampler:
 
     def _load(self, weights: Path, version: int) -> None:
         if weights.is_dir():
-            self._load_adapter(weights)
+            self._share(weights.parent)
+            changed = self._adapter.load(load_safetensors(weights / ADAPTER_FILE))
         else:
-            self._model.load_hf_state(load_safetensors(weights))
+            self._model.load_hf_state(_read(weights, self._model.embedding.device))
+            changed = self._adapter.remove()
+        if changed:
+            self._decoder.forget()
         self._version = version
 
-    def _load_adapter(self, directory: Path) -> None:
-        base = base_index(directory.parent)
-        if base != self._base:  # a new trainer may have a new one
-            model, self._base = map_base(directory.parent, self._model.config)
-            self._model = model.eval()
-        apply_adapter(self._model, read_adapter(directory))
+    def _share(self, directory: Path) -> None:
+        """Compute with the base that the trainer shares in `directory`, if it does."""
+        if base_index(directory) == self._base:
+            return
+        model, self._base = map_base(directory, self._model.config)
+        self._model = model.eval()
+        self._decoder = Decoder(self._model, self._shape)
+        self._adapter = PublishedAdapter(self._model)
 
     def _sample(
         self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
@@ -190,14 +221,48 @@ class TorchSampler:
             range(len(rows)), key=lambda i: (len(rows[i].prompt_ids), rows[i].prompt_ids)
         )
         done: dict[int, Completion] = {}
-        for start in range(0, len(order), self._max_rows):
-            chosen = order[start : start + self._max_rows]
-            sampled = _generate(
-                self._model, [rows[i] for i in chosen], self._codec.eos_ids, abandoned
-            )
+        while len(done) < len(rows):
+            left = [rows[i] for i in order[len(done) :]]
+            sizes = [(len(row.prompt_ids), len(row.uniforms)) for row in left]
+            count = batch_size(sizes, self._max_rows, self._decoder.shape)
+            sampled = self._attempt(left[:count], abandoned)
+            if sampled is None:
+                self._halve(left[:count])
+                continue
+            chosen = order[len(done) : len(done) + count]
             done |= dict(zip(chosen, map(self._completion, sampled), strict=True))
         in_order = iter(done[i] for i in range(len(rows)))
         return [tuple(islice(in_order, request.n)) for request in requests]
+
+    def _attempt(
+        self, rows: Sequence[_SeededRow], abandoned: threading.Event
+    ) -> list[_Sampled] | None:
+        """None when memory ran out."""
+        device = self._model.embedding.device
+        try:
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                return _generate(self._decoder, rows, self._codec.eos_ids, abandoned)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            return None
+
+    def _halve(self, tried: Sequence[_SeededRow]) -> None:
+        """
+        Raises:
+            ModelError: `tried` is a single row.
+        """
+        # Not in an exception handler: there the traceback would keep the tensors alive.
+        self._decoder.shrink(max(1, len(tried) // 2))
+        if len(tried) == 1:
+            tokens = len(tried[0].prompt_ids) + len(tried[0].uniforms)
+            raise ModelError(
+                f"not enough memory to sample one answer at a time, of {tokens} tokens with its "
+                "prompt: lower sampling.max_new_tokens, or take a smaller model"
+            )
+        self._max_rows = len(tried) // 2
+        self._faults["sampler_memory"] += 1
+        _log.warning("out of memory: the sampler samples fewer rows at once", rows=self._max_rows)
 
     def _completion(self, sampled: _Sampled) -> Completion:
         ids = sampled.token_ids
@@ -215,6 +280,14 @@ def _rows_of(request: SampleRequest) -> Iterator[_SeededRow]:
     generator = np.random.Generator(np.random.Philox(key=request.seed))
     for uniforms in generator.random((request.n, request.max_new_tokens)):
         yield _SeededRow(request.prompt_ids, uniforms, request.temperature)
+
+
+def _read(weights: Path, device: torch.device) -> Mapping[str, Tensor]:
+    """The tensors of a file, which may only say where they are on the GPU."""
+    metadata = header(weights)
+    if is_on_device(metadata):
+        return dict(read_device(metadata, device.index or 0))
+    return load_safetensors(weights)
 
 
 def _left_padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
@@ -295,31 +368,33 @@ class _Batch:
 
 @torch.inference_mode()
 def _generate(
-    model: Qwen2, rows: Sequence[_SeededRow], eos_ids: frozenset[int], abandoned: threading.Event
+    decoder: Decoder,
+    rows: Sequence[_SeededRow],
+    eos_ids: frozenset[int],
+    abandoned: threading.Event,
 ) -> list[_Sampled]:
     """Sample every row until its end token or its last uniform number.
 
     Raises:
         CancelledError: `abandoned` was set.
     """
+    model = decoder.model
     device = model.embedding.device
     # Every prompt runs once, however many rows continue it.
     unique = {prompt: n for n, prompt in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
     ids, mask = _left_padded(tuple(unique))
     origin = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
     batch = _Batch(rows, eos_ids, model)
-    hidden, cache = model.prefill(
-        ids.to(device), mask.to(device), origin, ids.shape[1] + batch.steps - 1
-    )
+    logits = decoder.begin(ids.to(device), mask.to(device), origin, batch.steps)
     for step in range(batch.steps):
         if abandoned.is_set():
             raise CancelledError
-        drawn = batch.draw(step, model.logits(hidden))
+        drawn = batch.draw(step, logits)
         keep = batch.compact()
         if keep is not None:
             if not len(keep):
                 break
             drawn = drawn[keep]
-            cache.keep(keep)
-        hidden = model.step(drawn, cache)
+            decoder.keep(keep)
+        logits = decoder.step(drawn)
     return batch.results()

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 
-import torch
 from torch import nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import (
     ReferencePolicy,
@@ -28,13 +28,6 @@ from swarm_node.policy.training.losses import (
 )
 from swarm_node.policy.training.packing import padded_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
-
-#: In the messages of plain `RuntimeError`s where memory is short: of torch's allocator for the CPU,
-#: of cuBLAS, which allocates a workspace, and of CUDA and its driver.
-_OUT_OF_MEMORY = (
-    *("can't allocate memory", "not enough memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("CUDA error: out of memory", "CUDA driver error: out of memory", "[CUDA]: out of memory"),
-)
 
 _log = logging.getLogger(__name__)
 
@@ -95,8 +88,7 @@ class GradientPass:
                 return done
             # Not in an exception handler: there the traceback would keep the tensors alive.
             self._clear()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            free_caches()
             self._halve(rows)
 
     def _attempt(
@@ -107,7 +99,7 @@ class GradientPass:
         try:
             return self._accumulate(rows, size, version)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if self._ranks.count > 1:
                 self._note_smaller(rows)
@@ -178,10 +170,3 @@ class GradientPass:
         # Half of the largest micro-batch: half of a budget far above it would change nothing.
         largest = max(padded_tokens(rows, group) for group in groups if group)
         return max(1, min(self.token_budget, largest) // 2)
-
-
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether smaller micro-batches may avoid `error`."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return any(words in str(error) for words in _OUT_OF_MEMORY)

@@ -11,15 +11,14 @@ from typing import Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import LOGIT_ELEMENTS
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.training.head import head_logprobs
 from swarm_node.policy.training.losses import Tokens
 from swarm_node.policy.training.packing import arrange
 from swarm_node.policy.weights.canary import Canary, canary_ids
@@ -36,8 +35,8 @@ def completion_logprobs(
     in main memory wherever the model is, because a loss is many small steps, which are faster there
     than on a GPU.
 
-    Logits are computed at completion positions only. When there are more than `logit_elements` of
-    them, they are computed in pieces, and recomputed in the backward pass instead of kept.
+    Logits are computed at completion positions only, and at most `logit_elements` of them at once
+    (`head_logprobs`).
     """
     made = arrange(rows)
     device = model.embedding.device
@@ -61,32 +60,7 @@ def _logprobs(
     hidden = model.hidden(ids, segments)[at_sequence, at_position]
 
     piece = max(1, logit_elements // model.config.vocab_size)
-    return in_pieces(model.logits, hidden, wanted, temperature, piece).cpu()
-
-
-def in_pieces(
-    head: Callable[[Tensor], Tensor],
-    hidden: Tensor,
-    wanted: Tensor,
-    temperature: float,
-    piece: int,
-) -> Tensor:
-    """log π f32[N] of the ids `wanted` i64[N] for hidden states [N, hidden]. `head` gives logits
-    [..., V]. Where N is more than `piece`, it runs on so many at a time, and again for the backward
-    pass."""
-
-    def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
-        logits = head(hidden).float() / temperature
-        return -F.cross_entropy(logits, wanted, reduction="none")
-
-    if len(wanted) <= piece:
-        return logprobs(hidden, wanted)
-    return torch.cat(
-        [
-            recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
-            for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
-        ]
-    )
+    return head_logprobs(model.head_weight, hidden, wanted, temperature, piece).cpu()
 
 
 @torch.no_grad()

@@ -7,14 +7,13 @@ second of every trainer. The arithmetic is torch's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from swarm_node.errors import ConfigError
+from swarm_node.policy.models.nf4 import bitsandbytes
 from swarm_node.policy.placement import OptimizerName
 from swarm_node.policy.training.moments import in_eight_bits, in_float32
 
@@ -109,13 +108,7 @@ class AdamW8bit:
     def __init__(
         self, parameters: Sequence[nn.Parameter], betas: tuple[float, float], weight_decay: float
     ) -> None:
-        try:
-            library: Any = import_module("bitsandbytes")
-        except ImportError as error:
-            raise ConfigError(
-                'training.optimizer = "adamw8bit" needs bitsandbytes: pip install '
-                "'swarm-node[gpu]', or set training.optimizer to \"adamw\""
-            ) from error
+        library = bitsandbytes('training.optimizer = "adamw8bit"', 'training.optimizer to "adamw"')
         self._wrapped = library.optim.AdamW8bit(
             parameters, lr=0.0, betas=betas, weight_decay=weight_decay
         )

@@ -6,6 +6,7 @@ else, and the child starts again from its last checkpoint.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,11 @@ class ProcessTrainer:
         self._extra: dict[str, Any] = {}
         # Some of the libraries under torch read their number of threads only when they are loaded.
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        if settings.device != "cpu" and settings.published not in ("ipc", "shared"):
+            # Fewer fragments. Memory that grows in place cannot be shared between processes.
+            limits["PYTORCH_CUDA_ALLOC_CONF"] = os.environ.get(
+                "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
+            )
         if settings.processes == 1:
             self._child = Child("trainer", "swarm_node.policy.training.worker", Reply, env=limits)
         else:

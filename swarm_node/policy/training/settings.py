@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.choices import LossName
-from swarm_node.policy.placement import DtypeName, OptimizerName
+from swarm_node.policy.placement import BaseName, DtypeName, OptimizerName
 from swarm_node.policy.training.losses import LOSSES
 
 #: How new weights reach the sampler: all weights in a file; the adapter alone; the adapter, beside
@@ -26,8 +26,8 @@ class TrainerSettings:
     `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the
     memory, but not the result. `longest_answer` is the sampler's limit in tokens. With a
     `lora_rank`, only adapters of that rank are trained; 0 trains all weights. `published` can be
-    "adapter" or "shared" only with a rank. `activation_checkpointing` saves memory, costs time and
-    leaves the result as it is.
+    "adapter" or "shared", and `base` "nf4", only with a rank. `activation_checkpointing` saves
+    memory, costs time and leaves the result as it is.
     `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
     With `gives_back`, the GPU's memory is free between updates, for an engine that wakes up then.
 
@@ -49,6 +49,7 @@ class TrainerSettings:
     longest_answer: int = 24
     activation_checkpointing: bool = False
     lora_rank: int = 0
+    base: BaseName = "whole"
     published: Published = "merged"
     optimizer: OptimizerName = "adamw"
     device: str = "cpu"
@@ -72,6 +73,7 @@ class TrainerSettings:
             "micro_batch_tokens": self.micro_batch_tokens > 0,
             "longest_answer": self.longest_answer > 0,
             "lora_rank": 0 <= self.lora_rank <= 1024,
+            "base": self.base in get_args(BaseName) and (self.base != "nf4" or self.lora_rank > 0),
             "published": self.published not in ("adapter", "shared") or self.lora_rank > 0,
             "optimizer": self.optimizer in get_args(OptimizerName),
             "dtype": self.dtype in get_args(DtypeName),
@@ -84,6 +86,10 @@ class TrainerSettings:
             raise ConfigError(
                 'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
                 'set "adamw", whose moments are spread over the GPUs anyway'
+            )
+        if self.base == "nf4" and self.processes > 1:
+            raise ConfigError(
+                'training.base = "nf4" works in one process: with run.trainer_processes set "whole"'
             )
 
     @classmethod

@@ -91,13 +91,17 @@ class TrainerCore:
 
         Raises:
             ModelError: `model_dir` holds no model that can be trained here.
-            ConfigError: there is no such device, or the optimizer is not installed.
+            ConfigError: there is no such device, or bitsandbytes is needed and not installed.
         """
         self.settings = settings
         self.version = 0
         self._ranks = ranks
         self.placement = place(
-            settings.device, settings.dtype, hardware(), rank=ranks.index, ranks=ranks.count
+            settings.device,
+            settings.dtype,
+            hardware(settings.device),
+            rank=ranks.index,
+            ranks=ranks.count,
         )
         self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.
@@ -254,10 +258,11 @@ class TrainerCore:
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
+        four_bit = self.settings.base == "nf4"
         # Trained weights stay float32: bfloat16 would round the optimizer's small steps away.
         dtype = torch.bfloat16 if half and frozen else torch.float32
-        if share is not None:
-            model = make_base(model_dir, share, self.placement)
+        if share is not None or four_bit:
+            model = make_base(model_dir, share, self.placement, four_bit=four_bit)
         else:
             model = self._ranks.base(model_dir, dtype, self.placement, frozen=frozen)
         model.recompute = self.settings.activation_checkpointing

@@ -2,7 +2,8 @@
 memory that both processes map, or in the memory of the GPU (CUDA IPC).
 
 The trainer makes it. What it publishes then is an adapter, and beside it lies the index of the
-base: the number type, and the file or the handle of the memory on the GPU.
+base: the number type, whether matrices have four bits a weight, and the file or the handle of the
+memory on the GPU.
 """
 
 from __future__ import annotations
@@ -17,37 +18,46 @@ from torch import Tensor
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.models.qwen2 import Qwen2, stored_weights
+from swarm_node.policy.models.nf4 import FourBit
+from swarm_node.policy.models.qwen2 import MATRICES, DecoderLayer, Qwen2, stored_weights
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, views
 
 _INDEX, _FILE = "base.json", "base.weights"
 
 
-def make_base(model_dir: Path, directory: Path, where: Placement) -> Qwen2:
-    """The model in `model_dir`, with its weights in memory that `map_base` shares, in bfloat16 if
-    `where` is `half`. `directory` is the trainer's private one. A file that an earlier trainer left
-    there is mapped instead of written again.
+def make_base(
+    model_dir: Path, directory: Path | None, where: Placement, *, four_bit: bool = False
+) -> Qwen2:
+    """The model in `model_dir`, frozen, in bfloat16 if `where` is `half`, its matrices in four bits
+    if `four_bit`. Its weights lie in memory that `map_base` shares through the trainer's private
+    `directory`; None shares nothing. A file that an earlier trainer left there is mapped instead of
+    written again.
 
     Raises:
         ModelError: the model cannot be used, or `directory` has too little space.
+        ConfigError: bitsandbytes is needed and not installed.
     """
     model = Qwen2(Qwen2Config.from_directory(model_dir), draw=False)
-    _, total = _table(model)
     dtype = "bfloat16" if where.half else "float32"
-    index, on_host = directory / _INDEX, where.device == "cpu"
-    if on_host:
-        if index.exists():
+    _, total = _table(model, DTYPES[dtype], four_bit)
+    on_host = where.device == "cpu"
+    if on_host and directory is not None:
+        if (directory / _INDEX).exists():
             return map_base(directory, model.config)[0]
-        flat = _new_file(directory / _FILE, total, DTYPES[dtype])
+        flat = _new_file(directory / _FILE, total)
     else:
-        flat = torch.empty(total, dtype=DTYPES[dtype], device=where.device)
-    _adopt(model, flat)
+        flat = torch.empty(total, dtype=torch.uint8, device=where.device)
+    _adopt(model, flat, DTYPES[dtype], four_bit)
     model.load_hf_state(stored_weights(model_dir))
+    if directory is None:
+        return model
     if not on_host:
         torch.cuda.synchronize(flat.device)
-    found = {"dtype": dtype, "handle": None if on_host else exported(flat)}
+    handle = None if on_host else exported(flat)
+    index = directory / _INDEX
     temporary = index.with_suffix(".tmp")
+    found = {"dtype": dtype, "four_bit": four_bit, "handle": handle}
     temporary.write_text(json.dumps(found), encoding="ascii")
     temporary.replace(index)
     return model
@@ -59,20 +69,21 @@ def map_base(directory: Path, config: Qwen2Config) -> tuple[Qwen2, str]:
 
     Raises:
         ModelError: the base is not of this shape.
+        ConfigError: bitsandbytes is needed and not installed.
     """
     text = base_index(directory)
     found: dict[str, Any] = json.loads(text)
-    model, dtype = Qwen2(config, draw=False), DTYPES[found["dtype"]]
-    _, total = _table(model)
+    model, dtype, four_bit = Qwen2(config, draw=False), DTYPES[found["dtype"]], found["four_bit"]
+    _, total = _table(model, dtype, four_bit)
     if found["handle"] is None:
         file = directory / _FILE
-        if file.stat().st_size != total * dtype.itemsize:
+        if file.stat().st_size != total:
             raise ModelError(f"{file} is not of this model: remove it and start again")
-        flat = torch.from_file(str(file), shared=True, size=total, dtype=dtype)
+        flat = torch.from_file(str(file), shared=True, size=total, dtype=torch.uint8)
     else:
         # Trainer and node see the same GPUs, and the handle begins with the trainer's number.
-        flat = imported(found["handle"], dtype, found["handle"][0])
-    _adopt(model, flat)
+        flat = imported(found["handle"], torch.uint8, found["handle"][0])
+    _adopt(model, flat, dtype, four_bit)
     return model, text
 
 
@@ -84,23 +95,42 @@ def base_index(directory: Path) -> str:
         return ""
 
 
-def _table(model: Qwen2) -> tuple[dict[str, tuple[int, list[int]]], int]:
-    return layout({name: tuple(part.shape) for name, part in model.named_parameters()})
+def _table(
+    model: Qwen2, dtype: torch.dtype, four_bit: bool
+) -> tuple[dict[str, tuple[int, list[int]]], int]:
+    """Where each piece lies, in bytes: a parameter, or the two parts of a matrix in four bits."""
+    pieces: dict[str, list[int]] = {}
+    for name, part in model.named_parameters():
+        if four_bit and name.endswith(MATRICES):
+            packed, absmax = FourBit.sizes(part.shape)
+            pieces |= {f"{name}.packed": [packed], f"{name}.absmax": [4 * absmax]}
+        else:
+            pieces[name] = [dtype.itemsize * part.numel()]
+    return layout(pieces)
 
 
-def _adopt(model: Qwen2, flat: Tensor) -> None:
-    """Let the model's parameters, which are frozen, be views of `flat`."""
-    parts = dict(model.named_parameters())
-    for name, view in views(flat, _table(model)[0]):
-        parts[name].data = view
-        parts[name].requires_grad_(False)
+def _adopt(model: Qwen2, flat: Tensor, dtype: torch.dtype, four_bit: bool) -> None:
+    """Let the model's parameters, which are frozen, be views of `flat` (bytes)."""
+    pieces = dict(views(flat, _table(model, dtype, four_bit)[0]))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(False)
+        if name in pieces:
+            parameter.data = pieces[name].view(dtype).view(parameter.shape)
+            continue
+        path, _, site = name.rpartition(".")
+        layer = model.get_submodule(path)
+        assert isinstance(layer, DecoderLayer)
+        packed, absmax = pieces[f"{name}.packed"], pieces[f"{name}.absmax"].view(torch.float32)
+        layer.four_bit[site] = FourBit(packed, absmax, parameter.shape, dtype)
+        # One element in memory, and whoever reads it as a weight notices.
+        nothing = torch.full((), torch.nan, dtype=dtype, device=flat.device)
+        parameter.data = nothing.expand(parameter.shape)
 
 
-def _new_file(path: Path, elements: int, dtype: torch.dtype) -> Tensor:
-    """A mapped file with space for `elements`. The space is taken now: a write to a mapping of a
+def _new_file(path: Path, size: int) -> Tensor:
+    """A mapped file of `size` bytes. The space is taken now: a write to a mapping of a
     full file system would kill the process."""
     path.unlink(missing_ok=True)
-    size = elements * dtype.itemsize
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):  # macOS has none
@@ -114,4 +144,4 @@ def _new_file(path: Path, elements: int, dtype: torch.dtype) -> Tensor:
         ) from error
     finally:
         os.close(descriptor)
-    return torch.from_file(str(path), shared=True, size=elements, dtype=dtype)
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)

@@ -89,12 +89,12 @@ def is_on_device(metadata: Mapping[str, str]) -> bool:
     return _KEY in metadata
 
 
-def read_device(metadata: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[str, Tensor]]:
     """The tensors that a file's header refers to, as views of the trainer's memory. The reader must
-    copy them before the next version is put. It must be another process than the trainer, and its
-    first visible GPU must be the trainer's."""
+    copy them before the next version is put. It must be another process than the trainer, whose GPU
+    it sees under the number `index`."""
     stored = json.loads(metadata[_KEY])
-    flat = imported(stored["handle"], DTYPES[stored["dtype"]])
+    flat = imported(stored["handle"], DTYPES[stored["dtype"]], index)
     yield from views(flat, stored["tensors"])
 
 

@@ -54,7 +54,7 @@ def kept_bytes(
             return part
 
         def layers(x: torch.Tensor) -> torch.Tensor:
-            cos, sin = (table[spans.positions][:, :, None] for table in model._rotary(length, x))
+            cos, sin = (table[spans.positions][:, :, None] for table in model.rotary(length, x))
             for layer in model.blocks():
                 x, _, _ = layer(x, cos, sin, by_varlen if varlen else spans)
             return x

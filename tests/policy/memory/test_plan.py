@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from swarm_node.cli.plan import (
     parse_vram,
     shape_of,
 )
-from swarm_node.cli.plan_view import card_view, cards_view
+from swarm_node.cli.plan_view import Card, card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.memory.footprint import (
     Footprint,
@@ -35,6 +36,7 @@ from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
+from swarm_node.policy.sampling.vllm.engine import EngineChoice
 from swarm_node.policy.training.optimizer import AdamW
 
 GIB = 1 << 30
@@ -207,6 +209,51 @@ def test_numbers_of_fewer_bits_take_less() -> None:
     assert (wide.optimizer, small.optimizer) == (12 * model.weight_count, 6 * model.weight_count)
 
 
+def test_a_base_of_four_bits_takes_a_quarter_and_a_matrix_at_work() -> None:
+    model = shape("qwen3-4b")
+
+    def parts(nf4: bool, one_base: bool = True) -> Footprint:
+        training = Training(32, dtype="bfloat16", nf4=nf4)
+        return footprint(
+            model, training, device="cuda", rows=8, max_new_tokens=24, one_base=one_base
+        )
+
+    adapters = 4 * adapter_count(model, 32)
+    embedding = 2 * model.vocab_size * model.hidden_size
+    whole, four = (parts(nf4).trainer_weights - adapters - embedding for nf4 in (False, True))
+    assert whole == pytest.approx(2 * (model.weight_count - embedding // 2))
+    assert four / whole == pytest.approx((4 + 32 / 64) / 16, rel=1e-3)
+    matrix = 2 * 2 * model.intermediate_size * model.hidden_size
+    for part in ("activations", "workspace"):
+        assert getattr(parts(True), part) - getattr(parts(False), part) == matrix
+    assert parts(True, one_base=False).sampler_weights == four + embedding
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "gib"),
+    [
+        ("qwen2.5-1.5b", 1024, 8),
+        ("qwen3-4b", 1024, 12),
+        ("qwen3-8b", 24, 16),
+        ("qwen3-8b", 1024, 24),
+    ],
+)
+def test_four_bits_bring_larger_models_to_a_card(name: str, tokens: int, gib: int) -> None:
+    wanted = Job(max_new_tokens=tokens, one_base=True)
+    whole = make_plan(shape(name), wanted, gib * GIB)
+    four = make_plan(shape(name), replace(wanted, base="nf4"), gib * GIB)
+    assert four is not None
+    assert four.training.nf4
+    assert four.training.lora_rank == DEFAULT_RANK
+    assert "base of four bits" in four.described()
+    # Left open, a whole base goes first, however few answers at once it leaves room for.
+    assert make_plan(shape(name), replace(wanted, base="auto"), gib * GIB) == (whole or four)
+    if whole is None:
+        assert "a base of four bits (training.base = nf4)" in remedies(
+            shape(name), wanted, gib * GIB
+        )
+
+
 @pytest.mark.parametrize(
     ("text", "gib"), [("12GB", 12), ("12", 12), (" 8192 MiB", 8), ("80gib", 80), ("1.5g", 1.5)]
 )
@@ -263,8 +310,8 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
     assert card["vllm"]["max_num_seqs"] == 64
     # The built-in sampler shares the base of adapters, and vLLM has its own.
     for engine, sampler, smaller in (("torch", "the built-in", "3b"), ("vllm", "vLLM", "1.5b")):
-        chosen = ("--set", f"sampling.engine={engine}")
-        shown = run("--model", "qwen2.5-7b", "--vram", "12GB", *chosen).stdout
+        chosen = ("--set", f"sampling.engine={engine}", "--set", "training.base=nf4")
+        shown = run("--model", "qwen2.5-7b", "--vram", "6GB", *chosen).stdout
         assert f"take a smaller model (qwen2.5-{smaller})" in shown
         assert f"Sampled by {sampler}" in shown
 
@@ -273,7 +320,9 @@ def test_the_command_says_it_in_json_and_in_a_table() -> None:
 def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
     model = shape("qwen2.5-1.5b")
-    console.print(cards_view("qwen2.5-1.5b", model, job, [size * GIB for size in CARDS]))
+    engine = EngineChoice(True, "built for the GPU")
+    cards = [Card(size * GIB, job, engine) for size in CARDS]
+    console.print(cards_view("qwen2.5-1.5b", model, cards))
     text = console.export_text()
     made = [make_plan(model, job, size * GIB) for size in CARDS]
     lines = [line.split() for line in text.splitlines()]
@@ -283,8 +332,8 @@ def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
         if plan is not None:
             assert row[-1] == f"{plan.total / GIB:.1f}"
             assert row[-7] == str(plan.rows)
-    for size, plan in zip(CARDS, made, strict=True):
-        console.print(card_view("qwen2.5-1.5b", model, job, size * GIB))
+    for size, plan, shown_card in zip(CARDS, made, cards, strict=True):
+        console.print(card_view("qwen2.5-1.5b", model, shown_card))
         card = " ".join(console.export_text().split())
         assert ("Fits into" if plan else "Does not fit into") in card
         assert (plan.described() if plan else "take ") in card

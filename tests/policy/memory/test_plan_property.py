@@ -41,7 +41,9 @@ jobs = st.builds(
     dtype=st.sampled_from(["float32", "bfloat16"]),
     eight_bit=st.booleans(),
     can_sleep=st.booleans(),
-)
+    one_base=st.booleans(),
+    base=st.sampled_from(["auto", "whole", "nf4"]),
+).filter(lambda job: job.base != "nf4" or job.lora_rank != 0)
 cards = st.integers(GIB // 2, 200 * GIB)
 
 
@@ -50,6 +52,7 @@ def ranking(plan: Plan) -> tuple[object, ...]:
     training = plan.training
     return (
         training.lora_rank > 0,
+        training.nf4,
         plan.sharing == "sleep",
         -plan.rows,
         training.checkpointing,

@@ -18,13 +18,7 @@ from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.node.derive import resumed
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.models.lora import (
-    ADAPTER_FILE,
-    TARGETS,
-    Adapter,
-    apply_adapter,
-    read_adapter,
-)
+from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.checkpoint import read
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
@@ -242,30 +236,43 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
             )
 
 
-def test_an_adapter_is_applied_without_peft(random_qwen2: Path, tmp_path: Path) -> None:
-    model = Qwen2.from_directory(random_qwen2)
-    for updates in (1, 3):  # the second takes the place of the first
-        core = trained(random_qwen2, updates)
-        assert core.adapter is not None
-        core.adapter.save(tmp_path)
-        apply_adapter(model, read_adapter(tmp_path))
-        torch.testing.assert_close(
-            distributions(model), distributions(core.model), rtol=0.0, atol=1e-5
-        )
-
-
-def test_an_adapter_that_does_not_fit_is_not_applied(random_qwen2: Path) -> None:
+def test_a_published_adapter_computes_what_the_trainer_does(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
     core = trained(random_qwen2)
     assert core.adapter is not None
-    state, model = core.adapter.state(), Qwen2.from_directory(random_qwen2)
+    core.adapter.save(tmp_path)
+    model = Qwen2.from_directory(random_qwen2)
+    base, published = distributions(model), PublishedAdapter(model)
+    assert published.load(load_file(tmp_path / ADAPTER_FILE))
+    assert torch.allclose(distributions(model), distributions(core.model), atol=1e-5)
+    assert not torch.allclose(distributions(model), base, atol=1e-3)
+    core.update(rows())
+    core.adapter.save(tmp_path)
+    # In the same places, where a captured graph reads it.
+    places = [pair[0].data_ptr() for layer in published._factors for pair in layer.values()]
+    assert not published.load(load_file(tmp_path / ADAPTER_FILE))
+    assert places == [p[0].data_ptr() for layer in published._factors for p in layer.values()]
+    assert torch.allclose(distributions(model), distributions(core.model), atol=1e-5)
+    assert published.remove()
+    assert torch.equal(distributions(model), base)
+    assert not published.remove()
+
+
+def test_a_published_adapter_of_another_model_is_refused(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    model = Qwen2.from_directory(random_qwen2)
+    adapter, published = (
+        Adapter(Qwen2.from_directory(random_qwen2), 2, base=""),
+        PublishedAdapter(model),
+    )
+    state = adapter.state()
+    published.load(state)
     before = distributions(model)
-    name = next(iter(state))
-    for wrong in (
-        {},
-        {key: value for key, value in state.items() if key != name},
-        {**state, "more": torch.zeros(1)},
-        {**state, name: state[name][:, :-1]},
-    ):
+    name = next(name for name in state if name.endswith("down_proj.lora_B.weight"))
+    fewer = {key: value for key, value in state.items() if key != name}
+    for wrong in (fewer, {**state, name: state[name][:-1]}, {**state, "more": state[name]}):
         with pytest.raises(ModelError, match="does not fit"):
-            apply_adapter(model, wrong)
-    assert torch.equal(distributions(model), before)
+            published.load(wrong)
+        assert torch.equal(distributions(model), before)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.cache import KeyValueMemory
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 
 TOLERANCE = 1e-5
@@ -157,7 +158,10 @@ def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
     rows = torch.tensor([2, 0, 0, 1])
     with torch.inference_mode():
         full = model(ids, mask.long() - 1)[rows]
-        hidden, cache = model.prefill(ids[:, :6], mask[:, :6], rows, 10)
+        memory = KeyValueMemory(model.config)
+        assert memory.reserve(4, 4 * 10, model.embedding)
+        cache = memory.view(4, 10)
+        hidden = model.prefill(ids[:, :6], mask[:, :6], rows, cache)
         torch.testing.assert_close(model.logits(hidden), full[:, 5], atol=TOLERANCE, rtol=0)
         for slot in range(6, 10):
             if slot == 8:
@@ -165,6 +169,7 @@ def test_cached_decode_equals_full_forward(changes: dict[str, Any]) -> None:
                 cache.keep(kept)
                 rows, full = rows[kept], full[kept]
             step = model.logits(model.step(ids[rows, slot], cache))
+            cache.advance()
             torch.testing.assert_close(step, full[:, slot], atol=TOLERANCE, rtol=0)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,9 +17,10 @@ import torch
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
+from swarm_node.policy.models.cache import KeyValueCache
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import KeyValueCache, Qwen2, Qwen2Config
+from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 from swarm_node.policy.placement import Placement
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler, draw
@@ -195,11 +199,11 @@ class Gate(Qwen2):
     leave: threading.Event
 
     def prefill(
-        self, ids: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor, capacity: int
-    ) -> tuple[torch.Tensor, KeyValueCache]:
+        self, ids: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor, cache: KeyValueCache
+    ) -> torch.Tensor:
         self.entered.set()
         assert self.leave.wait(60)
-        return super().prefill(ids, mask, rows, capacity)
+        return super().prefill(ids, mask, rows, cache)
 
 
 def gated() -> Gate:
@@ -297,3 +301,69 @@ def test_a_model_of_padded_vocabulary_decodes_every_id() -> None:
 
     group = asyncio.run(run())
     assert any((completion.token_ids >= CODEC.vocab_size).any() for completion in group)
+
+
+def test_a_model_that_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
+    config = Qwen2Config(1 << 35, 1 << 20, 24, 1, 2, 1, tie_word_embeddings=True)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    with pytest.raises(ModelError, match="take a smaller model"):
+        TorchSampler.from_directory(tmp_path, codec=CODEC)
+
+
+#: Samples under a limit of the address space, `extra` bytes above what the process has by then.
+LIMITED = """
+import asyncio, json, resource, sys
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+
+codec = Codec.from_directory(resolve("tiny"))
+model = Qwen2.from_directory(resolve("tiny"))
+if sys.argv[2] == "large":
+    model = Qwen2(Qwen2Config(codec.vocab_size, 64, 96, 64, 16, 16, head_dim=64))
+sampler = TorchSampler(model, codec, inline=True)
+
+def sample(n, room):
+    request = SampleRequest(codec.encode_prompt("Calculate 3 + 4."), n, 7, room)
+    (group,) = asyncio.run(sampler.sample([request]))
+    return [completion.token_ids.tolist() for completion in group]
+
+sample(4, 4)
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    print(json.dumps([sample(128, 900), dict(sampler.faults)]))
+except ModelError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def limited(extra: int, model: str = "tiny") -> tuple[Any, str]:
+    """What the program printed, and its log. 128 rows of 900 tokens take 90 MB of keys and values
+    in the tiny model, and one takes 480 MB in the large one."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(extra), model],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *log, last = done.stdout.splitlines()
+    return json.loads(last), "\n".join(log)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's here")
+def test_out_of_memory_it_halves_its_rows_and_gives_the_same_completions() -> None:
+    (scarce, faults), log = limited(50 << 20)
+    assert scarce == token_lists(sample([request(n=128, seed=7, max_new_tokens=900)])[0])
+    assert faults["sampler_memory"] >= 1
+    assert log.count("out of memory") == faults["sampler_memory"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's here")
+def test_where_not_even_one_row_fits_the_error_says_what_to_lower() -> None:
+    error, _ = limited(100 << 20, "large")
+    assert "sampling.max_new_tokens" in error

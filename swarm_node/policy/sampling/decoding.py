@@ -1,0 +1,216 @@
+"""Decoding step by step: eagerly, or on a GPU by CUDA graphs.
+
+A decode step of a small model launches hundreds of short kernels, and launching them takes longer
+than they run. A CUDA graph launches all of them at once, but only with the shapes and addresses of
+its capture. So on a GPU the cache lies at fixed addresses, rows are rounded up to a bucket, and
+attention sees a fixed window of slots. Each bucket and window has a graph, captured when it is
+first needed. New weights are copied into the old ones' places, so graphs stay good.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+import torch
+from torch import Tensor
+
+from swarm_node.policy.memory.shortage import free_caches
+from swarm_node.policy.models.cache import KeyValueCache, KeyValueMemory
+from swarm_node.policy.models.qwen2 import Qwen2
+
+#: Fewer rows take as long: a step then reads all weights for few products.
+_LEAST_BUCKET = 8
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The cache that a plan of the memory grants: `rows` sequences of `context` slots, or fewer
+    longer ones."""
+
+    rows: int
+    context: int
+
+    def capacity(self, needed: int) -> int:
+        """Slots for each sequence where the longest needs `needed`: one of a few numbers, because
+        each has graphs of its own."""
+        capacity = self.context
+        while capacity < needed:
+            capacity *= 2
+        if capacity <= self.rows * self.context:
+            return capacity
+        return -(-needed // self.context) * self.context
+
+    def most(self, capacity: int) -> int:
+        """How many sequences of `capacity` slots there is room for, at least one."""
+        return max(1, min(self.rows, self.rows * self.context // capacity))
+
+
+def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | None) -> int:
+    """How many of the first `rows` are sampled at once: `most`, or what fits a cache of `shape`, at
+    least one. A row is the number of tokens of its prompt and of its longest answer."""
+    if shape is None:
+        return min(most, len(rows))
+    prompt = answer = 0
+    for count, row in enumerate(rows):
+        prompt, answer = max(prompt, row[0]), max(answer, row[1])
+        if count >= min(most, shape.most(shape.capacity(prompt + answer))):
+            return max(1, count)
+    return len(rows)
+
+
+def bucket(rows: int, most: int) -> int:
+    """How many rows are computed for `rows`: a power of two, or `most`."""
+    return min(most, 1 << (max(_LEAST_BUCKET, rows) - 1).bit_length())
+
+
+def window_of(used: int, capacity: int) -> int:
+    """How many slots a step attends to when `used` are in use after it: half of them, or all."""
+    half = capacity // 2
+    return half if used <= half else capacity
+
+
+class Decoder:
+    """Decodes the batches of one model, one batch at a time. `faults` counts captures of a graph
+    that failed; decoding is eager then."""
+
+    def __init__(self, model: Qwen2, shape: CacheShape | None = None) -> None:
+        """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without,
+        the cache has the size of the largest batch, and rows and windows are exact."""
+        self.model = model
+        self.shape = shape
+        self._memory = KeyValueMemory(model.config)
+        self._cache: KeyValueCache | None = None
+        self._most = 0
+        self._captures = shape is not None and model.embedding.is_cuda
+        self._graphs: _Graphs | None = None
+        self._runs: dict[tuple[int, int, int], Callable[[], Tensor]] = {}
+        self.faults: Counter[str] = Counter()
+
+    def begin(self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int) -> Tensor:
+        """Run left-padded prompts once and begin N sequences, n after prompt `rows[n]`; each will
+        get up to `steps` tokens.
+
+        ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the logits [N, V] of the first
+        tokens."""
+        n, needed, like = len(rows), ids.shape[1] + steps - 1, self.model.embedding
+        if self.shape is None:
+            self._memory.reserve(n, n * needed, like)
+            self._cache = self._memory.view(n, needed)
+        else:
+            capacity = self.shape.capacity(needed)
+            self._most = max(n, self.shape.most(capacity))
+            slots = max(self.shape.rows * self.shape.context, self._most * capacity)
+            if self._memory.reserve(max(n, self.shape.rows), slots, like):
+                self.forget()
+            self._memory.clear()
+            self._cache = self._memory.view(n, capacity, capacity)
+        hidden = self.model.prefill(ids, mask, rows, self._cache)
+        return self.model.logits(hidden)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append tokens i64[N] to the sequences; the logits [N, V] of the next ones, which the next
+        call overwrites."""
+        cache = self._begun
+        cache.unmask()
+        if cache.window is None:
+            logits = self._compute(tokens, cache)
+        else:
+            logits = self._padded(tokens, cache)[: len(tokens)]
+        cache.advance()
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every sequence but `rows` (i64[M])."""
+        self._begun.keep(rows)
+
+    def forget(self) -> None:
+        """Capture anew what is needed next: other kernels will run, or at other addresses."""
+        self._runs = {}
+
+    def shrink(self, rows: int) -> None:
+        """Give all memory back, and let the cache have `rows` sequences at most from now on. No
+        batch is under way then."""
+        self.forget()
+        self._cache = self._graphs = None
+        self._memory.release()
+        if self.shape is not None:
+            self.shape = replace(self.shape, rows=min(rows, self.shape.rows))
+        free_caches()
+
+    @property
+    def _begun(self) -> KeyValueCache:
+        assert self._cache is not None, "a batch begins with `begin`"
+        return self._cache
+
+    def _padded(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """A step with the rows and slots that there is a graph for."""
+        self._memory.tokens[: len(tokens)] = tokens
+        rows = bucket(len(tokens), self._most)
+        key = (rows, cache.capacity, window_of(cache.length + 1, cache.capacity))
+        if key not in self._runs:
+            self._runs[key] = self._prepared(*key)
+        return self._runs[key]()
+
+    def _prepared(self, rows: int, capacity: int, window: int) -> Callable[[], Tensor]:
+        """A step of the first `rows` sequences, whose tokens are in the memory."""
+        cache = self._memory.view(rows, capacity, window)
+        compute = partial(self._compute, self._memory.tokens[:rows], cache)
+        if not self._captures:
+            return compute
+        try:
+            self._graphs = self._graphs or _Graphs()
+            # The rotary tables are read by address, and the model may take longer ones some day.
+            return self._graphs.capture(compute, self.model.rotary(capacity, cache.bias))
+        except RuntimeError as error:
+            self.faults["cuda_graph"] += 1
+            _log.warning("decoding without CUDA graphs, which is slower", error=str(error))
+            self._captures = False
+            return compute
+
+    def _compute(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        return self.model.logits(self.model.step(tokens, cache))
+
+
+class _Graph:
+    """A captured computation. Its result is always the same tensor."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, output: Tensor, reads: object) -> None:
+        """`reads` holds what it reads by address."""
+        self._graph, self._output, self._reads = graph, output, reads
+
+    def __call__(self) -> Tensor:
+        self._graph.replay()
+        return self._output
+
+
+class _Graphs:
+    """Captures graphs on the current GPU whose temporary memory is shared: one runs at a time, and
+    its result is used before the next one runs."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def capture(self, compute: Callable[[], Tensor], reads: object) -> _Graph:
+        """`compute` as a graph, with the shapes and addresses of now.
+
+        Raises:
+            RuntimeError: it cannot be captured.
+        """
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(before)
+        with torch.cuda.stream(self._stream):
+            # The first call of a library sets it up, which cannot be captured.
+            for _ in range(2):
+                compute()
+            with torch.cuda.graph(
+                graph, self._pool, self._stream, capture_error_mode="thread_local"
+            ):
+                output = compute()
+        before.wait_stream(self._stream)
+        return _Graph(graph, output, (compute, reads))

@@ -1,0 +1,201 @@
+"""An inference engine, and the built-in sampler in its place once the engine failed for good."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from swarm_node.errors import EngineError
+from swarm_node.policy.sampling.sampler import (
+    InterruptibleSampler,
+    RestingSampler,
+    Row,
+    Sampler,
+    SampleRequest,
+    extended,
+)
+from swarm_node.rollout import Completion
+
+_log = structlog.get_logger(__name__)
+
+
+class Engine(InterruptibleSampler, RestingSampler, Protocol):
+    """A sampler in a process of its own."""
+
+    @property
+    def positions(self) -> int:
+        """The longest prompt with its answer that it takes, in tokens."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None when it is not running."""
+        ...
+
+
+class _Asked(NamedTuple):
+    """Requests that wait for the built-in sampler, and where their completions go."""
+
+    requests: list[SampleRequest]
+    answer: asyncio.Future[list[Completion]]
+
+
+class FallbackSampler:
+    """A `Sampler` that is an engine until the engine raises `EngineError`. From then on it is the
+    built-in sampler, with the newest weights; requests under way are sampled there."""
+
+    def __init__(self, engine: Engine, make_built_in: Callable[[], Sampler]) -> None:
+        """`make_built_in` loads the model, in a thread, once the engine has freed its memory. The
+        sampler that it makes takes the same published weights."""
+        self._engine = engine
+        self._make_built_in = make_built_in
+        self._built_in: Sampler | None = None
+        self._newest: tuple[Path, int] | None = None
+        self._reason = ""
+        self._replacing, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
+        self._waiting: list[_Asked] = []
+
+    @property
+    def described(self) -> str:
+        """Which sampler samples, and why if it was not chosen."""
+        return f"torch (vLLM failed: {self._reason})" if self._built_in else "vllm"
+
+    @property
+    def version(self) -> int:
+        return (self._built_in or self._engine).version
+
+    @property
+    def faults(self) -> Mapping[str, int]:
+        if self._built_in is None:
+            return self._engine.faults
+        own = Counter({"engine_replaced": 1})
+        return own + Counter(self._engine.faults) + Counter(self._built_in.faults)
+
+    @property
+    def positions(self) -> int:
+        """The longest prompt with its answer, in tokens. The built-in sampler takes as much."""
+        return self._engine.positions
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id; None when it is not running."""
+        return self._engine.pid
+
+    async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
+        """See `Sampler.sample`."""
+        if self._built_in is None:
+            try:
+                return await self._engine.sample(requests)
+            except EngineError as error:
+                await self._replace(error)
+        return await self._replacement.sample(requests)
+
+    async def complete(
+        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+    ) -> list[Row]:
+        """See `InterruptibleSampler.complete`. The built-in sampler finishes what it began."""
+        if self._built_in is None:
+            try:
+                return await self._engine.complete(request, begun, cut)
+            except EngineError as error:
+                await self._replace(error)
+        rows = list(begun) or [Row.empty() for _ in range(request.n)]
+        places = [place for place, row in enumerate(rows) if row.finish is None]
+        if not places or (cut is not None and cut.is_set()):
+            return rows
+        if any(len(row.token_ids) for row in rows):
+            asked = [_continued(request, place, rows[place]) for place in places]
+        else:
+            asked = [request]
+        for place, one in zip(places, await self._ask(asked), strict=True):
+            spans = [(span.version, span.start, span.end) for span in one.spans]
+            rows[place] = extended(rows[place], one.token_ids, one.logprobs, spans, one.finish)
+        return rows
+
+    def completion(self, row: Row) -> Completion:
+        """See `InterruptibleSampler.completion`."""
+        return self._engine.completion(row)
+
+    async def load(self, weights: Path, version: int) -> None:
+        """See `Sampler.load`."""
+        if self._built_in is None:
+            try:
+                await self._engine.load(weights, version)
+                self._newest = weights, version
+                return
+            except EngineError as error:
+                self._newest = weights, version
+                await self._replace(error)
+        await self._replacement.load(weights, version)
+
+    async def rest(self) -> bool:
+        """See `RestingSampler.rest`. The built-in sampler does not rest."""
+        return self._built_in is None and await self._engine.rest()
+
+    async def close(self) -> None:
+        """Release all resources."""
+        await self._engine.close()
+        if self._built_in is not None:
+            await self._built_in.close()
+
+    @property
+    def _replacement(self) -> Sampler:
+        assert self._built_in is not None, "the engine is replaced first"
+        return self._built_in
+
+    async def _replace(self, error: EngineError) -> None:
+        """Put the built-in sampler in the engine's place, unless somebody did."""
+        async with self._replacing:
+            if self._built_in is not None:
+                return
+            await self._engine.close()
+            built_in = await asyncio.to_thread(self._make_built_in)
+            if self._newest is not None:
+                await built_in.load(*self._newest)
+            self._reason, self._built_in = str(error), built_in
+            _log.error(
+                "vLLM failed for good: the built-in sampler samples until the node restarts",
+                version=built_in.version,
+                reason=self._reason,
+            )
+
+    async def _ask(self, requests: list[SampleRequest]) -> list[Completion]:
+        """The completions of all `requests` in one list. What is asked while the built-in sampler
+        works makes one batch, as large batches take little longer than small ones."""
+        mine = _Asked(requests, asyncio.get_running_loop().create_future())
+        self._waiting.append(mine)
+        await asyncio.sleep(0)  # the other groups of a sampling batch ask in the same moment
+        async with self._one_at_a_time:
+            if not mine.answer.done():
+                batch, self._waiting = self._waiting, []
+                try:
+                    groups = await self._replacement.sample(
+                        [r for one in batch for r in one.requests]
+                    )
+                except BaseException:
+                    # The others ask again: it may be this call alone that was cancelled or failed.
+                    self._waiting = [one for one in batch if one is not mine] + self._waiting
+                    raise
+                for one in batch:
+                    own, groups = groups[: len(one.requests)], groups[len(one.requests) :]
+                    one.answer.set_result([completion for group in own for completion in group])
+        return mine.answer.result()
+
+
+def _continued(request: SampleRequest, place: int, row: Row) -> SampleRequest:
+    """What asks for the rest of row number `place` of `request`."""
+    done = row.token_ids.tolist()
+    digest = hashlib.sha256(f"{request.seed}:{place}:{len(done)}".encode()).digest()
+    return SampleRequest(
+        (*request.prompt_ids, *done),
+        n=1,
+        seed=int.from_bytes(digest[:8], "big") >> 1,
+        max_new_tokens=request.max_new_tokens - len(done),
+        temperature=request.temperature,
+    )
