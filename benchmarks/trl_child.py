@@ -1,9 +1,9 @@
-"""TRL's GRPOTrainer on the tiny model: the child that `benchmarks/trl_grpo.py` starts.
+"""TRL's GRPOTrainer: the child that `benchmarks/trl_grpo.py` starts.
 
 Runs in the environment of `benchmarks/trl-requirements.txt`, with this repository on PYTHONPATH for
-the tasks and their scorer alone. Writes one JSON line to stdout when training begins and one at
-each mark: CPU seconds since then without those spent on saving, steps, samples, and the weights'
-file.
+the tasks and their scorer alone. Writes one JSON line to stdout after the first update and one at
+each mark: CPU seconds since then without those spent on saving, updates, samples, the mean length
+of the newest answers, and the weights' file where all weights are trained.
 """
 
 from __future__ import annotations
@@ -14,43 +14,72 @@ import json
 import sys
 import time
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from swarm_node.environments.base import Task
-from swarm_node.environments.reasoning_gym.environment import create
+from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
 
-#: More than TRL takes on any machine of today; making them is not measured.
-PROMPTS_PER_SECOND = 400
-ENVIRONMENT = create(preset="short")
+
+def environment_of(name: str) -> Environment:
+    """By the names that the node takes."""
+    if name == "reasoning_gym":
+        from swarm_node.environments.reasoning_gym.environment import create
+
+        return create(preset="short")
+    module, _, function = name.partition(":")
+    made: Environment = getattr(import_module(module), function)()
+    return made
 
 
-@lru_cache(maxsize=64)
-def derive(family: str, seed: int) -> Task:
-    return ENVIRONMENT.derive(TaskRef(ENVIRONMENT.name, ENVIRONMENT.version, family, seed))
+class Rewards:
+    """Binary rewards of completions, by the same scorer as the node's."""
+
+    __name__ = "reward"  # TRL asks for it
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.derive = lru_cache(maxsize=64)(self._derive)
+        #: Mean length of the newest completions in tokens.
+        self.tokens = 0.0
+
+    def __call__(
+        self,
+        completions: list[str],
+        completion_ids: list[list[int]],
+        family: list[str],
+        seed: list[int],
+        **_: object,
+    ) -> list[float]:
+        self.tokens = sum(map(len, completion_ids)) / len(completion_ids)
+        return [
+            self._environment.score(self.derive(name, number), text)
+            for name, number, text in zip(family, seed, completions, strict=True)
+        ]
+
+    def _derive(self, family: str, seed: int) -> Task:
+        environment = self._environment
+        return environment.derive(TaskRef(environment.name, environment.version, family, seed))
 
 
-def reward(completions: list[str], family: list[str], seed: list[int], **_: object) -> list[float]:
-    """Binary reward of each completion, by the same scorer as the node's."""
-    tasks = [derive(name, number) for name, number in zip(family, seed, strict=True)]
-    return [ENVIRONMENT.score(task, text) for task, text in zip(tasks, completions, strict=True)]
-
-
-def tasks(tokenizer: Any, count: int, run_seed: int) -> Dataset:
+def tasks(
+    environment: Environment, rewards: Rewards, tokenizer: Any, count: int, run_seed: int
+) -> Dataset:
     """Prompts as the node writes them, in the manner of its own stream of tasks."""
     rows = []
     for index in range(count):
         seed = task_seed("train", run_seed, "trl", index)
-        family = ENVIRONMENT.families[seed % len(ENVIRONMENT.families)]
-        question = ENVIRONMENT.render(derive(family, seed))
+        family = environment.families[seed % len(environment.families)]
+        question = environment.render(rewards.derive(family, seed))
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
         )
@@ -59,28 +88,59 @@ def tasks(tokenizer: Any, count: int, run_seed: int) -> Dataset:
 
 
 class Marks(TrainerCallback):
-    """Saves the weights when so many CPU seconds are spent, and ends the run at the last mark."""
+    """Tells when so many CPU seconds are spent, and ends the run at the last mark. Saves the
+    weights then, except with adapters."""
 
-    def __init__(self, marks: list[float], directory: Path, samples: int) -> None:
-        self._marks, self._directory, self._samples = list(marks), directory, samples
+    def __init__(self, arguments: argparse.Namespace, rewards: Rewards) -> None:
+        self._marks, self._directory = list(arguments.marks), arguments.directory
+        self._samples = arguments.groups * arguments.group_size
+        self._saves, self._rewards = not arguments.lora, rewards
         self._started = 0.0
 
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        self._started = time.process_time()
-        tell({"begin": self._started})
-
     def on_step_end(self, _args: object, state: Any, control: Any, **kept: Any) -> None:
+        updates = state.global_step - 1
+        if not updates:
+            self._started = time.process_time()
+            tell({"begin": self._started})
+            return
         spent = time.process_time() - self._started
         if spent < self._marks[0]:
             return
-        path = self._directory / f"trl-{self._marks.pop(0):g}.safetensors"
-        # The output matrix is the embedding's, and not stored twice.
-        weights = kept["model"].state_dict()
-        save_file({k: v.clone() for k, v in weights.items() if k != "lm_head.weight"}, path)
-        steps = state.global_step
-        tell({"cpu": spent, "steps": steps, "samples": steps * self._samples, "weights": str(path)})
-        self._started += time.process_time() - self._started - spent
+        mark, path = self._marks.pop(0), None
+        if self._saves:
+            path = str(self._directory / f"trl-{mark:g}.safetensors")
+            # The output matrix is the embedding's, and not stored twice.
+            weights = kept["model"].state_dict()
+            save_file({k: v.clone() for k, v in weights.items() if k != "lm_head.weight"}, path)
+        tell(
+            {
+                "cpu": spent,
+                "updates": updates,
+                "samples": updates * self._samples,
+                "weights": path,
+                "tokens": self._rewards.tokens,
+            }
+        )
+        self._started = time.process_time() - spent
         control.should_training_stop = not self._marks
+
+
+def adapters(rank: int) -> LoraConfig:
+    """As the node's: all seven projections, and twice the rank as factor."""
+    return LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=[
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ],
+        task_type="CAUSAL_LM",
+    )
 
 
 def tell(message: dict[str, object]) -> None:
@@ -91,6 +151,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--environment", required=True)
+    parser.add_argument("--prompts", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--lora", type=int, required=True, help="rank; 0 trains all weights")
     parser.add_argument("--groups", type=int, required=True)
     parser.add_argument("--group-size", type=int, required=True)
     parser.add_argument("--max-new-tokens", type=int, required=True)
@@ -99,21 +164,22 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.model)
-    samples = arguments.groups * arguments.group_size
+    environment = environment_of(arguments.environment)
+    rewards = Rewards(environment)
+    dtype = getattr(torch, arguments.dtype)
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype),
         processing_class=tokenizer,
-        reward_funcs=reward,
-        train_dataset=tasks(
-            tokenizer, int(max(arguments.marks) * PROMPTS_PER_SECOND), arguments.seed
-        ),
-        callbacks=[Marks(arguments.marks, arguments.directory, samples)],
+        reward_funcs=rewards,
+        train_dataset=tasks(environment, rewards, tokenizer, arguments.prompts, arguments.seed),
+        callbacks=[Marks(arguments, rewards)],
+        peft_config=adapters(arguments.lora) if arguments.lora else None,
         args=GRPOConfig(
             output_dir=str(arguments.directory / "trl"),
             use_cpu=True,
-            bf16=False,  # slower than float32 on most CPUs
+            bf16=dtype == torch.bfloat16,
             gradient_checkpointing=False,  # on by default; costs a second forward pass
-            per_device_train_batch_size=samples,
+            per_device_train_batch_size=arguments.groups * arguments.group_size,
             num_generations=arguments.group_size,
             max_completion_length=arguments.max_new_tokens,
             temperature=1.0,
@@ -121,7 +187,7 @@ def main() -> None:
             epsilon=0.2,
             epsilon_high=0.28,
             loss_type="dapo",
-            learning_rate=3e-4,
+            learning_rate=arguments.learning_rate,
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=10,
             adam_beta1=0.9,

@@ -3,13 +3,18 @@
 Both train the tiny model on the same nine families with binary rewards: 8 prompts of 8 completions
 per update, AdamW 3e-4 (0.9, 0.99), clip 0.2/0.28, at most 24 new tokens, one thread. Each runs by
 itself, one after the other, until it has used up its CPU seconds, counted over its whole tree of
-processes from its first update on. The node is whole: `swarm-node init` and `join`, a swarm of one,
-with signing, storage, network daemon, trainer and environment processes; its own evaluation is off.
-At each mark the weights of both are judged by one evaluator here, on the same held-out tasks.
+processes from the end of its first update to that of the one that passes the mark. The node is
+whole: `swarm-node init` and `join`, a swarm of one, with signing, storage, network daemon, trainer
+and environment processes; its own evaluation is off. At each mark the weights of both are judged by
+one evaluator here, on the same held-out tasks.
+
+With a `--shape`, both train adapters of all projections of a model of random weights, on
+questions in the style of GSM8K with hashed rewards: one group per update, and no held-out reward.
 
 TRL needs an environment of its own: `make bench-trl` makes it.
 
     python benchmarks/trl_grpo.py [--trl-python PATH] [--marks 30 60] [--repetitions N]
+    python benchmarks/trl_grpo.py --shape qwen2.5-0.5b --marks 200 [--dtype bfloat16] [--new 200]
 """
 
 from __future__ import annotations
@@ -31,24 +36,61 @@ from pathlib import Path
 import torch
 from held_out import HeldOut
 from node_process import Memory, NodeProcess, cpu_seconds
+from real_shapes import make_model
 from safetensors.torch import save_file
 
+from swarm_node.node.snapshot import Snapshot
 from swarm_node.policy.models.model import resolve
+from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.training.checkpoint import newest_valid, read
 
-GROUPS, GROUP_SIZE, MAX_NEW_TOKENS = 8, 8, 24
+GROUP_SIZE, MAX_NEW_TOKENS = 8, 24
 POLL_SECONDS = 0.5
 REPOSITORY = Path(__file__).resolve().parent.parent
 NODE_SETTINGS = (
-    f"experience.own={GROUPS}",
     "experience.external=0",  # nobody else is there
     f"sampling.group_size={GROUP_SIZE}",
-    f"sampling.tasks_per_call={2 * GROUPS}",  # larger batches cost less per answer
-    f"sampling.max_new_tokens={MAX_NEW_TOKENS}",
     "run.threads=1",
     "run.eval_seconds=86400",
     "run.eval_tasks=1",
 )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What both train, and on what."""
+
+    model: Path
+    groups: int
+    tokens: int
+    learning_rate: float
+    prompts: int  # more than TRL takes
+    environment: str = "reasoning_gym"
+    dtype: str = "float32"
+    rank: int = 0
+
+    def node(self) -> list[str]:
+        """The node's settings."""
+        return [
+            *NODE_SETTINGS,
+            f"model={self.model}",
+            f"environment.name={self.environment}",
+            f"experience.own={self.groups}",
+            f"sampling.tasks_per_call={2 * self.groups}",  # larger batches cost less per answer
+            f"sampling.max_new_tokens={self.tokens}",
+            f"training.learning_rate={self.learning_rate}",
+            f"training.dtype={self.dtype}",
+            f"training.lora_rank={self.rank}",
+        ]
+
+    def trl(self) -> list[str]:
+        """The arguments of `trl_child.py`."""
+        return [
+            *("--model", str(self.model), "--groups", str(self.groups)),
+            *("--group-size", str(GROUP_SIZE), "--max-new-tokens", str(self.tokens)),
+            *("--learning-rate", str(self.learning_rate), "--prompts", str(self.prompts)),
+            *("--environment", self.environment, "--dtype", self.dtype, "--lora", str(self.rank)),
+        ]
 
 
 @dataclass
@@ -59,7 +101,8 @@ class Mark:
     cpu: float
     updates: int
     samples: int
-    weights: Path
+    weights: Path | str | None
+    tokens: float  # mean length of an answer
     reward: float = 0.0
 
 
@@ -98,41 +141,59 @@ class Watch:
             self._memory.raise_to(Memory.of(self._pid))
 
 
-def run_node(marks: list[float], seed: int, settings: list[str], directory: Path) -> Run:
+def at_update(node: NodeProcess, mark: float) -> tuple[float, int, Snapshot]:
+    """CPU seconds, updates and state at the end of the first update after `mark` CPU seconds."""
+    before = None
+    while True:
+        time.sleep(POLL_SECONDS)
+        if node.process.poll() is not None:
+            raise RuntimeError(node.log.read_text()[-2000:])
+        spent = cpu_seconds(node.process.pid)
+        if spent < mark:
+            continue
+        now = node.status()
+        done = now.updates + now.skipped_updates
+        before = done if before is None else before
+        if done > before:
+            return spent, done, now
+
+
+def run_node(setup: Setup, marks: list[float], seed: int, more: list[str], directory: Path) -> Run:
     """A node until its last mark; its weights are those of its newest checkpoint then."""
     run = Run("swarm-node")
-    node = NodeProcess(directory, [*NODE_SETTINGS, f"run.seed={seed}", *settings])
+    paths = REPOSITORY, REPOSITORY / "benchmarks"  # the environment is in the second
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    node = NodeProcess(directory, [*setup.node(), f"run.seed={seed}", *more])
     try:
-        first = node.start()
-        pid = node.process.pid
-        run.start_cpu, started = cpu_seconds(pid), time.monotonic()
-        with Watch(pid, run.memory):
+        node.start()
+        with Watch(node.process.pid, run.memory):
+            run.start_cpu, skipped, first = at_update(node, 0)
+            started = time.monotonic()
             for mark in marks:
-                while (spent := cpu_seconds(pid) - run.start_cpu) < mark:
-                    time.sleep(POLL_SECONDS)
-                    if node.process.poll() is not None:
-                        raise RuntimeError(node.log.read_text()[-2000:])
-                now = node.status()
+                spent, done, now = at_update(node, run.start_cpu + mark)
                 trained = now.groups.trained_own - first.groups.trained_own
-                done = now.updates + now.skipped_updates - first.updates - first.skipped_updates
-                newest = newest_valid(node.home.checkpoints)
-                assert newest is not None, "a checkpoint is written every 50 updates"
-                path = directory / f"node-{mark:g}.safetensors"
-                save_file(dict(read(newest).weights), path)
-                run.marks.append(Mark(spent, done, trained * GROUP_SIZE, path))
-        run.wall = time.monotonic() - started
+                assert now.update is not None
+                tokens = now.update.tokens / (setup.groups * GROUP_SIZE)
+                path = None
+                if not setup.rank:
+                    newest = newest_valid(node.home.checkpoints)
+                    assert newest is not None, "a checkpoint is written every 50 updates"
+                    path = directory / f"node-{mark:g}.safetensors"
+                    save_file(dict(read(newest).weights), path)
+                run.marks.append(
+                    Mark(spent - run.start_cpu, done - skipped, trained * GROUP_SIZE, path, tokens)
+                )
+            run.wall = time.monotonic() - started
     finally:
         node.stop()
     return run
 
 
-def run_trl(marks: list[float], seed: int, python: Path, directory: Path) -> Run:
+def run_trl(setup: Setup, marks: list[float], seed: int, python: Path, directory: Path) -> Run:
     """TRL until its last mark, in a child process of its own environment."""
     run = Run("TRL")
     command = [str(python), str(REPOSITORY / "benchmarks" / "trl_child.py")]
-    command += ["--model", str(resolve("tiny")), "--directory", str(directory)]
-    command += ["--groups", str(GROUPS), "--group-size", str(GROUP_SIZE)]
-    command += ["--max-new-tokens", str(MAX_NEW_TOKENS), "--seed", str(seed)]
+    command += [*setup.trl(), "--directory", str(directory), "--seed", str(seed)]
     command += ["--marks", *map(str, marks)]
     errors = directory / "trl.log"
     with errors.open("wb") as log:
@@ -159,9 +220,7 @@ def run_trl(marks: list[float], seed: int, python: Path, directory: Path) -> Run
                     run.start_cpu, started = said["begin"], time.monotonic()
                     continue
                 run.wall = time.monotonic() - started
-                run.marks.append(
-                    Mark(said["cpu"], said["steps"], said["samples"], Path(said["weights"]))
-                )
+                run.marks.append(Mark(**said))
         if child.wait() or len(run.marks) < len(marks):
             raise RuntimeError(f"TRL failed:\n{errors.read_text()[-2000:]}")
     finally:
@@ -170,14 +229,16 @@ def run_trl(marks: list[float], seed: int, python: Path, directory: Path) -> Run
     return run
 
 
-def show(runs: list[Run], marks: list[float], start: float) -> None:
+def show(runs: list[Run], marks: list[float], start: float | None) -> None:
     """One row per program, medians over its runs, then the ratios."""
     columns: dict[str, tuple[str, Callable[[Run], float]]] = {
-        "samples/CPU-s": (",.0f", lambda run: run.samples_per_cpu_second),
+        "samples/CPU-s": (",.3g", lambda run: run.samples_per_cpu_second),
+        "tokens": (".1f", lambda run: run.marks[-1].tokens),
         "updates": (",.0f", lambda run: run.marks[-1].updates),
         **{
             f"reward@{mark:g}s": (".3f", lambda run, place=place: run.marks[place].reward)
             for place, mark in enumerate(marks)
+            if start is not None
         },
         "RSS MiB": (",.0f", lambda run: run.memory.rss),
         "PSS MiB": (",.0f", lambda run: run.memory.pss),
@@ -193,19 +254,43 @@ def show(runs: list[Run], marks: list[float], start: float) -> None:
         cells = [f"{format(value, columns[key][0]):>13}" for key, value in medians[name].items()]
         print(f"{name:12}", *cells)
     ratios = {key: value / medians["TRL"][key] for key, value in medians["swarm-node"].items()}
+    if start is not None:
+        print(f"held-out reward at the start: {start:.3f}")
     print(
-        f"held-out reward at the start: {start:.3f}\n"
         f"ratios, node to TRL: samples per CPU second {ratios['samples/CPU-s']:.2f}, "
         f"RSS {ratios['RSS MiB']:.2f}, PSS {ratios['PSS MiB']:.2f}"
     )
     for run in runs:
         rewards = ", ".join(f"{mark.reward:.3f}" for mark in run.marks)
-        print(f"  {run.name:11} {run.samples_per_cpu_second:7,.0f} samples/CPU-s  {rewards}")
+        print(f"  {run.name:11} {run.samples_per_cpu_second:8,.3f} samples/CPU-s  {rewards}")
+
+
+def setup_of(arguments: argparse.Namespace, marks: list[float]) -> Setup:
+    """The tiny model with all its weights, or adapters of a model of random weights."""
+    if arguments.shape is None:
+        return Setup(resolve("tiny"), 8, MAX_NEW_TOKENS, 3e-4, int(max(marks) * 400))
+    shape = known_shape(arguments.shape)
+    assert shape is not None, "swarm-node plan lists the names"
+    return Setup(
+        make_model((arguments.models / arguments.shape).absolute(), shape),
+        groups=1,
+        tokens=arguments.new,
+        learning_rate=1e-5,
+        prompts=1000,
+        environment="hashed_questions:create",
+        dtype=arguments.dtype,
+        rank=arguments.lora,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trl-python", type=Path, default=REPOSITORY / ".venv-trl/bin/python")
+    parser.add_argument("--shape", help="a model of random weights and this shape")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--lora", type=int, default=16, help="rank of the adapters of a --shape")
+    parser.add_argument("--new", type=int, default=200, help="tokens of an answer of a --shape")
+    parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     parser.add_argument("--marks", type=float, nargs="+", default=[30.0, 60.0])
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--eval-tasks", type=int, default=64, help="held-out tasks per family")
@@ -214,12 +299,13 @@ def main() -> None:
     if not arguments.trl_python.is_file():
         sys.exit(f"no {arguments.trl_python}: run `make bench-trl`, which makes it")
     marks = sorted(arguments.marks)
-    held_out = HeldOut(arguments.eval_tasks, MAX_NEW_TOKENS)
-    start = held_out.reward(None)
+    setup = setup_of(arguments, marks)
+    held_out = None if setup.rank else HeldOut(arguments.eval_tasks, MAX_NEW_TOKENS)
+    start = held_out and held_out.reward(None)
     runs: list[Run] = []
     print(
         f"python {platform.python_version()}, torch {torch.__version__}, one thread; "
-        f"{GROUPS} prompts of {GROUP_SIZE} completions per update; load average "
+        f"{setup.dtype}, {setup.groups} prompts of {GROUP_SIZE} completions per update; load "
         f"{os.getloadavg()[0]:.1f} at the start; median of {arguments.repetitions} run(s) each"
     )
     for seed in range(arguments.repetitions):
@@ -227,10 +313,10 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as name:
                 directory = Path(name)
                 if run_one == "node":
-                    run = run_node(marks, seed, arguments.set, directory)
+                    run = run_node(setup, marks, seed, arguments.set, directory)
                 else:
-                    run = run_trl(marks, seed, arguments.trl_python, directory)
-                for mark in run.marks:
+                    run = run_trl(setup, marks, seed, arguments.trl_python, directory)
+                for mark in run.marks if held_out else ():
                     mark.reward = held_out.reward(mark.weights)
                 runs.append(run)
     show(runs, marks, start)

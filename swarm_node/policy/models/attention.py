@@ -8,7 +8,9 @@ kernel that holds the scores of all pairs of tokens. So what is made here needs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,13 +105,17 @@ class Spans:
     def _at_once(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # defines operators: only where used
 
+        grouped: dict[str, Any] = {"enable_gqa": True}
+        if "enable_gqa" not in signature(varlen_attn).parameters:  # before torch 2.12
+            grouped, times = {}, query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
         attended = varlen_attn(
             query,
             key,
             value,
             *(self._query_ends, self._key_ends, max(self._queries), max(self._keys)),
             window_size=(-1, 0),  # causal, and aligned with the last key
-            enable_gqa=True,
+            **grouped,
         )
         assert isinstance(attended, Tensor)
         return attended

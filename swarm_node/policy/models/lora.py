@@ -213,8 +213,9 @@ def _added_at_once(factors: Mapping[str, tuple[Tensor, Tensor]], site: str, x: T
 
 def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
     """The outputs for x [..., in] of the adapters whose projections are fused at `site`, joined."""
-    outputs = [part.lora_B[_ADAPTER](part.lora_A[_ADAPTER](x)) for part in parts[site]]
-    return SCALE * (torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0])
+    # The factor goes to the products between, which are narrow.
+    outputs = [part.lora_B[_ADAPTER](SCALE * part.lora_A[_ADAPTER](x)) for part in parts[site]]
+    return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
 
 
 def _projections(model: Qwen2) -> Iterator[tuple[str, Tensor]]:

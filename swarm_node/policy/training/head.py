@@ -50,7 +50,9 @@ class _FrozenHead(torch.autograd.Function):
         for start in range(0, len(wanted), piece):
             part = slice(start, start + piece)
             ids = wanted[part, None]
-            logits = F.linear(hidden[part], weight).float().div_(temperature)
+            logits = F.linear(hidden[part], weight).float()
+            if temperature != 1.0:  # a pass over all logits
+                logits = logits / temperature
             total = logits.logsumexp(-1, keepdim=True)
             found[part] = (logits.gather(1, ids) - total)[:, 0]
             if slope is not None:
