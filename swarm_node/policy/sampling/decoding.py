@@ -118,7 +118,7 @@ class Decoder:
         cache = self._begun
         cache.unmask()
         if cache.window is None:
-            logits = self._compute(tokens, cache)
+            logits = _compute(tokens, cache, self.model)
         else:
             logits = self._padded(tokens, cache)[: len(tokens)]
         cache.advance()
@@ -131,6 +131,8 @@ class Decoder:
     def forget(self) -> None:
         """Capture anew what is needed next: other kernels will run, or at other addresses."""
         self._runs = {}
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def shrink(self, rows: int) -> None:
         """Give all memory back, and let the cache have `rows` sequences at most from now on. No
@@ -159,7 +161,9 @@ class Decoder:
     def _prepared(self, rows: int, capacity: int, window: int) -> Callable[[], Tensor]:
         """A step of the first `rows` sequences, whose tokens are in the memory."""
         cache = self._memory.view(rows, capacity, window)
-        compute = partial(self._compute, self._memory.tokens[:rows], cache)
+        # It does not refer to this object: a cycle would keep old weights, and unmap them when
+        # garbage is collected, perhaps in the middle of a capture.
+        compute = partial(_compute, self._memory.tokens[:rows], cache, self.model)
         if not self._captures:
             return compute
         try:
@@ -172,8 +176,9 @@ class Decoder:
             self._captures = False
             return compute
 
-    def _compute(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        return self.model.logits(self.model.step(tokens, cache))
+
+def _compute(tokens: Tensor, cache: KeyValueCache, model: Qwen2) -> Tensor:
+    return model.logits(model.step(tokens, cache))
 
 
 class _Graph:
@@ -195,6 +200,11 @@ class _Graphs:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """No graph of before is left. torch refuses a pool that only such graphs have used, while a
+        result of theirs is alive."""
+        self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, compute: Callable[[], Tensor], reads: object) -> _Graph:
         """`compute` as a graph, with the shapes and addresses of now.

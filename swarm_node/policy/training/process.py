@@ -116,11 +116,8 @@ class ProcessTrainer:
         self._extra: dict[str, Any] = {}
         # Some of the libraries under torch read their number of threads only when they are loaded.
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-        if settings.device != "cpu" and settings.published not in ("ipc", "shared"):
-            # Fewer fragments. Memory that grows in place cannot be shared between processes.
-            limits["PYTORCH_CUDA_ALLOC_CONF"] = os.environ.get(
-                "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-            )
+        if settings.device != "cpu":
+            limits |= _allocator(settings.published in ("ipc", "shared"))
         if settings.processes == 1:
             self._child = Child("trainer", "swarm_node.policy.training.worker", Reply, env=limits)
         else:
@@ -171,6 +168,17 @@ class ProcessTrainer:
     async def close(self) -> None:
         await self._child.stop()
         WeightStore(self._weights).close()
+
+
+def _allocator(shared: bool) -> dict[str, str]:
+    """How the child's torch gets memory from a GPU, under both names that torch reads. Segments
+    that grow in place make fewer fragments, and cannot be `shared` between processes everywhere: a
+    container may refuse what torch needs for it (pidfd_getfd)."""
+    names = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+    given = next((os.environ[name] for name in names if name in os.environ), "")
+    if shared:
+        given = ",".join([*filter(None, [given]), "expandable_segments:False"])  # the last counts
+    return dict.fromkeys(names, given or "expandable_segments:True")
 
 
 class InlineTrainer:

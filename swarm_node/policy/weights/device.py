@@ -109,5 +109,6 @@ def imported(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:
     """The memory that another process exported, flat. `gpu` is the number that this process has for
     the GPU. An engine sees only the GPUs that `engine_environment` lists, so its number is 0."""
     _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # `_new_shared_cuda` takes it for granted
     storage = torch.UntypedStorage._new_shared_cuda(gpu, *parts)
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)

@@ -119,6 +119,32 @@ def test_an_update_publishes_new_weights_under_a_new_version(
     assert trainer.pid is None
 
 
+@pytest.mark.parametrize(
+    ("published", "given", "expected"),
+    [
+        ("merged", "", "expandable_segments:True"),
+        ("merged", "max_split_size_mb:64", "max_split_size_mb:64"),
+        ("shared", "", "expandable_segments:False"),
+        (
+            "shared",
+            "max_split_size_mb:64,expandable_segments:True",
+            "max_split_size_mb:64,expandable_segments:True,expandable_segments:False",
+        ),
+    ],
+)
+def test_memory_that_is_shared_does_not_grow_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: str, given: str, expected: str
+) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", given)
+    settings = replace(SETTINGS, device="cuda", lora_rank=4, published=published)
+    trainer = ProcessTrainer(tmp_path, tmp_path, tmp_path, settings)
+    env = trainer._child._env
+    assert env["PYTORCH_CUDA_ALLOC_CONF"] == env["PYTORCH_ALLOC_CONF"] == expected
+
+
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
 def test_weights_that_cannot_be_written_are_an_error_that_no_restart_hides(
     random_qwen2: Path, tmp_path: Path

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.decoding import CacheShape
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.settings import TrainerSettings
@@ -70,6 +73,25 @@ def test_the_sampler_gives_the_answers_of_merged_weights(tmp_path: Path) -> None
 
     asyncio.run(compare())
     assert merged.core.version == 2
+
+
+def test_the_base_of_before_is_let_go_at_once(tmp_path: Path) -> None:
+    """Collected as garbage, it would be unmapped at any time: in the middle of a capture too."""
+    host, index = trainer(tmp_path, "shared"), tmp_path / "shared" / "base.json"
+    model = Qwen2(host.core.model.config, draw=False)
+    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
+    asyncio.run(sampler.load(host.published, 0))
+    asyncio.run(sampled(sampler))
+    before = weakref.ref(sampler._model)
+    index.write_text(index.read_text() + "\n")  # another text is another base
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(sampler.load(host.published, 0))
+        assert sampler._model is not before()
+        assert before() is None
+    finally:
+        gc.enable()
 
 
 def test_both_processes_map_one_file(tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ from swarm_node.policy.sampling.vllm.engine import plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.weights.canary import read_canary
-from swarm_node.policy.weights.device import DeviceBuffers, fill, is_on_device, layout, views
+from swarm_node.policy.weights.device import (
+    DeviceBuffers,
+    fill,
+    imported,
+    is_on_device,
+    layout,
+    views,
+)
 from swarm_node.policy.weights.store import WeightStore
 
 TINY = resolve("tiny")
@@ -61,6 +68,15 @@ with safe_open(sys.argv[1], "pt") as file:
 assert found.keys() == state.keys()
 assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
 """
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it works")
+def test_cuda_is_set_up_before_memory_is_mapped() -> None:
+    """torch's function does not, and reads a table that is empty before: the process would die."""
+    handle = [0, "00" * 64, 8, 0, b"/torch_1_1".hex(), 0, "00" * 64, True]
+    told = "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs"
+    with pytest.raises((AssertionError, RuntimeError), match=told):
+        imported(handle, torch.uint8)
 
 
 @pytest.mark.gpu
