@@ -115,11 +115,15 @@ class KeyValueMemory:
         self._rows = self._slots = 0
         self._tensors: tuple[Tensor, ...] = ()
 
-    def reserve(self, rows: int, slots: int, like: Tensor) -> bool:
+    def holds(self, rows: int, slots: int) -> bool:
+        """Whether `reserve` leaves the memory as it is."""
+        return rows <= self._rows and slots <= self._slots
+
+    def reserve(self, rows: int, slots: int, like: Tensor) -> None:
         """Have room for `rows` sequences, and for `slots` slots of all sequences together, in the
-        type and on the device of `like`. Returns whether the memory is new."""
-        if rows <= self._rows and slots <= self._slots:
-            return False
+        type and on the device of `like`."""
+        if self.holds(rows, slots):
+            return
         rows, slots = max(rows, self._rows), max(slots, self._slots)
         self.release()  # before the new memory is asked for
         config, device = self._config, like.device
@@ -131,7 +135,6 @@ class KeyValueMemory:
             torch.zeros(rows, dtype=torch.int64, device=device),
         )
         self._rows, self._slots = rows, slots
-        return True
 
     @property
     def tokens(self) -> Tensor:

@@ -98,6 +98,7 @@ class Decoder:
         ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the logits [N, V] of the first
         tokens."""
         n, needed, like = len(rows), ids.shape[1] + steps - 1, self.model.embedding
+        self._cache = None  # it holds the memory of before
         if self.shape is None:
             self._memory.reserve(n, n * needed, like)
             self._cache = self._memory.view(n, needed)
@@ -105,8 +106,10 @@ class Decoder:
             capacity = self.shape.capacity(needed)
             self._most = max(n, self.shape.most(capacity))
             slots = max(self.shape.rows * self.shape.context, self._most * capacity)
-            if self._memory.reserve(max(n, self.shape.rows), slots, like):
-                self.forget()
+            most = max(n, self.shape.rows)
+            if not self._memory.holds(most, slots):
+                self.forget()  # first, because what was captured holds the memory of before
+            self._memory.reserve(most, slots, like)
             self._memory.clear()
             self._cache = self._memory.view(n, capacity, capacity)
         hidden = self.model.prefill(ids, mask, rows, self._cache)

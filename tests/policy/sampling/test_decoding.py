@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,6 +72,21 @@ def test_the_cache_stays_where_it_is() -> None:
     after = {key: run.args[1].keys[0].data_ptr() for key, run in runs(sampler).items()}
     assert before == after
     assert len({rows for rows, *_ in before}) > 1
+
+
+def test_a_larger_cache_is_asked_for_after_the_one_of_before_is_let_go() -> None:
+    sampler = on("cpu", CacheShape(8, 80))
+    sampled(sampler, [request(n=8, room=10)])
+    decoder = sampler._decoder
+    assert decoder._cache is not None
+    caches = [decoder._cache, *(run.args[1] for run in runs(sampler).values())]
+    held = [weakref.ref(cache) for cache in caches]
+    del caches
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="memory"):
+        decoder.begin(ids, ids == 0, ids[0, :1], 1 << 44)
+    assert len(held) > 1
+    assert all(cache() is None for cache in held)
 
 
 def runs(sampler: TorchSampler) -> dict:
