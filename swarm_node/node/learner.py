@@ -147,11 +147,11 @@ class Learner:
             attempt = min(attempt + 1, 10)
             try:
                 weights, version = await self._parts.trainer.restart()
+                # What the sampler shares with the trainer is gone if that ends again meanwhile.
+                await self._parts.sampler.load(weights, version)
+                return
             except (ChildError, ModelError) as again:
                 error = again
-                continue
-            await self._parts.sampler.load(weights, version)
-            return
 
     def _record(self, drawn: Drawn, stats: UpdateStats) -> None:
         tally = self._tally

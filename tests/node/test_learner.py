@@ -74,6 +74,19 @@ class Unsteady(InlineTrainer):
         return await super().restart()
 
 
+class Fleeting(Unsteady):
+    """A trainer that ends again after its first restart, and what it published with it."""
+
+    gone = False
+
+    async def restart(self) -> tuple[Path, int]:
+        weights, version = await super().restart()
+        if not self.gone:
+            self.gone = True
+            weights.unlink()
+        return weights, version
+
+
 def own_group(seq: int, rewards: tuple[float, ...], version: int) -> VerifiedGroup:
     answers = [completion([5 + n, 6 + n], versions=[version] * 2) for n in range(len(rewards))]
     return verified(
@@ -188,6 +201,23 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
         assert life.tally.groups.trained_own == 0
         assert life.parts.storage.live(max_uses=1) == []
         assert not await life.step()
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
+def test_weights_that_are_gone_before_they_are_loaded_cost_another_restart(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        trainer = Fleeting(crashes=1, **world.training(settings))
+        life = Life(world, settings, world.parts(settings, trainer=trainer))
+        await life.learner.start()
+        life.offer()
+        assert await life.step()
+        assert life.tally.trainer_restarts == 2
         life.offer()
         assert await life.step()
         assert (life.tally.updates, life.parts.sampler.version) == (1, 1)

@@ -107,8 +107,15 @@ def exported(flat: Tensor) -> list[Any]:
 
 def imported(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:
     """The memory that another process exported, flat. `gpu` is the number that this process has for
-    the GPU. An engine sees only the GPUs that `engine_environment` lists, so its number is 0."""
+    the GPU. An engine sees only the GPUs that `engine_environment` lists, so its number is 0.
+
+    Raises:
+        ModelError: it cannot be mapped, because the other process has ended, or CUDA has no IPC.
+    """
     _, *parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in handle]
     torch.cuda.init()  # type: ignore[no-untyped-call]  # `_new_shared_cuda` takes it for granted
-    storage = torch.UntypedStorage._new_shared_cuda(gpu, *parts)
+    try:
+        storage = torch.UntypedStorage._new_shared_cuda(gpu, *parts)
+    except RuntimeError as error:
+        raise ModelError(f"cannot map the trainer's memory on the GPU: {error}") from error
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)
