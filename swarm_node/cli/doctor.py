@@ -68,6 +68,7 @@ def find(settings: Settings) -> list[Finding]:
 
     Raises:
         TicketError: the ticket's file cannot be read.
+        HomeError: the home cannot be used.
     """
     from swarm_node.cli.plan import shape_of
     from swarm_node.node.defaults import for_model
@@ -78,6 +79,7 @@ def find(settings: Settings) -> list[Finding]:
     from swarm_node.policy.models.hub import hub_model
 
     home = Home(settings.home)
+    home.check()
     if home.checkpoints.exists():
         from swarm_node.node.derive import resumed  # imports torch
 

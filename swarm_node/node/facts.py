@@ -237,12 +237,15 @@ def installed_torch() -> Torch | None:
 
 
 def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
-    """The addresses of `listen` with a port that cannot be bound, and why; port 0 is the home's
-    `kept` one, or any."""
+    """The addresses of `listen` that are none or whose port cannot be bound, and why; port 0 is the
+    home's `kept` one, or any."""
     busy = []
     for address in listen:
         match = _LISTEN.fullmatch(address)
-        if match is None or not 0 < (port := int(match["port"]) or kept) < 65_536:
+        port = int(match["port"]) if match else 0
+        if port > 65_535 or not (match or address.startswith(("/dns4/", "/dns6/"))):
+            busy.append((address[:80], "not an address like /ip4/0.0.0.0/tcp/31330"))
+        if match is None or not 0 < (port := port or kept) < 65_536:
             continue
         family = socket.AF_INET if match["kind"] == "4" else socket.AF_INET6
         try:

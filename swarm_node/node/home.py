@@ -70,6 +70,27 @@ class Home:
                 "choose another with --home"
             ) from error
 
+    def check(self) -> None:
+        """Raise where this user cannot write into the directory, or make it. Nothing is written.
+
+        Raises:
+            HomeError: neither is possible.
+        """
+        path = self.path.absolute()
+        try:
+            there = next(place for place in (path, *path.parents) if place.exists())
+            if not there.is_dir():
+                why = f"{there} is not a directory"
+            elif not os.access(there, os.W_OK | os.X_OK):
+                why = f"{there} cannot be written"
+            else:
+                return
+        except OSError as error:  # a directory above it cannot be entered
+            why = str(error.strerror).lower()
+        raise HomeError(
+            f"cannot use the home directory {self.path}: {why}; choose another with --home"
+        )
+
     @property
     def has_swarm(self) -> bool:
         return self._swarm_file.exists()

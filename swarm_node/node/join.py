@@ -44,6 +44,7 @@ def join_swarm(settings: Settings) -> None:
     from swarm_node.node.derive import resumed, trainer_settings  # imports torch
 
     home, settings = Home(settings.home), with_ticket(settings)
+    home.check()
     settings = resumed(settings, home.checkpoints)
     wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
     facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)

@@ -76,6 +76,13 @@ def test_a_ticket_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     assert "cannot read the ticket file" in shown
 
 
+def test_a_home_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, shown = run(tmp_path / "file" / "home")
+    assert code == 1
+    assert "file is not a directory; choose another with --home" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_nothing_is_cut_off(width: int) -> None:
     finding = Finding("shared", "warning", "found " * 40 + "the end", "remedy " * 40 + "at last")

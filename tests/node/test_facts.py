@@ -158,7 +158,9 @@ def test_an_occupied_port_is_found_and_a_free_one_is_not() -> None:
         kept = held.getsockname()[1]
         assert find_busy(["/ip4/127.0.0.1/tcp/0"], kept) == ((address, reason),)
     assert find_busy([address, "/ip4/127.0.0.1/tcp/0"], 0) == ()
-    assert find_busy(["/dns4/here/tcp/80", "/ip4/127.0.0.1/tcp/99999"], 0) == ()
+    assert find_busy(["/dns4/here/tcp/80"], 0) == ()
+    for none in ("nonsense", "/ip4/127.0.0.1/tcp/99999"):
+        assert find_busy([none], 0) == ((none, "not an address like /ip4/0.0.0.0/tcp/31330"),)
     ((_, why),) = find_busy(["/ip4/192.0.2.77/tcp/4001"], 0)
     assert "assign" in why
 

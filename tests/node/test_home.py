@@ -1,5 +1,6 @@
 """A node's directory: founding, joining by ticket, locking, file modes."""
 
+import os
 import stat
 from pathlib import Path
 
@@ -80,3 +81,24 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     assert Identity.load(tmp_path / "key").peer_id == identity.peer_id
     with pytest.raises(HomeError):
         Identity.generate().save(tmp_path / "key")
+
+
+def test_a_home_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    Home(tmp_path / "new" / "home").check()
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        with pytest.raises(HomeError, match=r"file is not a directory; choose .* --home"):
+            Home(path).check()
+    with pytest.raises(HomeError, match="too long"):
+        Home(tmp_path / ("x" * 300)).check()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.parametrize("mode", [0o500, 0o000])
+def test_a_home_without_permission_is_refused(tmp_path: Path, mode: int) -> None:
+    above = tmp_path / "above"
+    above.mkdir(mode=mode)
+    with pytest.raises(HomeError, match=r"cannot be written|permission denied"):
+        Home(above / "home").check()

@@ -16,6 +16,8 @@ from swarm_node.errors import ModelError
 MAX_JSON_BYTES = 16 << 20
 _ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _QWEN3_HEAD_DIM = 128
+#: Characters of a wrong value in an error.
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _checked(name: str, value: Any) -> Any:
     elif name in ("rope_theta", "rms_norm_eps"):
         want = (int, float)
     if not isinstance(value, want) or (want is int and isinstance(value, bool)):
-        raise ModelError(f"config.json: {name} is {value!r}")
+        raise ModelError(f"config.json: {name} is {repr(value)[:_SHOWN]}")
     return value
 
 
@@ -144,7 +146,8 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
     if any(isinstance(value, dict) for value in rope.values()):
         raise ModelError("config.json: rope_parameters per kind of layer are unsupported")
-    heads, model_type = raw.get("num_attention_heads"), str(raw.get("model_type"))
+    heads, model_type = raw.get("num_attention_heads"), str(raw.get("model_type"))[:_SHOWN]
+    head_dim = raw.get("head_dim")
     layers = raw.get("layer_types")
     plain_layers = isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}
     kinds = [part.get("rope_type", part.get("type", "default")) for part in (rope, scaling)]
@@ -153,12 +156,16 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         "hidden_act": raw.get("hidden_act", "silu") == "silu",
         "use_sliding_window": not raw.get("use_sliding_window"),
         "layer_types": layers is None or plain_layers,
-        f"rope scaling {kinds}": kinds == ["default", "default"],
+        f"rope scaling {kinds}"[:_SHOWN]: kinds == ["default", "default"],
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) == 1.0,
         "quantization_config": raw.get("quantization_config") is None,
         "head_dim": model_type == "qwen3"
-        or raw.get("head_dim") is None
-        or (isinstance(heads, int) and raw["head_dim"] * heads == raw.get("hidden_size")),
+        or head_dim is None
+        or (
+            isinstance(heads, int)
+            and isinstance(head_dim, int)
+            and head_dim * heads == raw.get("hidden_size")
+        ),
         "attention_bias": model_type != "qwen3" or not raw.get("attention_bias"),
     }
     wrong = [name for name, fine in checks.items() if not fine]

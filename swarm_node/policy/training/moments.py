@@ -21,6 +21,23 @@ _LEAST_WEIGHTS = 4096
 _NAMES = (("exp_avg", "1"), ("exp_avg_sq", "2"))
 
 
+def are_usable(moments: Mapping[str, Tensor], shape: torch.Size) -> bool:
+    """Whether `moments`, in either layout, are complete, finite and of a parameter of `shape`."""
+    eight = "state1" in moments
+    coded = eight and moments["state1"].dtype == torch.uint8
+    blocks = -(-shape.numel() // _BLOCK)
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    wanted["step"] = (), torch.int64 if eight else torch.float32
+    for name, number in _NAMES:
+        kind = torch.uint8 if coded else torch.float32
+        wanted[f"state{number}" if eight else name] = tuple(shape), kind
+        if coded:
+            wanted[f"qmap{number}"] = (_BLOCK,), torch.float32
+            wanted[f"absmax{number}"] = (blocks,), torch.float32
+    found = {name: (tuple(value.shape), value.dtype) for name, value in moments.items()}
+    return found == wanted and all(bool(value.isfinite().all()) for value in moments.values())
+
+
 def in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`moments` in float32, from either layout."""
     if "state1" not in moments:

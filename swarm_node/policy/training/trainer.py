@@ -27,6 +27,7 @@ from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.gradient import Accumulated, GradientPass
 from swarm_node.policy.training.logprobs import ReferencePolicy
 from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
+from swarm_node.policy.training.moments import are_usable
 from swarm_node.policy.training.optimizer import make_optimizer
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import TrainerSettings
@@ -220,7 +221,8 @@ class TrainerCore:
         of processes. Hyper-parameters stay those of the current settings.
 
         Raises:
-            CheckpointError: the state is of another base model, or another part of it was trained.
+            CheckpointError: the state is of another base model, or another part of it was trained;
+                or its moments are damaged.
         """
         rank = state.settings.get("lora_rank")
         if rank != self.settings.lora_rank:
@@ -249,6 +251,11 @@ class TrainerCore:
             moments.setdefault(name, {})[kind] = value
         for name, stored in moments.items():
             part = self._parts[name]
+            if not are_usable(stored, self._trained[name].shape):
+                raise CheckpointError(
+                    f"the checkpoint's moments of {name} are damaged: move its directory away to "
+                    "use an older one"
+                )
             self._optimizer.state[part] = {
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
                 for kind, value in self._optimizer.layout(stored).items()

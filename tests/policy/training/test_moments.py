@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_node.policy.training.moments import in_eight_bits, in_float32
+from swarm_node.policy.training.moments import are_usable, in_eight_bits, in_float32
 
 #: Codes as fine near zero as bitsandbytes': signed for the first moment, unsigned for the second.
 FINE = torch.logspace(-6, 0, 127)
@@ -52,6 +52,24 @@ def test_there_and_back_they_are_the_same_but_for_the_steps_of_the_codes(
         assert bool(((back[name] - given[name]).abs() <= widest * largest * 1.001).all())
         again = in_float32(in_eight_bits(back, TABLES))
         torch.testing.assert_close(again[name], back[name])
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (37, 123), (63, 65)])
+def test_damaged_moments_are_not_usable(shape: tuple[int, int]) -> None:
+    given = moments(*shape)
+    for layout in (given, in_eight_bits(given, TABLES)):
+        assert are_usable(layout, torch.Size(shape))
+        assert not are_usable(layout, torch.Size(shape[::-1] if shape[0] != shape[1] else (8, 512)))
+        assert not are_usable({**layout, "more": torch.zeros(1)}, torch.Size(shape))
+        for name, value in layout.items():
+            rest = {other: kept for other, kept in layout.items() if other != name}
+            assert not are_usable(rest, torch.Size(shape)), name
+            wrong = torch.zeros(3)
+            assert not are_usable({**rest, name: wrong}, torch.Size(shape)), name
+            assert not are_usable({**rest, name: value.to(torch.int16)}, torch.Size(shape)), name
+            if value.is_floating_point():
+                broken = value * float("nan")
+                assert not are_usable({**rest, name: broken}, torch.Size(shape)), name
 
 
 def test_moments_of_small_parameters_stay_exact() -> None:

@@ -231,6 +231,19 @@ def test_a_state_of_another_base_model_is_refused(random_qwen2: Path) -> None:
         core.restore(replace(core.state(b"", {}), model=b"x" * 32))
 
 
+@pytest.mark.parametrize("broken", [float("nan"), None])
+def test_damaged_moments_are_refused(random_qwen2: Path, broken: float | None) -> None:
+    """The first step with them would end the process, or make every weight NaN."""
+    core = TrainerCore(random_qwen2, SETTINGS)
+    core.update(mixed_batch())
+    state = core.state(b"", {})
+    name = next(name for name in state.optimizer if name.startswith("exp_avg:"))
+    value = state.optimizer[name]
+    wrong = value[:1] if broken is None else value * broken
+    with pytest.raises(CheckpointError, match=r"moments of .* are damaged"):
+        core.restore(replace(state, optimizer={**state.optimizer, name: wrong}))
+
+
 def test_the_digest_that_is_given_names_the_base_model(random_qwen2: Path) -> None:
     """The node hashed the files before, and hashing a large model again takes minutes."""
     given = TrainerCore(random_qwen2, SETTINGS, digest=b"d" * 32).state(b"", {})

@@ -345,7 +345,8 @@ class VllmSampler:
             if self._life != life:
                 return
             while True:
-                if error is not None:
+                # Once it failed for good, nothing is restarted for those who still wait.
+                if error is not None and self._failures <= TRIES:
                     self._failures += 1
                     self._faults["engine"] += 1
                     _log.warning("restarting the inference engine", error=str(error))

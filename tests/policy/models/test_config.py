@@ -1,0 +1,37 @@
+"""What a model's config.json says is checked before it is believed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.errors import ModelError
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import TINY, resolve
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"head_dim": {}},
+        {"head_dim": "16"},
+        {"head_dim": [0] * 1000, "num_attention_heads": 1 << 40},
+        {"head_dim": 1 << 4000},
+        {"hidden_size": "x" * 1_000_000},
+        {"model_type": "x" * 1_000_000},
+        {"rope_scaling": {"type": "x" * 1_000_000}},
+        {"rms_norm_eps": float("nan")},
+    ],
+    ids=lambda wrong: "-".join(wrong),
+)
+def test_values_of_any_kind_and_size_are_refused_in_a_line(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    known = json.loads((resolve(TINY) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**known, **wrong}))
+    with pytest.raises(ModelError, match=r"config\.json") as caught:
+        Qwen2Config.from_directory(tmp_path)
+    assert len(str(caught.value)) < 400
