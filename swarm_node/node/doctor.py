@@ -141,7 +141,8 @@ def _sampler(
         yield Finding("sampler", "error", text, remedy)
         return
     if not choice.vllm:
-        passed_over = on_gpu and build is not None and settings.sampling.engine == "auto"
+        unfit = on_gpu and build is not None and build.on_cpu
+        passed_over = unfit and settings.sampling.engine == "auto"
         text = f"the built-in sampler: {choice.why}"
         level: Level = "warning" if passed_over else "ok"
         yield Finding("sampler", level, text, f"run {INSTALL_CUDA}" if passed_over else "")

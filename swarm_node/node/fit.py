@@ -49,6 +49,8 @@ from swarm_node.policy.sampling.vllm.engine import (
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
+#: lora_shrink_op.py of vLLM 0.32 asserts it: an engine in float32 dies of its first adapter.
+_ADAPTERS_NEED_HALF = "on a GPU, vLLM takes adapters in bfloat16 only"
 #: Versions of the weights in shared memory: the newest two, and one that is being written.
 _SHARED_COPIES = 3
 
@@ -135,11 +137,13 @@ def engine_of(
         return choice
     assert machine.gpu is not None
     built_in = EngineChoice(False, "vLLM, which keeps a base of its own, does not fit the card")
-    fits = [
+    with_vllm, without = (
         make_plan(shape, job_of(settings, machine, each), machine.gpu.free)
         for each in (choice, built_in)
-    ]
-    return choice if fits[0] or not fits[1] else built_in
+    )
+    if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
+        return EngineChoice(False, _ADAPTERS_NEED_HALF)
+    return choice if with_vllm or not without else built_in
 
 
 def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
@@ -181,6 +185,12 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     else:
         plan = _planned(shape, job, machine.gpu)
         training = plan.training
+    if engine.vllm and machine.gpu is not None and training.lora_rank and not machine.where.half:
+        raise ModelError(
+            f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the "
+            "built-in sampler with `--sampler torch`"
+        )
+    if plan is not None:
         # The two newest versions, in the sampler's type (`weights/device.py`).
         copies = 2 * plan.parts.sampler_weights
         ipc = engine.vllm and machine.ipc and not training.lora_rank and plan.fits(copies)

@@ -129,6 +129,17 @@ def test_a_vllm_for_cpus_beside_a_gpu_is_named() -> None:
     assert wrong(facts, sampling__engine="torch") == {}
 
 
+def test_a_vllm_that_is_right_but_not_taken_needs_no_remedy() -> None:
+    """A new installation would change nothing."""
+    flags = {"training__lora_rank": 8, "training__dtype": "float32"}
+    for model, why in (
+        ("tiny", "on a GPU, vLLM takes adapters in bfloat16 only"),
+        (MODEL, "vLLM, which keeps a base of its own, does not fit the card"),
+    ):
+        sampler = judged(PC, model=model, **flags)["sampler"]
+        assert sampler == Finding("sampler", "ok", f"the built-in sampler: {why}")
+
+
 def test_an_old_driver_is_named_with_both_versions() -> None:
     facts = replace(PC, card=CARD._replace(driver="535.104", cuda=(12, 2)), seen=NO_GPU)
     gpu = judged(facts, model="tiny")["gpu"]

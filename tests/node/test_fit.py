@@ -106,6 +106,19 @@ def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
         fit(settings, shape_of("qwen2.5-7b"), machine)
 
 
+def test_on_a_gpu_vllm_takes_adapters_in_bfloat16_only() -> None:
+    """Its kernels for adapters assert it (lora/ops/triton_ops/lora_shrink_op.py)."""
+    shape = shape_of("qwen2.5-0.5b")
+    card, whole = on_gpu(24, half=False, vllm=FOR_GPU), settings_of(training__lora_rank=0)
+    adapters = settings_of(training__lora_rank=8)
+    assert not fit(adapters, shape, card).vllm
+    assert fit(whole, shape, card).vllm
+    assert fit(adapters, shape, on_gpu(24, vllm=FOR_GPU)).vllm
+    forced = settings_of(training__lora_rank=8, sampling__engine="vllm")
+    with pytest.raises(ModelError, match=r"adapters in bfloat16 only: set training\.dtype"):
+        fit(forced, shape, card)
+
+
 def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
     ready = replace(on_gpu(12), bitsandbytes=True, free=12 * GIB)
     assert asked(settings_of(), on_gpu(12)).base == "whole"
