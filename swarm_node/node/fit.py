@@ -51,6 +51,10 @@ _GIB = 1 << 30
 _MOST_GIB = 4096
 #: lora_shrink_op.py of vLLM 0.32 asserts it: an engine in float32 dies of its first adapter.
 _ADAPTERS_NEED_HALF = "on a GPU, vLLM takes adapters in bfloat16 only"
+_NO_HALF = (
+    f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
+    "sampler with `--sampler torch`"
+)
 #: Versions of the weights in shared memory: the newest two, and one that is being written.
 _SHARED_COPIES = 3
 
@@ -129,11 +133,12 @@ def engine_of(
     built-in sampler where only that fits: it shares the base of adapters with the trainer.
 
     Raises:
-        ModelError: the settings ask for vLLM, and the machine has none that fits its device.
+        ModelError: the settings ask for vLLM, and the machine has none that fits its device, or
+            none that takes adapters in float32.
     """
     choice = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
     planned = machine.gpu is not None and settings.run.trainer_processes == 1
-    if settings.sampling.engine != "auto" or not (choice.vllm and planned and shape):
+    if not (choice.vllm and planned and shape):
         return choice
     assert machine.gpu is not None
     built_in = EngineChoice(False, "vLLM, which keeps a base of its own, does not fit the card")
@@ -142,8 +147,11 @@ def engine_of(
         for each in (choice, built_in)
     )
     if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
+        if settings.sampling.engine == "vllm":
+            raise ModelError(_NO_HALF)
         return EngineChoice(False, _ADAPTERS_NEED_HALF)
-    return choice if with_vllm or not without else built_in
+    only_without = settings.sampling.engine == "auto" and without and not with_vllm
+    return built_in if only_without else choice
 
 
 def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
@@ -186,10 +194,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
         plan = _planned(shape, job, machine.gpu)
         training = plan.training
     if engine.vllm and machine.gpu is not None and training.lora_rank and not machine.where.half:
-        raise ModelError(
-            f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the "
-            "built-in sampler with `--sampler torch`"
-        )
+        raise ModelError(_NO_HALF)
     if plan is not None:
         # The two newest versions, in the sampler's type (`weights/device.py`).
         copies = 2 * plan.parts.sampler_weights

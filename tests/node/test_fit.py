@@ -116,7 +116,10 @@ def test_on_a_gpu_vllm_takes_adapters_in_bfloat16_only() -> None:
     assert fit(adapters, shape, on_gpu(24, vllm=FOR_GPU)).vllm
     forced = settings_of(training__lora_rank=8, sampling__engine="vllm")
     with pytest.raises(ModelError, match=r"adapters in bfloat16 only: set training\.dtype"):
-        fit(forced, shape, card)
+        engine_of(forced, card, shape)  # `plan` says so too
+    several = settings_of(training__lora_rank=8, sampling__engine="vllm", run__trainer_processes=2)
+    with pytest.raises(ModelError, match="adapters in bfloat16 only"):
+        fit(several, shape, card)
 
 
 def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:

@@ -183,6 +183,8 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelError: missing, too large or not a JSON object.
     """
     try:
+        if path.is_fifo():  # it may never end
+            raise ModelError(f"{path} is no file")
         with path.open("rb") as file:
             data = file.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:

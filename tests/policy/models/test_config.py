@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,10 @@ def test_values_of_any_kind_and_size_are_refused_in_a_line(
     with pytest.raises(ModelError, match=r"config\.json") as caught:
         Qwen2Config.from_directory(tmp_path)
     assert len(str(caught.value)) < 400
+
+
+def test_a_pipe_in_a_models_directory_is_refused(tmp_path: Path) -> None:
+    """Opening one waits for a writer, for ever."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelError, match="is no file"):
+        Qwen2Config.from_directory(tmp_path)
