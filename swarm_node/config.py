@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.choices import AdvantageName, LossName
-from swarm_node.policy.placement import DEVICE, DtypeName, OptimizerName
+from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 
 ENV_PREFIX = "SWARM_NODE_"
 #: Variables that are no settings: the path of the settings file.
@@ -177,6 +177,21 @@ class Run(Table):
     trainer_processes: int = Field(
         1, ge=1, le=64, description="Processes that train together, each with a GPU."
     )
+    trainer_hosts: str = Field(
+        "",
+        pattern=f"^({HOSTS})$",
+        description="HOST:PORT*K: K hosts train together and meet here; none: this one alone.",
+    )
+
+    @property
+    def hosts(self) -> int:
+        """How many train together."""
+        return int(self.trainer_hosts.partition("*")[2] or 1)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together, on all hosts."""
+        return self.trainer_processes * self.hosts
 
 
 def default_home() -> Path:

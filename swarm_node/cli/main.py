@@ -19,6 +19,7 @@ from swarm_node.cli.export import export
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
 
 app = typer.Typer(
@@ -205,6 +206,7 @@ def join(
 
 
 app.command(rich_help_panel=_BASIC)(doctor)
+app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)

@@ -27,6 +27,7 @@ from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
+from swarm_node.policy.training.hosts import Hosts, Needs
 from swarm_node.policy.training.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.storage import Storage
@@ -85,13 +86,18 @@ def build_parts(
 def _make_trainer(
     settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
 ) -> ProcessTrainer:
+    run, hosts = settings.run, None
+    if run.trainer_hosts:
+        needs = Needs(model.policy.model, run.trainer_processes, run.device, run.threads)
+        hosts = Hosts(run.trainer_hosts, home.site_key(), needs)
     return ProcessTrainer(
         model.directory,
         home.checkpoints,
         shared_memory_dir(peer_id, need=shared_bytes(model.config, found)),
         trainer_settings(settings, found),
         digest=model.policy.model,
-        threads=settings.run.threads,
+        threads=run.threads,
+        hosts=hosts,
     )
 
 

@@ -49,6 +49,7 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         device=settings.run.device,
         dtype=settings.training.dtype,
         processes=settings.run.trainer_processes,
+        hosts=settings.run.hosts,
         gives_back=found.plan is not None and found.plan.sharing == "sleep",
         seed=settings.run.seed,
     )

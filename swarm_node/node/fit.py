@@ -137,7 +137,7 @@ def engine_of(
             none that takes adapters in float32.
     """
     choice = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
-    planned = machine.gpu is not None and settings.run.trainer_processes == 1
+    planned = machine.gpu is not None and settings.run.ranks == 1
     if not (choice.vllm and planned and shape):
         return choice
     assert machine.gpu is not None
@@ -162,7 +162,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
         ConfigError: settings do not fit together.
     """
     one_base = machine.gpu is None or machine.ipc
-    one_base &= settings.run.trainer_processes == 1 and not engine.vllm
+    one_base &= settings.run.ranks == 1 and not engine.vllm
     training, sampling = settings.training, settings.sampling
     return Job(
         rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
@@ -188,7 +188,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     job = job_of(settings, machine, engine)
     _check_base(settings, machine, shared=engine.vllm or job.one_base)
     plan, ipc = None, False
-    if machine.gpu is None or settings.run.trainer_processes > 1:
+    if machine.gpu is None or settings.run.ranks > 1:
         training = _unplanned(settings, shape, job, machine)
     else:
         plan = _planned(shape, job, machine.gpu)
@@ -309,7 +309,7 @@ def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machin
     """How a trainer without a plan works: the first way that fits the memory of the CPU or of one
     GPU, over which trained weights are spread, else the one that takes least. All weights come
     before adapters, as in a plan."""
-    share = 1 / settings.run.trainer_processes
+    share = 1 / settings.run.ranks
     device: Device = "cpu" if machine.gpu is None else "cuda"
     free = machine.free if machine.gpu is None else machine.gpu.free
     for way in unplanned_ways(job):
@@ -351,8 +351,8 @@ def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
         return
     if not machine.bitsandbytes:
         reason = "needs bitsandbytes: pip install 'swarm-node[gpu]'"
-    elif settings.run.trainer_processes > 1:
-        reason = "works in one process: unset run.trainer_processes"
+    elif settings.run.ranks > 1:
+        reason = "works in one process: unset run.trainer_processes and run.trainer_hosts"
     elif not shared:
         reason = "needs processes that share the GPU's memory, as they do not under WSL2"
     if reason:

@@ -1,6 +1,7 @@
 """A node's directory: keys, swarm file, membership, and who may use it now.
 
 node.key  root.key*  issuer.key*   Ed25519 seeds, mode 0600 (* only the swarm's owner)
+site.key                           admits the other hosts of this node's trainer, if it has some
 swarm.json                         which swarm this is (holds its shared secret: mode 0600)
 membership                         the certificate chain that admits this node
 port                               the TCP port chosen at first start, kept so tickets stay good
@@ -101,6 +102,14 @@ class Home:
 
     def identity(self) -> Identity:
         return Identity.load_or_create(self.path / "node.key")
+
+    def site_key(self) -> bytes:
+        """The key that the other hosts of this node's trainer need, made at the first call.
+
+        Raises:
+            HomeError: it cannot be made, or others can read it.
+        """
+        return Identity.load_or_create(self.path / "site.key").seed()
 
     def swarm(self) -> SwarmInfo:
         """The swarm this home belongs to.

@@ -13,6 +13,8 @@ from swarm_node.errors import ConfigError
 
 #: The values of `run.device`.
 DEVICE = r"auto|cpu|cuda(:\d{1,2})?"
+#: The values of `run.trainer_hosts`: where this host listens, and how many there are; or none.
+HOSTS = r"([A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}\*([2-9]|[1-5]\d|6[0-4]))?"
 #: The number type of matrix products; "auto" depends on the device.
 DtypeName = Literal["auto", "float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adamw8bit"]

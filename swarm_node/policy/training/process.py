@@ -15,8 +15,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import WeightsError
+from swarm_node.errors import ChildError, WeightsError
 from swarm_node.policy.experience.batch import Batch, pack_batch
+from swarm_node.policy.training.hosts import Hosts
 from swarm_node.policy.training.launching import RANK_MODULE, launch_ranks, rank_environment
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import (
@@ -104,21 +105,24 @@ class ProcessTrainer:
         digest: bytes | None = None,
         threads: int = 1,
         patience: float = _PATIENCE,
+        hosts: Hosts | None = None,
     ) -> None:
         """`digest` is the sha256 of the model in `model_dir`; without one, the child hashes it.
-        `patience` in seconds: a child that is silent for longer is killed."""
+        `patience` in seconds: a child that is silent for longer is killed. `hosts` admits the other
+        hosts of a trainer that has several."""
         self._start = Start(
             str(model_dir), str(checkpoints), str(weights), settings.plain(), threads, digest
         )
         self._weights = weights
         self._patience = patience
+        self._hosts = hosts
         self._version = 0
         self._extra: dict[str, Any] = {}
         # Some of the libraries under torch read their number of threads only when they are loaded.
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         if settings.device != "cpu":
             limits |= _allocator(settings.published in ("ipc", "shared"))
-        if settings.processes == 1:
+        if settings.processes * settings.hosts == 1:
             self._child = Child("trainer", "swarm_node.policy.training.worker", Reply, env=limits)
         else:
             launch = partial(launch_ranks, weights, settings.processes)
@@ -140,11 +144,22 @@ class ProcessTrainer:
         return self._child.pid
 
     async def start(self) -> tuple[Path, int]:
-        await self._child.start()
+        await self._launch()
         request = msgspec.structs.replace(self._start, at_least=self._version)
         reply = await self._ask(request, Started)
         self._version, self._extra = reply.version, reply.extra
         return Path(reply.weights), self._version
+
+    async def _launch(self) -> None:
+        if self._hosts is None:
+            await self._child.start()
+            return
+        end = partial(self._child.stop, grace=0.0)
+        await end()
+        await self._child.start(env=await self._hosts.gather(self._patience, end))
+        if not self._hosts.complete:  # one went before there was a child to end
+            await end()
+            raise ChildError("a trainer host went while the trainer started")
 
     async def restart(self) -> tuple[Path, int]:
         return await self.start()
@@ -167,6 +182,8 @@ class ProcessTrainer:
 
     async def close(self) -> None:
         await self._child.stop()
+        if self._hosts is not None:
+            await self._hosts.close()
         WeightStore(self._weights).close()
 
 

@@ -1,7 +1,7 @@
 """The program of each of several trainer processes.
 
 The first process reads the node's requests and broadcasts them. All processes carry out each
-request together. The first one answers.
+request together. The first one answers. A process on another host takes its model from there.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ def main(directory: Path) -> None:
     # The launcher starts each process in a group of its own, which nobody kills. This comes before
     # the imports, which take seconds: a process that outlives the launcher waits for the others.
     die_with_parent(int(os.environ[LEADER]))
+    import msgspec
+
     from swarm_node.policy.training.sharded import Group
-    from swarm_node.policy.training.worker import Request, TrainerWorker
+    from swarm_node.policy.training.worker import Request, TrainerWorker, elsewhere
 
     group = Group(directory)
-    answer = answering(TrainerWorker(group).handle, Request)
+    worker = TrainerWorker(group)
+    answer = answering(worker.handle, Request)
+    place, decode = group.meeting, msgspec.msgpack.Decoder(Request).decode
     if group.index == 0:
         serve_frames(lambda request: answer(group.broadcast(request)))
         group.broadcast(b"")
     else:
         os.dup2(2, 1)  # the pipe to the node is the first one's
         while request := group.broadcast(b""):
-            answer(request)
+            if place is None or not place.index:
+                answer(request)
+            else:  # an error ends this process, and so all: the node's own may not have met it
+                worker.handle(elsewhere(decode(request), place))
     group.close()
 
 

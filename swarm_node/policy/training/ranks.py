@@ -7,7 +7,7 @@ batch, so each can compute every other's share without communication.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -66,6 +66,15 @@ class Ranks(Protocol):
         """The sum of each number over all processes."""
         ...
 
+    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+        """What the first process finds with `find`, a directory of files, for all. A process of
+        another host gets a copy of it below its own `root`.
+
+        Raises:
+            CheckpointError: `find` raised one, in the first process.
+        """
+        ...
+
     def token_budget(self, wanted: int) -> int:
         """Tokens per micro-batch: `wanted`, or fewer after a process ran out of memory."""
         ...
@@ -109,6 +118,9 @@ class Alone:
 
     def sums(self, values: Sequence[float]) -> list[float]:
         return list(values)
+
+    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+        return find()
 
     def token_budget(self, wanted: int) -> int:
         return wanted

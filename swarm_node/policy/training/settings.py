@@ -28,7 +28,8 @@ class TrainerSettings:
     `lora_rank`, only adapters of that rank are trained; 0 trains all weights. `published` can be
     "adapter" or "shared", and `base` "nf4", only with a rank. `activation_checkpointing` saves
     memory, costs time and leaves the result as it is.
-    `placement.place` explains `device` and `dtype`. `processes` train together, each on a device.
+    `placement.place` explains `device` and `dtype`. `processes` train together on each of `hosts`,
+    each process on a device.
     With `gives_back`, the GPU's memory is free between updates, for an engine that wakes up then.
 
     Raises:
@@ -55,6 +56,7 @@ class TrainerSettings:
     device: str = "cpu"
     dtype: DtypeName = "float32"
     processes: int = 1
+    hosts: int = 1
     gives_back: bool = False
     seed: int = 0
 
@@ -78,18 +80,21 @@ class TrainerSettings:
             "optimizer": self.optimizer in get_args(OptimizerName),
             "dtype": self.dtype in get_args(DtypeName),
             "processes": self.processes >= 1,
+            "hosts": self.hosts >= 1,
         }
         wrong = [name for name, fine in valid.items() if not fine]
         if wrong:
             raise ConfigError(f"trainer.{wrong[0]} cannot be {getattr(self, wrong[0])!r}")
-        if self.optimizer == "adamw8bit" and self.processes > 1:
+        several = self.processes * self.hosts > 1
+        if self.optimizer == "adamw8bit" and several:
             raise ConfigError(
                 'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
-                'set "adamw", whose moments are spread over the GPUs anyway'
+                'or run.trainer_hosts set "adamw", whose moments are spread over the GPUs anyway'
             )
-        if self.base == "nf4" and self.processes > 1:
+        if self.base == "nf4" and several:
             raise ConfigError(
-                'training.base = "nf4" works in one process: with run.trainer_processes set "whole"'
+                'training.base = "nf4" works in one process: with run.trainer_processes or '
+                'run.trainer_hosts set "whole"'
             )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Several processes that train one policy, each on a GPU of this machine: torch's FSDP2.
+"""Several processes that train one policy, each on a GPU of one or several machines: torch's FSDP2.
 
 Every process holds a part of each parameter, of its gradient and of its moments. A layer's
 parameters are gathered for its forward and backward pass (ZeRO-3, arXiv 1910.02054; FSDP, arXiv
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import socket
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import msgpack
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -28,11 +32,16 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config, hf_parts, stored_weights
 from swarm_node.policy.placement import Placement
+from swarm_node.policy.training.hosts import Meeting
 
 #: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
 _PATIENCE = timedelta(days=365)
+#: For the store, whose host may still import torch.
+_JOINING = timedelta(minutes=10)
+_CHUNK_BYTES = 1 << 26
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +51,19 @@ class Group:
 
     def __init__(self, directory: Path) -> None:
         """Join the other processes through files in `directory`, which is new and private. A store
-        on a port would accept commands from anybody who can connect. The launcher sets RANK and
-        WORLD_SIZE."""
-        self.index, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        on a port would accept commands from anybody who can connect, and is taken between hosts
+        only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
+        self._local, here = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        #: Where the other hosts are met; None without any.
+        self.meeting = Meeting.found()
         self._budget = directory.parent / "token-budget"
-        store = dist.FileStore(str(directory / "store"), self.count)  # type: ignore[attr-defined]
+        if self.meeting is None:
+            self.index, self.count = self._local, here
+            store: Store = FileStore(str(directory / "store"), here)
+        else:
+            self.index = self.meeting.index * here + self._local
+            self.count = self.meeting.hosts * here
+            store = _store(self.meeting, first=self.index == 0)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
@@ -72,6 +89,12 @@ class Group:
         self, directory: Path, dtype: torch.dtype, placement: Placement, *, frozen: bool
     ) -> Qwen2:
         device = torch.device(placement.device)
+        for what in (device.type == "cuda", placement.half):
+            if self.sums([what])[0] not in (0, self.count):
+                raise ModelError(
+                    "the trainer's hosts compute on unlike devices: set run.device and "
+                    "training.dtype to what each of them can"
+                )
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if frozen:
@@ -159,6 +182,38 @@ class Group:
         dist.all_reduce(added)
         return [float(value) for value in added]
 
+    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+        found, fault = None, ""
+        if self.index == 0:
+            try:
+                found = find()
+            except CheckpointError as error:
+                fault = str(error)
+        files = sorted(found.iterdir()) if found else []
+        sizes = {file.name: file.stat().st_size for file in files}
+        told = self.broadcast(msgpack.packb([fault, found.name if found else "", sizes]))
+        fault, name, sizes = msgpack.unpackb(told)
+        if fault:
+            raise CheckpointError(fault)
+        if name and self.meeting is not None:
+            self._copy(root / name, sizes)
+        return root / name if name else None
+
+    def _copy(self, directory: Path, sizes: Mapping[str, int]) -> None:
+        """Copy the files in `directory` of the first process's host to each other host."""
+        writes = bool(self.meeting and self.meeting.index) and not self._local
+        if writes:
+            shutil.rmtree(directory.parent, ignore_errors=True)
+            directory.mkdir(parents=True)
+        for name, size in sizes.items():
+            path = directory / name if not self.index or writes else Path(os.devnull)
+            with path.open("wb" if writes else "rb") as file:
+                for _ in range(-(-size // _CHUNK_BYTES)):
+                    part = self.broadcast(b"" if self.index else file.read(_CHUNK_BYTES))
+                    if writes:
+                        file.write(part)
+        self.sums([0.0])  # a barrier: the others of a host read what its first has written
+
     def _rows(self, parameter: Tensor) -> tuple[int, int]:
         """The first row of this process's part, and the row after its last: FSDP deals rows as
         `torch.chunk` does."""
@@ -168,13 +223,29 @@ class Group:
         return first, min(rows, first + most)
 
     def token_budget(self, wanted: int) -> int:
-        return min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
+        mine = min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
+        least = torch.tensor(mine)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
 
     def shrink(self, token_budget: int) -> None:
         _log.error("out of memory: micro-batches of %d tokens after a restart", token_budget)
         temporary = self._budget.with_suffix(f".{self.index}")
         temporary.write_text(str(token_budget))
         temporary.replace(self._budget)
+
+
+def _store(meeting: Meeting, *, first: bool) -> TCPStore:
+    """The store through which the processes of all hosts meet. The `first` one holds it, on one
+    address: torch by itself would listen on all. Values are bytes that nothing unpickles."""
+    address = (meeting.address, meeting.port)
+    return TCPStore(
+        *address,
+        is_master=first,
+        timeout=_JOINING,
+        wait_for_workers=False,
+        master_listen_fd=socket.create_server(address).detach() if first else None,
+    )
 
 
 def _without_memory(config: Qwen2Config) -> Qwen2:

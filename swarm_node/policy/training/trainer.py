@@ -97,12 +97,13 @@ class TrainerCore:
         self.settings = settings
         self.version = 0
         self._ranks = ranks
+        here = min(ranks.count, settings.processes)
         self.placement = place(
             settings.device,
             settings.dtype,
             hardware(settings.device),
-            rank=ranks.index,
-            ranks=ranks.count,
+            rank=ranks.index % here,
+            ranks=here,
         )
         self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.

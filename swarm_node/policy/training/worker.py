@@ -19,6 +19,7 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
+from swarm_node.policy.training.hosts import Meeting
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import TrainerSettings
@@ -140,8 +141,7 @@ class TrainerHost:
         self.rng = b""
         if self._leads:
             remove_leftovers(checkpoints)
-        ranks.sums([0.0])  # a barrier: the others read after the first rank has cleaned up
-        newest = newest_valid(checkpoints)
+        newest = ranks.agreed(partial(newest_valid, checkpoints), checkpoints)
         if newest is not None:
             state = read(newest)
             self.core.restore(state)
@@ -197,6 +197,19 @@ class TrainerHost:
         if self._buffers is not None:
             weights, canary = {}, canary | self._buffers.put(weights)
         return store.publish(core.version, weights, canary)
+
+
+def elsewhere(request: Request, place: Meeting) -> Request:
+    """`request` with the paths of the host of `place`, which is not the node's."""
+    if not isinstance(request, Start):
+        return request
+    own = Path(place.directory)
+    return msgspec.structs.replace(
+        request,
+        model_dir=place.model_dir,
+        checkpoints=str(own / "checkpoints"),
+        weights=str(own),
+    )
 
 
 class TrainerWorker:
