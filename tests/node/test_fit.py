@@ -88,6 +88,7 @@ def test_the_built_in_sampler_shares_the_base_with_a_trainer_of_one_process() ->
     assert asked(settings_of(), on_gpu(8, vllm=FOR_CPU)).one_base
     assert not asked(settings_of(), on_gpu(8, vllm=FOR_GPU)).one_base
     assert not asked(settings_of(run__trainer_processes=2), on_gpu(8)).one_base
+    assert not asked(settings_of(run__trainer_hosts="10.0.0.1:1*2"), on_gpu(8)).one_base
 
 
 def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
@@ -277,6 +278,10 @@ def test_without_a_plan_the_trainer_takes_what_fits() -> None:
         made = trainer_settings(whole, found)
         assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
     several = settings_of(run__trainer_processes=2, training__lora_rank=8)
+    hosts = settings_of(run__trainer_hosts="10.0.0.1:1*8", training__lora_rank=0)
+    found = fit(hosts, shape_of("qwen2.5-1.5b"), on_gpu(12, vllm=FOR_GPU))
+    assert (found.plan, found.training.lora_rank) == (None, 0)  # 24 GB are spread over eight
+    assert trainer_settings(hosts, found).hosts == 8
     for gib, recomputed, tokens in ((80, False, 8192), (3, True, 1024)):
         found = fit(several, shape, on_gpu(gib, vllm=FOR_GPU))
         assert (found.plan, found.ipc) == (None, False)

@@ -76,6 +76,15 @@ def test_the_port_is_kept(tmp_path: Path) -> None:
     assert home.port() == home.port()
 
 
+def test_the_key_of_a_site_is_kept_and_private(tmp_path: Path) -> None:
+    key = Home(tmp_path).site_key()
+    assert (len(key), Home(tmp_path).site_key()) == (32, key)
+    assert (tmp_path / "site.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "site.key").chmod(0o644)
+    with pytest.raises(HomeError, match="chmod 600"):
+        Home(tmp_path).site_key()
+
+
 def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     identity = Identity.load_or_create(tmp_path / "key")
     assert Identity.load(tmp_path / "key").peer_id == identity.peer_id

@@ -1,0 +1,52 @@
+"""A node whose trainer computes on two hosts, as a user starts them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow(reason="starts a node and a second host of its trainer, which import torch")
+@pytest.mark.timeout(900)
+def test_a_node_trains_on_two_hosts_and_the_second_ends_with_it(
+    start_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    node = start_node("node", "--set", f"run.trainer_hosts={address}*2", "--updates", "3")
+    key, waiting = node.home / "site.key", time.monotonic() + 120
+    while not key.exists() and time.monotonic() < waiting:
+        time.sleep(0.2)
+    second = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "swarm_node",
+            "train-host",
+            address,
+            "--key",
+            key,
+            "--model",
+            "tiny",
+            "--home",
+            tmp_path / "second",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert node.process.wait(600) == 0, node.log()
+        _, said = second.communicate(timeout=60)
+        assert second.returncode == 0
+        assert "training as host 1 of 0 to 1\nthe node has ended\n" in said
+    finally:
+        second.kill()
+    stored = [path.name for path in (node.home / "checkpoints").iterdir()]
+    assert stored == ["v0000000003"]
