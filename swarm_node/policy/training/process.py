@@ -36,6 +36,8 @@ from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import Child, ReportedError
 
 _PATIENCE = 600.0
+#: For the other hosts. They wait without end; a node that waits does not hear that it shall stop.
+_HOSTS_PATIENCE = 120.0
 _Reply = TypeVar("_Reply", bound=msgspec.Struct)
 
 
@@ -156,7 +158,7 @@ class ProcessTrainer:
             return
         end = partial(self._child.stop, grace=0.0)
         await end()
-        await self._child.start(env=await self._hosts.gather(self._patience, end))
+        await self._child.start(env=await self._hosts.gather(_HOSTS_PATIENCE, end))
         if not self._hosts.complete:  # one went before there was a child to end
             await end()
             raise ChildError("a trainer host went while the trainer started")

@@ -25,6 +25,7 @@ from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.training.attending import Attendant
 from swarm_node.policy.training.hosts import (
+    MEETING,
     Challenge,
     Hello,
     Hosts,
@@ -70,8 +71,8 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def hosts_at(address: str, model: bytes = b"m" * 32, count: int = 2) -> Hosts:
-    return Hosts(f"{address}*{count}", KEY, Needs(model, 1, "cpu", 1))
+def hosts_at(address: str, device: str = "cpu", count: int = 2) -> Hosts:
+    return Hosts(f"{address}*{count}", KEY, Needs(b"m" * 32, 1, device, 1))
 
 
 async def admitted(hosts: Hosts) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -93,11 +94,15 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def attended(
-    tmp_path: Path, key: bytes, model: bytes, node: Callable[[Hosts], Awaitable[object]]
+    tmp_path: Path,
+    key: bytes,
+    model: bytes,
+    node: Callable[[Hosts], Awaitable[object]],
+    device: str = "cpu",
 ) -> list[str]:
     """What a host says that attends while `node` goes on, and after it the node's end."""
     address, said = free_address(), list[str]()
-    hosts = hosts_at(address)
+    hosts = hosts_at(address, device)
     attendant = Attendant(address, key, tmp_path, model, tmp_path / "host", said.append)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -111,20 +116,23 @@ async def attended(
 
 
 @pytest.mark.parametrize(
-    ("key", "model", "why"),
+    ("key", "model", "device", "why"),
     [
-        (b"another key, of thirty-two bytes", b"m" * 32, "copy site.key"),
-        (KEY, b"o" * 32, "give the same --model"),
+        (b"another key, of thirty-two bytes", b"m" * 32, "cpu", "copy site.key"),
+        (KEY, b"o" * 32, "cpu", "give the same --model"),
+        (KEY, b"m" * 32, "cuda:98", "run.device = 'cuda:98'"),
     ],
+    ids=["another key", "another model", "no such GPU"],
 )
-def test_a_host_with_another_key_or_model_is_refused_and_told_why(
-    tmp_path: Path, key: bytes, model: bytes, why: str
+def test_a_host_that_cannot_take_part_ends_and_says_why(
+    tmp_path: Path, key: bytes, model: bytes, device: str, why: str
 ) -> None:
     async def node(hosts: Hosts) -> None:
         await hosts.gather(30, nothing)
+        await until(lambda: not hosts.complete)
 
     with pytest.raises(ExceptionGroup) as caught:
-        asyncio.run(attended(tmp_path, key, model, node))
+        asyncio.run(attended(tmp_path, key, model, node, device))
     (error,) = caught.value.exceptions
     assert isinstance(error, ConfigError)
     assert why in str(error)
@@ -185,6 +193,32 @@ def test_a_host_that_went_before_all_had_come_is_not_counted() -> None:
         with pytest.raises(ChildError, match="1 of 2"):
             await hosts.gather(1, nothing)
         await shut(writer)
+        await hosts.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_host_that_waits_takes_the_place_of_one_that_is_lost() -> None:
+    async def scenario() -> None:
+        hosts, lost = hosts_at(free_address()), asyncio.Event()
+
+        async def note() -> None:
+            lost.set()
+
+        with pytest.raises(ChildError):
+            await hosts.gather(0, nothing)
+        first, spare = await admitted(hosts), await admitted(hosts)
+        await until(lambda: hosts.waiting == 2)
+        for (reader, writer), left in ((first, 1), (spare, 0)):
+            lost.clear()
+            variables = await hosts.gather(30, note)
+            welcome: Welcome = await receive(reader, Welcome)
+            assert (welcome.task.index, welcome.task.hosts, hosts.waiting) == (1, 2, left)
+            assert f'"port":{welcome.task.port}' in variables[MEETING]
+            assert hosts.complete
+            await shut(writer)
+            await asyncio.wait_for(lost.wait(), 30)
+            assert not hosts.complete
         await hosts.close()
 
     asyncio.run(scenario())

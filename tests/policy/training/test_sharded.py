@@ -26,6 +26,7 @@ from swarm_node.policy.training.launching import rank_environment
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer, Trainer
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import UpdateStats
+from swarm_node.process import ReportedError
 from swarm_node.rollout import Provenance
 
 torch.set_num_threads(1)
@@ -127,6 +128,22 @@ def test_each_goes_on_from_the_checkpoint_of_the_other(random_qwen2: Path, tmp_p
             done, weights = curve(running, seeds, store=True)
             assert_alike((done, weights), ([straight[0][seed] for seed in seeds], weights))
         assert_alike((done, weights), (straight[0][2:], straight[1]))
+
+
+def test_a_damaged_checkpoint_is_an_error_that_all_live_on_after(
+    random_qwen2: Path, tmp_path: Path
+) -> None:
+    running = trainer(random_qwen2, tmp_path, "two", replace(SETTINGS, processes=2))
+    damaged = tmp_path / "checkpoints" / "v0000000001"
+    damaged.mkdir(parents=True)
+
+    async def scenario() -> None:
+        with pytest.raises(ReportedError, match=r"no checkpoint .* verifies"):
+            await running.start()
+        with pytest.raises(ReportedError, match="the first request must be Start"):
+            await running.update(batch(0))
+
+    guarded(running, scenario())
 
 
 #: Prints how far the peak of the resident memory rises while a model is loaded.
