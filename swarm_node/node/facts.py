@@ -32,6 +32,7 @@ from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.memory.free import available_memory
 from swarm_node.policy.placement import Hardware, has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
+from swarm_node.process.bounded import bounded_run
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is asked
 _SMI_SECONDS, _TORCH_SECONDS, _CLOCK_SECONDS = 20.0, 90.0, 5.0
@@ -303,7 +304,7 @@ def _synchronized() -> bool | None:
 def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
     """What a program printed, None if it failed; and the last line of its complaint."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False)  # noqa: S603 - no shell
+        done = bounded_run(command, seconds)
     except (OSError, subprocess.SubprocessError) as error:
         return None, str(error)[:200]
     said = done.stdout[:_MOST_CHARS].decode(errors="replace")

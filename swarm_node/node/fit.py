@@ -46,6 +46,7 @@ from swarm_node.policy.sampling.vllm.engine import (
     choose_engine,
     installed_vllm,
 )
+from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
 _MOST_GIB = 4096
@@ -276,8 +277,8 @@ def gpu_memory(index: int = 0) -> GpuMemory | None:
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
     try:
-        done = subprocess.run([command, *query], capture_output=True, timeout=20, check=True)  # noqa: S603 - no shell
-        return parse_gpu_memory(done.stdout)
+        done = bounded_run([command, *query], seconds=20)
+        return None if done.returncode else parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
 

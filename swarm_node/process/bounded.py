@@ -1,0 +1,61 @@
+"""Runs a program for what it prints, within bounds of time and size."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, cast
+
+MOST_BYTES = 1 << 20
+
+
+def bounded_run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
+    """`subprocess.run` with output captured, for a program that may hang or print for ever. It and
+    what it started are killed at the end, which comes after `seconds` at the latest.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.SubprocessError: it took too long, or printed more than `MOST_BYTES`.
+    """
+    deadline = time.monotonic() + seconds
+    with subprocess.Popen(  # noqa: S603 - no shell
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            printed, complaint = _read((process.stdout, process.stderr), deadline, command[0])
+            process.wait(max(deadline - time.monotonic(), 0.1))
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, printed, complaint)
+
+
+def _read(pipes: Sequence[IO[bytes]], deadline: float, name: str) -> list[bytes]:
+    """All that comes from the pipes until they are closed."""
+    parts = {pipe: bytearray() for pipe in pipes}
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                raise subprocess.SubprocessError(f"{name} does not answer")
+            for key, _ in ready:
+                pipe, data = cast(IO[bytes], key.fileobj), os.read(key.fd, 1 << 16)
+                parts[pipe] += data
+                if not data:
+                    selector.unregister(pipe)
+                elif len(parts[pipe]) > MOST_BYTES:
+                    raise subprocess.SubprocessError(f"{name} prints without end")
+    return [bytes(part) for part in parts.values()]
