@@ -47,11 +47,7 @@ def killed_as_they_start(node: Any) -> Iterator[None]:
 
 
 def test_a_node_outlives_its_engine_and_trains_on(start_node: Callable[..., Any]) -> None:
-    node = start_node(
-        "node",
-        *("--sampler", "vllm", "--set", "training.lora_rank=4"),
-        *("--set", "sampling.over_provision=1.5"),
-    )
+    node = start_node("node", "--sampler", "vllm", "--set", "training.lora_rank=4")
     before = node.wait(lambda status: status["updates"] >= 2, 600)
     assert before["engine"] == "vllm"
     assert "engine_replaced" not in before["faults"]

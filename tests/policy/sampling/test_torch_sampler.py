@@ -355,6 +355,7 @@ def limited(extra: int, model: str = "tiny") -> tuple[Any, str]:
     return json.loads(last), "\n".join(log)
 
 
+@pytest.mark.slow(reason="starts a process that imports torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's here")
 def test_out_of_memory_it_halves_its_rows_and_gives_the_same_completions() -> None:
     (scarce, faults), log = limited(50 << 20)
@@ -363,6 +364,7 @@ def test_out_of_memory_it_halves_its_rows_and_gives_the_same_completions() -> No
     assert log.count("out of memory") == faults["sampler_memory"]
 
 
+@pytest.mark.slow(reason="starts a process that imports torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's here")
 def test_where_not_even_one_row_fits_the_error_says_what_to_lower() -> None:
     error, _ = limited(100 << 20, "large")
