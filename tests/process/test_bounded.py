@@ -40,7 +40,7 @@ def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
         "time.sleep(600)"
     )
     with pytest.raises(subprocess.SubprocessError, match="does not answer"):
-        bounded_run(python(code), 5.0)
+        bounded_run(python(code), 2.0)
     child = int(pids.read_text())
     for _ in range(100):
         if not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie":

@@ -17,6 +17,8 @@ from swarm_node.simulation.report import SimulationReport, load_report, save_rep
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.swarm import Scenario, simulate
 
+pytestmark = pytest.mark.slow(reason="runs whole swarms")
+
 SMALL = {"nodes": 3, "rounds": 4, "eval_rounds": 2, "eval_tasks": 1}
 
 

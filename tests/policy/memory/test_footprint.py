@@ -17,6 +17,8 @@ from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
 
+pytestmark = pytest.mark.slow(reason="traces layers of real widths")
+
 ANSWERS = 8
 
 

@@ -35,6 +35,8 @@ from swarm_node.policy.weights.base import base_index, make_base, map_base
 from swarm_node.policy.weights.canary import difference, read_canary, text_ids
 from swarm_node.rollout import Provenance
 
+pytestmark = pytest.mark.slow(reason="bitsandbytes quantizes and trains models")
+
 torch.set_num_threads(1)
 TINY = resolve("tiny")
 SETTINGS = TrainerSettings(

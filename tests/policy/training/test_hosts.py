@@ -44,6 +44,8 @@ from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.process.frames import framed
 from swarm_node.rollout import Provenance
 
+pytestmark = pytest.mark.slow(reason="processes wait for each other over sockets")
+
 torch.set_num_threads(1)
 KEY = bytes(range(32))
 SETTINGS = TrainerSettings(warmup_updates=0, learning_rate=1e-2, micro_batch_tokens=40)

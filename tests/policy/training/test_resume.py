@@ -26,6 +26,8 @@ from swarm_node.policy.training.checkpoint import TrainingState, read, save
 from swarm_node.policy.training.process import InlineTrainer, ProcessTrainer
 from swarm_node.policy.training.settings import TrainerSettings
 
+pytestmark = pytest.mark.slow(reason="trains a model for each pair of writer and reader")
+
 torch.set_num_threads(1)
 UPDATES = 4
 needs_gpu = [

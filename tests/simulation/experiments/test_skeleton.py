@@ -20,6 +20,8 @@ from swarm_node.simulation.report import SimulationReport, load_report
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.swarm import Scenario, describe, simulate
 
+pytestmark = pytest.mark.slow(reason="runs experiments in processes of their own")
+
 #: Written by `experiment sapo --nodes 1 --rounds 1 --seeds 1 --arms 8/0` before the skeleton was.
 STORED = Path(__file__).with_name("stored_report.json")
 ALONE = Sapo(1, 1, 1, {}, "dense", ("8/0",))
