@@ -12,6 +12,8 @@ import pytest
 
 from swarm_node.process.bounded import MOST_BYTES, bounded_run
 
+pytestmark = pytest.mark.slow(reason="programs that hang or print for ever take seconds to end")
+
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
