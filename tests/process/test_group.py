@@ -37,6 +37,8 @@ asyncio.run(main())
 """
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a death")
 
+pytestmark = pytest.mark.slow(reason="processes are killed and waited for")
+
 
 def ended(*pids: int) -> bool:
     """Whether all of these processes end soon; one that waits for init to take note has ended."""
