@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 from torch import nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import Training, logit_elements
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import (
     ReferencePolicy,
     RowReference,
     claimed_tokens,
-    completion_logprobs,
+    completion_scores,
     token_vectors,
 )
 from swarm_node.policy.training.losses import (
@@ -38,6 +39,9 @@ class Accumulated:
 
     loss: float = 0.0
     implausible: int = 0
+    tokens: int = 0
+    #: Of the policy at these tokens, in nats.
+    entropy: float = 0.0
     sums: LossSums = field(default_factory=LossSums)
 
 
@@ -46,6 +50,7 @@ class GradientPass:
 
     `token_budget` bounds rows × longest row of a micro-batch. When memory runs out, the budget is
     halved for good, and for single rows activations are recomputed; `halvings` counts how often.
+    `way` says what is trained, in which type.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class GradientPass:
         *,
         temperature: float,
         token_budget: int,
+        way: Training,
         reference: ReferencePolicy | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -67,6 +73,7 @@ class GradientPass:
         self._loss = loss
         self._bounds = bounds
         self._temperature = temperature
+        self._way = way
         self._reference = reference
         self._ranks = ranks
 
@@ -114,7 +121,9 @@ class GradientPass:
             references = self._reference.judge(self._model, rows, self._temperature, mine)
         for indices in mine:
             part = [rows[index] for index in indices] or [min(rows, key=len)]
-            logp = completion_logprobs(self._model, part, self._temperature)
+            logp, entropy = completion_scores(
+                self._model, part, self._temperature, self._most_logits
+            )
             if not indices:  # no row left here, but every process must take part in the pass
                 (0.0 * logp.sum()).backward()  # type: ignore[no-untyped-call]
                 continue
@@ -122,6 +131,8 @@ class GradientPass:
             tokens = token_vectors(part, logp, version, known)
             tokens, implausible = check_claims(tokens, claimed_tokens(part))
             done.implausible += implausible
+            done.tokens += len(logp)
+            done.entropy += entropy
             loss, sums = self._loss(tokens, self._bounds, size)
             loss.backward()  # type: ignore[no-untyped-call]
             done.loss += float(loss.detach())
@@ -131,9 +142,13 @@ class GradientPass:
 
     def _added(self, done: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [done.loss, done.implausible]
-        loss, implausible, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
-        return Accumulated(loss, round(implausible), LossSums(*sums))
+        counts = [done.loss, done.implausible, done.tokens, done.entropy]
+        loss, implausible, tokens, entropy, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
+        return Accumulated(loss, round(implausible), round(tokens), entropy, LossSums(*sums))
+
+    def _most_logits(self, tokens: int) -> int:
+        way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)
+        return logit_elements(self._model.config, way, longest_row=0)
 
     def _clear(self) -> None:
         for parameter in self._parameters:
