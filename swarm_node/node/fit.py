@@ -46,6 +46,7 @@ from swarm_node.policy.sampling.vllm.engine import (
     choose_engine,
     installed_vllm,
 )
+from swarm_node.policy.weights import KEEP_VERSIONS
 from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
@@ -56,8 +57,6 @@ _NO_HALF = (
     f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
     "sampler with `--sampler torch`"
 )
-#: Versions of the weights in shared memory: the newest two, and one that is being written.
-_SHARED_COPIES = 3
 
 
 class GpuMemory(NamedTuple):
@@ -166,7 +165,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
     one_base &= settings.run.ranks == 1 and not engine.vllm
     training, sampling = settings.training, settings.sampling
     return Job(
-        rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
+        rows=rows_at_once(settings),
         max_new_tokens=sampling.max_new_tokens,
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype="bfloat16" if machine.where.half else "float32",
@@ -176,6 +175,11 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
         one_base=one_base,
         base=_base(settings, possible=machine.bitsandbytes and one_base),
     )
+
+
+def rows_at_once(settings: Settings) -> int:
+    """How many answers are wanted at once."""
+    return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
 def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
@@ -259,14 +263,14 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
     next one, and a base that both processes map."""
     width = 2 if found.where.half else 4
-    rank = found.training.lora_rank
+    rank, copies = found.training.lora_rank, KEEP_VERSIONS + 1
     if found.ipc:
         return 0
     if rank and (found.vllm or found.shares_base):
         mapped = found.shares_base and found.where.device == "cpu"
-        versions = _SHARED_COPIES * 4 * adapter_count(shape, rank)
+        versions = copies * 4 * adapter_count(shape, rank)
         return versions + (width * shape.weight_count if mapped else 0)
-    return _SHARED_COPIES * width * shape.weight_count
+    return copies * width * shape.weight_count
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:
