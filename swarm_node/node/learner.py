@@ -18,7 +18,7 @@ from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
-from swarm_node.policy.sampling.sampler import RestingSampler
+from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
 from swarm_node.policy.training.trainer import UpdateStats
 
 _KEEP_EVALS = 2000
@@ -145,6 +145,9 @@ class Learner:
             _log.warning("restarting the trainer", error=str(error))
             await asyncio.sleep(min(longest, shortest * 2.0**attempt))
             attempt = min(attempt + 1, 10)
+            if isinstance(self._parts.sampler, SharingSampler):
+                # The dead trainer's memory stays taken while it is mapped, beside the next one's.
+                await self._parts.sampler.let_go()
             try:
                 weights, version = await self._parts.trainer.restart()
                 # What the sampler shares with the trainer is gone if that ends again meanwhile.

@@ -1,6 +1,6 @@
 """How many bytes of memory each part of a node takes: formulas, no torch.
 
-The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and torch_sampler.py;
+The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and generating.py;
 benchmarks/plan.py compares them with measured use. Names: h hidden size, i intermediate size, q and
 k widths of all query and of all key heads, L layers, V vocabulary, r rank, T tokens of a
 micro-batch.
