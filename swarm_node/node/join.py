@@ -153,9 +153,14 @@ def ticket_text(settings: Settings) -> str | None:
     if not text.startswith("@"):
         return text
     path = Path(text[1:])
-    if str(path) == "-":
-        return sys.stdin.read(_MAX_TICKET_FILE)
     try:
+        if str(path) == "-":
+            return sys.stdin.read(_MAX_TICKET_FILE)
+        if path.exists() and not path.is_file():  # a pipe may never have an end
+            raise TicketError(
+                f"cannot read the ticket file {path}: it is no regular file. Name one, or give the "
+                "ticket on standard input (--ticket-file -)"
+            )
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:
