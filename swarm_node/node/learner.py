@@ -51,6 +51,8 @@ class Learner:
         self._slots = shared.slots
         self.mixer = mixer
         self._rng = rng
+        #: Whether the trainer is being restarted, which may take long.
+        self.restarting = False
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler.
@@ -106,7 +108,9 @@ class Learner:
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
+            self.restarting = True
             await self._restart(error, stopping)
+            self.restarting = False
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)

@@ -75,7 +75,7 @@ def test_a_ticket_is_read_from_regular_files_and_standard_input_only(
     assert ticket_text(_settings(tmp_path, f"@{tmp_path / 'link'}")) == "a ticket"
     broken = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", broken)
-    with pytest.raises(TicketError, match="ticket file -: .*decode"):
+    with pytest.raises(TicketError, match=r"ticket file -: .*decode"):
         ticket_text(_settings(tmp_path, "@-"))
 
 
