@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.publishing import Publisher
 from swarm_node.rollout import PolicyRef, RolloutGroup, VerifiedGroup
 
 FOREIGN = hashlib.sha256(b"another tokenizer").digest()
@@ -68,10 +68,10 @@ def _poisoned(group: RolloutGroup, texts: Sequence[str]) -> RolloutGroup:
 
 def corrupt(texts: Callable[[int], Sequence[str]]) -> None:
     """Make every node of this process publish `texts(number of the group)`."""
-    publish, numbers = Exchange.publish, iter(range(sys.maxsize))
+    publish, numbers = Publisher.publish, iter(range(sys.maxsize))
 
     async def poisonous(
-        self: Exchange, scored: Sequence[tuple[RolloutGroup, str]], version: int
+        self: Publisher, scored: Sequence[tuple[RolloutGroup, str]], version: int
     ) -> list[VerifiedGroup]:
         self._verifier._check_tokens = lambda group: None  # type: ignore[method-assign]
         bad = [(_poisoned(group, texts(next(numbers))), prompt) for group, prompt in scored]
@@ -79,7 +79,7 @@ def corrupt(texts: Callable[[int], Sequence[str]]) -> None:
         await asyncio.sleep(PAUSE_SECONDS)  # it trains on nothing, and would sample without end
         return []
 
-    Exchange.publish = poisonous  # type: ignore[method-assign]
+    Publisher.publish = poisonous  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
-from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -119,17 +120,20 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    _serve(membership, parts, shared, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
+    members = Members(membership.swarm, parts.clock.wall)
+    _serve(membership, parts, shared, members, rng)
+    return Work(maker, evaluator, _exchange(membership, parts, shared, members, verifier, rng))
 
 
-def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _serve(
+    membership: Membership, parts: Parts, shared: Shared, members: Members, rng: random.Random
+) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
-        swarm=membership.swarm,
         chain=membership.chain,
         storage=parts.storage,
+        members=members,
         directory=shared.directory,
         gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
         rejected=shared.tally.rejected,
@@ -142,16 +146,18 @@ def _exchange(
     membership: Membership,
     parts: Parts,
     shared: Shared,
+    members: Members,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
-    return Exchange(
+    return open_exchange(
         transport=parts.transport,
         identity=membership.identity,
-        swarm=membership.swarm,
+        swarm_id=membership.swarm.swarm_id,
         chain=membership.chain,
         storage=parts.storage,
         verifier=verifier,
+        members=members,
         directory=shared.directory,
         rejected=shared.tally.rejected,
         clock=parts.clock,

@@ -236,7 +236,9 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._work.exchange.publish(scored, self._parts.trainer.version):
+        for group in await self._work.exchange.publisher.publish(
+            scored, self._parts.trainer.version
+        ):
             self._admit(group)
         self._tally.groups.published += len(scored)
         await self._notify()
@@ -258,8 +260,8 @@ class Node:
         storage = self._parts.storage
         while True:
             free = self._free_external()
-            wanted = free(None) - self._work.exchange.on_offer(free)
-            self._tally.offered += await self._work.exchange.list_some(_LIST_PEERS, wanted)
+            wanted = free(None) - self._work.exchange.puller.on_offer(free)
+            self._tally.offered += await self._work.exchange.puller.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self._buffer.collect_departed())
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)
@@ -274,10 +276,12 @@ class Node:
 
     async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._work.exchange.on_offer(self._free_external()) > 0)
+            await self._until(
+                lambda: self._work.exchange.puller.on_offer(self._free_external()) > 0
+            )
             version = self._parts.trainer.version
             try:
-                group = await self._work.exchange.pull(self._free_external(), version)
+                group = await self._work.exchange.puller.pull(self._free_external(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
@@ -299,7 +303,7 @@ class Node:
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
-                await self._work.exchange.beat(self._parts.trainer.version, heartbeat)
+                await self._work.exchange.meeting.beat(self._parts.trainer.version, heartbeat)
                 for peer in self._directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
@@ -365,7 +369,7 @@ class Node:
     def _admit(self, group: VerifiedGroup) -> None:
         refused = self._buffer.admit(group, self._parts.trainer.version)
         if isinstance(refused, Rejected):
-            self._work.exchange.reject(refused, group.author)
+            self._work.exchange.asker.reject(refused, group.author)
 
     async def _environment_failed(self, error: SwarmNodeError) -> None:
         """Count and log the fault, then pause so that the environment's process can recover."""

@@ -228,7 +228,7 @@ def verify_chain(
     if isinstance(opened, Rejected):
         return opened
     issuer, member = opened
-    return _check_times(issuer, member, now) or member
+    return check_times(issuer, member, now) or member
 
 
 def open_chain(
@@ -261,7 +261,9 @@ def _period(not_before: float, not_after: float) -> tuple[int, int]:
     return begin, end
 
 
-def _check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
+def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
+    """Why the owner of these certificates is no member at `now`, None if it is one. Two honest
+    clocks may differ by CLOCK_SKEW_SECONDS, in both directions."""
     earliest = issuer.not_before - CLOCK_SKEW_SECONDS
     if not earliest <= member.not_before <= issuer.not_after:
         return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")

@@ -52,7 +52,6 @@ class Peer:
     head: int = 0
     heartbeat: bytes = b""
     issued_ms: int = 0
-    member_until: float = 0.0
     greeted: bool = False
     cursor: tuple[int, int] = (0, 0)
     offered: int = 0

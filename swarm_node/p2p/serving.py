@@ -15,8 +15,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.identity import public_key_of
-from swarm_node.p2p.membership import SwarmInfo, verify_chain
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Transport
 from swarm_node.storage import Storage
@@ -45,9 +44,9 @@ class Server:
         self,
         *,
         transport: Transport,
-        swarm: SwarmInfo,
         chain: tuple[bytes, bytes],
         storage: Storage,
+        members: Members,
         directory: Directory,
         gates: PeerGates,
         rejected: Counter[str],
@@ -55,9 +54,9 @@ class Server:
         rng: random.Random,
     ) -> None:
         self._transport = transport
-        self._swarm = swarm
         self._chain = chain
         self._storage = storage
+        self._members = members
         self._directory = directory
         self._gates = gates
         self._rejected = rejected
@@ -72,12 +71,12 @@ class Server:
         self._allow(caller)
         hello = self._parse(caller, wire.HelloRequest, payload)
         now = self._clock.now()
-        member = verify_chain(hello.chain, self._swarm, public_key_of(caller), self._clock.wall())
+        member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._rejected[member.reason] += 1
             raise TransportError(f"no member of this swarm: {member.reason}")
         peer = self._directory.meet(caller, now)
-        peer.member_until, peer.last_seen, peer.retry_at = member.not_after, now, now
+        peer.last_seen = peer.retry_at = now
         # The reply is this node's greeting. A peer that did not get it answers UNKNOWN_MEMBER.
         peer.greeted = True
         if hello.addresses:
@@ -112,7 +111,7 @@ class Server:
 
     def _admit(self, caller: str) -> None:
         peer = self._directory.get(caller)
-        if peer is None or peer.member_until < self._clock.wall():
+        if peer is None or not self._members.is_member(caller):
             raise TransportError(UNKNOWN_MEMBER)
         peer.last_seen = self._clock.now()
         self._allow(caller)

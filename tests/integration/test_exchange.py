@@ -21,9 +21,10 @@ from swarm_node.errors import TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, seal
-from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.exchange import open_exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, Server
@@ -74,18 +75,24 @@ class Side:
             self.environment.judge,
             partial(check_tokens, CODEC),
         )
+        self.members = Members(self.membership.swarm, SYSTEM_CLOCK.wall)
         shared = {
             "transport": self.transport,
-            "swarm": self.membership.swarm,
             "chain": self.membership.chain,
             "storage": self.storage,
+            "members": self.members,
             "directory": self.directory,
             "rejected": self.rejected,
             "clock": SYSTEM_CLOCK,
             "rng": random.Random(0),
         }
         Server(gates=PeerGates(50, 500), **shared)
-        self.exchange = Exchange(identity=self.membership.identity, verifier=verifier, **shared)
+        self.exchange = open_exchange(
+            identity=self.membership.identity,
+            swarm_id=self.membership.swarm.swarm_id,
+            verifier=verifier,
+            **shared,
+        )
         await self.transport.start()
 
     async def stop(self) -> None:
@@ -108,15 +115,15 @@ class Side:
 
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
-        await self.exchange.beat(0, 20.0)
-        await self.exchange.list_some(8, 64)
+        await self.exchange.meeting.beat(0, 20.0)
+        await self.exchange.puller.list_some(8, 64)
         return await self.pull()
 
     async def pull(self) -> list[VerifiedGroup]:
         """Pull everything on offer."""
         pulled: list[VerifiedGroup] = []
-        while self.exchange.on_offer(lambda _: 64):
-            group = await self.exchange.pull(lambda _: 64, 0)
+        while self.exchange.puller.on_offer(lambda _: 64):
+            group = await self.exchange.puller.pull(lambda _: 64, 0)
             pulled += [group] if group else []
         return pulled
 
@@ -150,7 +157,7 @@ def in_swarm(tmp_path: Path) -> Callable[..., None]:
             for side in sides:
                 await side.start()
             for side in sides:
-                await side.exchange.beat(0, 20.0)
+                await side.exchange.meeting.beat(0, 20.0)
             await body(network, *sides)
             for side in sides:
                 await side.stop()
@@ -171,7 +178,7 @@ def test_a_published_group_arrives_verified_and_only_once(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         right = await _right_answer(alice, alice.task())
         made = await alice.group([right, "no idea"])
-        (own,) = await alice.exchange.publish([made], 3)
+        (own,) = await alice.exchange.publisher.publish([made], 3)
         (got,) = await bob.fetch()
         assert (got.id, got.author, got.provenance) == (own.id, alice.peer_id, Provenance.KIN)
         assert got.rewards == own.rewards == (1.0, 0.0)
@@ -197,8 +204,8 @@ def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
         texts = [await _right_answer(honest, ref), "wrong", "also wrong"]
         truth = (make_group(ref, texts, [1.0, 0.0, 0.0]), "")
         lie = (make_group(ref, texts, [0.25, 1.0, 0.75]), "")
-        await honest.exchange.publish([truth], 0)
-        await liar.exchange.publish([lie], 0)
+        await honest.exchange.publisher.publish([truth], 0)
+        await liar.exchange.publisher.publish([lie], 0)
         got = {group.author: group for group in await bob.fetch()}
         assert got[liar.peer_id].group.claimed == (0.25, 1.0, 0.75)
         assert got[liar.peer_id].rewards == got[honest.peer_id].rewards == (1.0, 0.0, 0.0)
@@ -211,7 +218,7 @@ def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
 def test_wrong_answers_claimed_right_teach_nothing(in_swarm) -> None:
     async def body(network: MemoryNetwork, liar: Side, bob: Side) -> None:
         lie = make_group(liar.task(), ["wrong", "also wrong"], [1.0, 0.0])
-        await liar.exchange.publish([(lie, "")], 0)
+        await liar.exchange.publisher.publish([(lie, "")], 0)
         assert await bob.fetch() == []
         assert bob.rejected == {"zero_advantage": 1}
         assert bob.storage.live(1) == []
@@ -289,7 +296,7 @@ async def _announce_raw(
 def test_a_replayed_envelope_is_trained_once_even_across_a_restart(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
-        (own,) = await alice.exchange.publish([made], 0)
+        (own,) = await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
         sealed = alice.storage.blob(own.id)
         assert sealed is not None
@@ -312,7 +319,7 @@ def test_a_replayed_envelope_is_trained_once_even_across_a_restart(in_swarm) -> 
 def test_another_members_group_cannot_be_announced_as_ones_own(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, thief: Side, bob: Side) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
-        (own,) = await alice.exchange.publish([made], 0)
+        (own,) = await alice.exchange.publisher.publish([made], 0)
         sealed = alice.storage.blob(own.id)
         assert sealed is not None
         await alice.transport.stop()
@@ -366,7 +373,7 @@ def test_a_group_of_another_model_is_foreign(in_swarm) -> None:
         ref = alice.task()
         texts = [await _right_answer(alice, ref), "wrong"]
         other = PolicyRef(bytes(32), bytes(32), 7)
-        await alice.exchange.publish([(make_group(ref, texts, [1.0, 0.0], other), "")], 0)
+        await alice.exchange.publisher.publish([(make_group(ref, texts, [1.0, 0.0], other), "")], 0)
         (got,) = await bob.fetch()
         assert got.provenance is Provenance.FOREIGN
 
@@ -376,10 +383,10 @@ def test_a_group_of_another_model_is_foreign(in_swarm) -> None:
 def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side, carol: Side) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
-        await alice.exchange.publish([made], 0)
+        await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
-        await carol.exchange.beat(0, 20.0)
-        await carol.exchange.list_some(8, 64)
+        await carol.exchange.meeting.beat(0, 20.0)
+        await carol.exchange.puller.list_some(8, 64)
         await alice.transport.stop()
         (got,) = await carol.pull()
         assert got.author == alice.peer_id
@@ -391,12 +398,12 @@ def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         right = await _right_answer(alice, alice.task())
         made = [await alice.group([right, "wrong"]) for _ in range(6)]
-        published = await alice.exchange.publish(made, 0)
-        await bob.exchange.beat(0, 20.0)
-        assert await bob.exchange.list_some(3, 6) == 6
+        published = await alice.exchange.publisher.publish(made, 0)
+        await bob.exchange.meeting.beat(0, 20.0)
+        assert await bob.exchange.puller.list_some(3, 6) == 6
         pulled = await bob.pull()
         assert {group.id for group in pulled} == {group.id for group in published[-2:]}
-        assert await bob.exchange.list_some(3, 6) == 0
+        assert await bob.exchange.puller.list_some(3, 6) == 0
 
     in_swarm(body)
 
@@ -412,9 +419,9 @@ def test_heartbeats_are_read_the_more_rarely_the_more_there_are(in_swarm) -> Non
 
         network.heartbeats = counted  # type: ignore[method-assign]
         for side in sides[1:]:
-            await side.exchange.beat(0, 20.0)
+            await side.exchange.meeting.beat(0, 20.0)
         for _ in range(6):
-            await sides[0].exchange.beat(0, 20.0)
+            await sides[0].exchange.meeting.beat(0, 20.0)
         # Nine heartbeats at eight a beat: every second beat reads them.
         assert sum(reads) == 3
 
@@ -424,10 +431,10 @@ def test_heartbeats_are_read_the_more_rarely_the_more_there_are(in_swarm) -> Non
 def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side, carol: Side) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
-        await alice.exchange.publish([made], 0)
+        await alice.exchange.publisher.publish([made], 0)
         for side in (alice, bob, carol):
-            await side.exchange.beat(0, 20.0)
-        await carol.exchange.list_some(8, 64)
+            await side.exchange.meeting.beat(0, 20.0)
+        await carol.exchange.puller.list_some(8, 64)
         network.cut(alice.peer_id)
         assert await carol.pull() == []
         assert carol.rejected["not_here"] == 1
@@ -482,10 +489,9 @@ def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
         assert await bob.fetch() == []
-        peer = alice.directory.get(bob.peer_id)
-        assert peer is not None
-        peer.member_until = 0.0
-        await alice.exchange.publish([made], 0)
+        assert alice.members.is_member(bob.peer_id)
+        alice.members._members.clear()
+        await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
 
     in_swarm(body)
@@ -498,7 +504,7 @@ def test_loss_delays_but_loses_nothing(in_swarm) -> None:
             for i in range(12)
         ]
         network._loss = 0.3
-        published = await alice.exchange.publish(made, 0)
+        published = await alice.exchange.publisher.publish(made, 0)
         got: set[bytes] = set()
         for _ in range(60):
             for peer in (bob.directory.get(alice.peer_id),):
