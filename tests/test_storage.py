@@ -15,6 +15,7 @@ import pytest
 
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
+from swarm_node.schema import MIGRATIONS
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 
@@ -107,25 +108,91 @@ def test_everything_is_there_after_reopening(path: Path) -> None:
     assert storage.advance("tasks", 8) == 0
     assert storage.advance("tasks", 3) == 8
     storage.remember_peer("peer", ["/ip4/10.0.0.1/tcp/1"])
-    before = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
-    assert before[1] == [*own, other]
+    before = storage.live(1), storage.windows(), storage.known_peers(5)
+    assert before[0] == [*own, other]
     storage.close()
 
     storage = Storage(path, wall=lambda: 2000.0)
-    after = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
+    after = storage.live(1), storage.windows(), storage.known_peers(5)
     assert after == before
-    assert (storage.counter("tasks"), storage.counter("other"), storage.head()) == (11, 0, 2)
+    assert storage.blob(own[0].id) == own[0].blob
+    counted = [storage.counter(name) for name in ("tasks", "other", "published")]
+    assert counted == [11, 0, 2]
     assert storage.known_peers(5)[0].addresses == ("/ip4/10.0.0.1/tcp/1",)
     storage.close()
 
 
-def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
-    epochs = []
-    for index in range(2):
-        storage = Storage(tmp_path / str(index), wall=lambda index=index: 1000.0 + index)
-        epochs.append(storage.epoch)
+def test_no_two_openings_share_an_epoch_also_after_a_backup_is_restored(path: Path) -> None:
+    """A backup knows nothing of the numbers that were used after it was made."""
+    used: set[tuple[int, int]] = set()
+    backup = b""
+    for now in (1000.0, 1001.0, 1002.0, 3.0, 1003.0):  # once the clock is wrong
+        storage = Storage(path, wall=lambda now=now: now)
+        assert storage.announcements(0, 0, 10) == (storage.epoch, 0, 0, ())
+        for row in publish(storage, 2):
+            assert (row.epoch, row.seq) not in used
+            used.add((row.epoch, row.seq))
+        assert len(storage.announcements(storage.epoch, 0, 10)[3]) == 2
         storage.close()
-    assert epochs[0] < epochs[1]
+        backup = backup or path.read_bytes()
+        if now == 1001.0:
+            path.write_bytes(backup)
+    path.unlink()
+    storage = Storage(path, wall=lambda: 1004.0)
+    assert storage.epoch > max(epoch for epoch, _ in used)
+    storage.close()
+
+
+def test_a_database_of_the_first_version_is_migrated(path: Path) -> None:
+    old = sqlite3.connect(path)
+    for statement in MIGRATIONS[0]:
+        old.execute(statement)
+    old.executemany("INSERT INTO meta VALUES (?, ?)", [("epoch", 5000), ("head", 7)])
+    old.execute("INSERT INTO windows VALUES ('peer', 9, 3, ?)", (bytes(128),))
+    old.execute("INSERT INTO log VALUES (7, x'00', x'01')")
+    old.execute("PRAGMA user_version = 1")
+    old.commit()
+    old.close()
+    storage = Storage(path, wall=lambda: 1.0)
+    assert (storage.epoch, storage.head(), storage.counter("published")) == (5001, 0, 7)
+    assert storage.windows() == [WindowRow("peer", 9, 3, bytes(128))]
+    publish(storage, 1)
+    assert storage.accept(*received(4))
+    storage.close()
+
+
+def test_the_windows_of_the_authors_marked_last_are_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.storage.MAX_AUTHORS", 3)
+    storage = Storage(path)
+    for seq, author in enumerate("abcda", start=1):
+        storage.accept(*received(seq, author))
+    storage.save_window(WindowRow("b", 9, 9, bytes(128)))
+    storage.prune(keep_log=4)
+    assert [row.author for row in storage.windows()] == ["d", "a", "b"]
+    storage.close()
+
+
+def test_a_damaged_row_is_set_aside_and_counted(path: Path) -> None:
+    storage = Storage(path)
+    first, second, third = publish(storage, 3)
+    storage.remember_peer("good", ["/ip4/10.0.0.1/tcp/1"])
+    storage.remember_peer("bad", [])
+    for statement in (
+        "UPDATE groups SET provenance = 'nobody' WHERE seq = 1",
+        "UPDATE groups SET rewards = x'00' WHERE seq = 2",
+        "UPDATE peers SET addresses = '[' WHERE peer_id = 'bad'",
+    ):
+        storage._connection.execute(statement)
+    assert storage.live(1) == [third]
+    assert [peer.peer_id for peer in storage.known_peers(5)] == ["good"]
+    assert storage.faults == {"storage": 3}
+    assert storage.live(1) == [third]
+    assert len(storage.known_peers(5)) == 1
+    assert storage.blob(first.id) is storage.blob(second.id) is None
+    assert storage.faults == {"storage": 3}
+    storage.close()
 
 
 def test_used_up_and_retired_groups_are_not_live_but_still_served(path: Path) -> None:

@@ -21,7 +21,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
     settings = load_settings({"run.device": "cpu"}, environ={})
     home = Home(tmp_path)
     membership = home.found_swarm("team", time.time())
-    home.control_file.with_suffix(".tmp").mkdir()
+    home.control_file.mkdir()
     model = Model.read("tiny", resolve("tiny"))
     found = fit(settings, model.config, this_machine(settings))
 
