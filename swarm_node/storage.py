@@ -144,8 +144,7 @@ class Storage:
         except HomeError:
             self._connection.close()
             raise
-        #: The epoch of this node's log. A new database cannot know which sequence numbers a lost
-        #: one had used, so it starts a greater epoch.
+        #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
 
     async def run(
@@ -161,12 +160,27 @@ class Storage:
         with self._lock, self._explained():
             self._connection.close()
 
+    def begin_epoch(self) -> None:
+        """Start a greater epoch, with an empty log; a node does it at every start. No database can
+        know whether it is an older copy, and whoever continued such a one would sign numbers that
+        are used already. Groups of earlier epochs stay stored and are still served."""
+        with self._transaction() as db:
+            _set_meta(db, "earlier", self.published())
+            _set_meta(db, "head", 0)
+            _set_meta(db, "epoch", max(self.epoch + 1, int(self._wall() * 1000)))
+            db.execute("DELETE FROM log")
+        self.epoch = self._meta("epoch")
+
+    def published(self) -> int:
+        """How many groups this node has published, in all epochs."""
+        return self._meta("earlier") + self.head()
+
     def next_seq(self) -> int:
         """The sequence number that the next published group must bear; numbers start at 1."""
         return self.head() + 1
 
     def head(self) -> int:
-        """The newest sequence number published, 0 if none."""
+        """The newest sequence number published in this epoch, 0 if none."""
         return self._meta("head")
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:

@@ -128,6 +128,27 @@ def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
     assert epochs[0] < epochs[1]
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1000.0, 2000.0])
+def test_a_greater_epoch_begins_with_an_empty_log(path: Path, seconds: float) -> None:
+    """Whatever the clock says; an older copy of the database so never repeats a number."""
+    storage = Storage(path, wall=lambda: 1000.0)
+    own = publish(storage, 3)
+    first = storage.epoch
+    storage.close()
+    storage = Storage(path, wall=lambda: seconds)
+    storage.begin_epoch()
+    assert storage.epoch == max(first + 1, int(seconds * 1000))
+    assert storage.announcements(first, 2, 10) == (storage.epoch, 0, 0, ())
+    assert [row.seq for row in publish(storage, 2)] == [1, 2]
+    assert (storage.published(), storage.blob(own[0].id)) == (5, own[0].blob)
+    assert storage.live(1)[:3] == own
+    began = storage.epoch
+    storage.close()
+    storage = Storage(path)
+    assert (storage.epoch, storage.published()) == (began, 5)
+    storage.close()
+
+
 def test_used_up_and_retired_groups_are_not_live_but_still_served(path: Path) -> None:
     storage = Storage(path)
     a, b, c = publish(storage, 3)

@@ -343,8 +343,8 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self._tally.groups.published = await parts.storage.run(parts.storage.head)
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         for row in await parts.storage.run(parts.storage.live, 1):
             self._buffer.admit(restored_group(row), parts.trainer.version)
