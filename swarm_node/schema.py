@@ -39,7 +39,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     (
-        "INSERT INTO meta SELECT 'counter:published', value FROM meta WHERE key = 'head'",
         "ALTER TABLE windows ADD COLUMN marked INTEGER NOT NULL DEFAULT 0",
         "CREATE INDEX marks ON windows (marked)",
     ),

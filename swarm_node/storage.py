@@ -115,8 +115,7 @@ class Storage:
         except HomeError:
             self._connection.close()
             raise
-        #: The epoch of this node's log. Each opening starts a greater one with an empty log: a
-        #: database cannot know whether it is a backup, and which numbers were used after it.
+        #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
         #: How many damaged rows were set aside, as "storage".
         self.faults: Counter[str] = Counter()
@@ -134,12 +133,27 @@ class Storage:
         with self._lock, self._explained():
             self._connection.close()
 
+    def begin_epoch(self) -> None:
+        """Start a greater epoch, with an empty log; a node does it at every start. No database can
+        know whether it is an older copy, and whoever continued such a one would sign numbers that
+        are used already. Groups of earlier epochs stay stored and are still served."""
+        with self._transaction() as db:
+            _set_meta(db, "earlier", self.published())
+            _set_meta(db, "head", 0)
+            _set_meta(db, "epoch", max(self.epoch + 1, int(self._wall() * 1000)))
+            db.execute("DELETE FROM log")
+        self.epoch = self._meta("epoch")
+
+    def published(self) -> int:
+        """How many groups this node has published, in all epochs."""
+        return self._meta("earlier") + self.head()
+
     def next_seq(self) -> int:
         """The sequence number that the next published group must bear; numbers start at 1."""
         return self.head() + 1
 
     def head(self) -> int:
-        """The newest sequence number published, 0 if none."""
+        """The newest sequence number published in this epoch, 0 if none."""
         return self._meta("head")
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
@@ -157,7 +171,6 @@ class Storage:
                 if announcement is not None:
                     db.execute("INSERT INTO log VALUES (?, ?, ?)", (seq, row.id, announcement))
                 _set_meta(db, "head", seq)
-            _set_meta(db, "counter:published", self.counter("published") + len(entries))
 
     def announcements(
         self, epoch: int, since: int, limit: int
@@ -314,9 +327,8 @@ class Storage:
                 for statement in statements:
                     db.execute(statement)
             db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-            _set_meta(db, "epoch", max(self._meta("epoch") + 1, int(self._wall() * 1000)))
-            _set_meta(db, "head", 0)
-            db.execute("DELETE FROM log")
+            if version == 0:
+                _set_meta(db, "epoch", int(self._wall() * 1000))
 
     def _meta(self, key: str) -> int:
         rows = self._rows("SELECT value FROM meta WHERE key = ?", key)

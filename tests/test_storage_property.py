@@ -91,7 +91,13 @@ class StorageMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.storage.close()
+        self.storage = Storage(self.path, wall=lambda: 99.0)
+
+    @rule()
+    def start_again(self) -> None:
+        self.storage.close()
         self.storage = Storage(self.path, wall=lambda: 0.9)  # a clock that was put back
+        self.storage.begin_epoch()
         self.epoch, self.head = self.epoch + 1, 0
         self.log.clear()
 
@@ -99,7 +105,7 @@ class StorageMachine(RuleBasedStateMachine):
     def tells_what_the_model_tells(self) -> None:
         storage = self.storage
         assert storage.epoch == self.epoch
-        assert storage.counter("published") == self.published
+        assert storage.published() == self.published
         assert storage.next_seq() == self.head + 1
         assert storage.counter("tasks") == self.tasks
         assert {row.author: row for row in storage.windows()} == self.windows

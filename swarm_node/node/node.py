@@ -198,6 +198,7 @@ class Node:
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
             engine=parts.engine(),
+            alarms=list(tally.alarms.values()),
         )
 
     async def _live(self) -> None:
@@ -343,8 +344,8 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self._tally.groups.published = await parts.storage.run(parts.storage.counter, "published")
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         for group in await parts.storage.run(restored_groups, parts.storage):
             self._buffer.admit(group, parts.trainer.version)

@@ -62,6 +62,7 @@ class Side:
         self.membership = membership
         self.rejected: Counter[str] = Counter()
         self.storage = Storage(home.database)
+        self.storage.begin_epoch()
         self.environment = InlineEnvironmentHost(create())
         self.transport = MemoryTransport(network, membership.identity)
         self.directory = Directory(membership.identity.peer_id)
