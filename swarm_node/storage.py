@@ -25,57 +25,26 @@ from typing import Any, ParamSpec, TypeVar
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
+from swarm_node.schema import MIGRATIONS
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
 MAX_ADDRESSES = 16
+#: Digests of groups that are kept; three of each group.
+MAX_MARKS = 1 << 16
 _BUSY_SECONDS = 5.0
 _WAL_BYTES = 16 << 20
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
-#: Statements that migrate schema version i to i + 1. A released one is never edited.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-        """CREATE TABLE groups (
-            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
-            id BLOB NOT NULL UNIQUE,
-            author TEXT NOT NULL,
-            epoch INTEGER NOT NULL,
-            seq INTEGER NOT NULL,
-            provenance TEXT NOT NULL,
-            prompt TEXT NOT NULL,
-            rewards BLOB NOT NULL,
-            arrived INTEGER NOT NULL,
-            uses INTEGER NOT NULL DEFAULT 0,
-            retired INTEGER NOT NULL DEFAULT 0,
-            size INTEGER NOT NULL,
-            blob BLOB NOT NULL
-        )""",
-        "CREATE INDEX live ON groups (arrival) WHERE NOT retired",
-        "CREATE TABLE log (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, announcement BLOB NOT NULL)",
-        """CREATE TABLE windows (
-            author TEXT PRIMARY KEY,
-            epoch INTEGER NOT NULL,
-            high INTEGER NOT NULL,
-            bitmap BLOB NOT NULL
-        ) WITHOUT ROWID""",
-        """CREATE TABLE peers (
-            peer_id TEXT PRIMARY KEY,
-            addresses TEXT NOT NULL,
-            last_seen REAL NOT NULL
-        ) WITHOUT ROWID""",
-    ),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
     the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
-    version when it was stored, and `uses` counts the updates that began with it."""
+    version when it was stored, and `uses` counts the updates that began with it. No two stored
+    groups have one of their `marks` in common (`p2p/content.py`)."""
 
     id: bytes
     author: str
@@ -87,6 +56,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     arrived: int
     uses: int = 0
+    marks: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +179,20 @@ class Storage:
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         """Store a verified group and its author's window in one transaction, so that no restart
-        can admit it again. False, and nothing stored, if a group with its id is stored."""
+        can admit it again. False, and nothing stored, if a group with its id or one of its marks
+        is stored."""
         with self._transaction() as db:
-            if db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone():
+            known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
+            if known or any(self.marked(mark) for mark in row.marks):
                 return False
             _insert(db, row)
             _put_window(db, window)
         return True
+
+    def marked(self, digest: bytes) -> str | None:
+        """The author of the group with this mark, None for none. The newest MAX_MARKS are known."""
+        rows = self._rows("SELECT author FROM marks WHERE digest = ?", digest)
+        return rows[0][0] if rows else None
 
     def save_window(self, window: WindowRow) -> None:
         """Replace the author's window, after a group that is not kept."""
@@ -279,6 +256,10 @@ class Storage:
                 (max_bytes,),
             )
             db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
+            db.execute(
+                "DELETE FROM marks WHERE arrival <= (SELECT max(arrival) FROM marks) - ?",
+                (MAX_MARKS,),
+            )
 
     def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Store a peer's addresses and the time. The MAX_PEERS last met are kept."""
@@ -307,12 +288,12 @@ class Storage:
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         with self._transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > len(_MIGRATIONS):
+            if version > len(MIGRATIONS):
                 raise HomeError(f"{self._path} was written by a newer swarm-node: upgrade this one")
-            for statements in _MIGRATIONS[version:]:
+            for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     db.execute(statement)
-            db.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
             if version == 0:
                 _set_meta(db, "epoch", int(self._wall() * 1000))
 
@@ -358,6 +339,10 @@ def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
     )
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
+    db.executemany(
+        "INSERT OR IGNORE INTO marks (digest, author) VALUES (?, ?)",
+        [(mark, row.author) for mark in row.marks],
+    )
 
 
 def _group(row: Sequence[Any]) -> StoredGroup:
