@@ -65,6 +65,7 @@ def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared)
         _rng("train", settings, peer_id),
         correction=settings.experience.correction,
         advantage=settings.training.advantage,
+        group_size=settings.sampling.group_size,
         checkpoint_updates=settings.run.checkpoint_updates,
     )
 
