@@ -251,7 +251,8 @@ class Node:
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
             if limit and self._tally.updates >= limit:
                 self._stop.set()
