@@ -18,7 +18,7 @@ from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
-from swarm_node.policy.sampling.sampler import RestingSampler
+from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
 from swarm_node.policy.training.trainer import UpdateStats
 
 #: Counts a refusal against an author.
@@ -56,6 +56,8 @@ class Learner:
         self._slots = shared.slots
         self.mixer = mixer
         self._rng = rng
+        #: Whether the trainer is being restarted, which may take long.
+        self.restarting = False
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler.
@@ -113,7 +115,9 @@ class Learner:
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
+            self.restarting = True
             await self._restart(error, stopping)
+            self.restarting = False
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
@@ -159,6 +163,9 @@ class Learner:
             _log.warning("restarting the trainer", error=str(error))
             await asyncio.sleep(min(longest, shortest * 2.0**attempt))
             attempt = min(attempt + 1, 10)
+            if isinstance(self._parts.sampler, SharingSampler):
+                # The dead trainer's memory stays taken while it is mapped, beside the next one's.
+                await self._parts.sampler.let_go()
             try:
                 weights, version = await self._parts.trainer.restart()
                 # What the sampler shares with the trainer is gone if that ends again meanwhile.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, start
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
@@ -77,6 +79,26 @@ class Unsteady(InlineTrainer):
         if self.refusals:
             self.refusals -= 1
             raise ModelError("out of memory")
+        return await super().restart()
+
+
+class Sharing(Unsteady):
+    """A trainer that shares its base with `sampler`. It notes whether that maps the base of the
+    trainer that died while the next one starts."""
+
+    mapped: bool | None = None
+
+    def __init__(self, sampler: TorchSampler, **arguments: Any) -> None:
+        arguments["settings"] = replace(arguments["settings"], published="shared", lora_rank=4)
+        super().__init__(crashes=1, **arguments)
+        self._sampler = sampler
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        self.base = weakref.ref(self._sampler._model)
+        return await super().update(batch)
+
+    async def restart(self) -> tuple[Path, int]:
+        self.mapped = self.base() is not None
         return await super().restart()
 
 
@@ -231,6 +253,26 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
         life.offer()
         assert await life.step()
         assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
+def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        sampler = tiny().sampler()
+        trainer = Sharing(sampler, **world.training(settings))
+        life = Life(world, settings, world.parts(settings, trainer=trainer, sampler=sampler))
+        await life.learner.start()
+        life.offer()
+        assert await life.step()
+        assert trainer.mapped is False
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, sampler.version) == (1, 1)
         await life.close()
 
     in_world(tmp_path, scenario)
