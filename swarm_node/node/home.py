@@ -154,7 +154,9 @@ class Home:
             not_after=end,
             member_seconds=OWNER_MEMBER_SECONDS,
         )
-        member = issue_member(issuer, swarm, identity.public_key, not_before=start, not_after=end)
+        member = issue_member(
+            issuer, swarm, identity.public_key, name="owner", not_before=start, not_after=end
+        )
         return self._keep(Membership(identity, swarm, (issuer_certificate, member)))
 
     def join_swarm(self, ticket: Ticket, now: float) -> Membership:
