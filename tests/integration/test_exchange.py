@@ -27,7 +27,7 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import HELLO, LIST, PULL, Server
+from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, Server
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
 from swarm_node.policy.experience.batch import build_batch
@@ -469,6 +469,20 @@ def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
         await stranger.stop()
 
     in_swarm(body, 1)
+
+
+def test_a_members_malformed_requests_are_counted_against_it(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.fetch()  # a greeting makes each a member for the other
+        peer = alice.directory.get(bob.peer_id)
+        assert peer is not None
+        for protocol in (LIST, PULL, PEERS):
+            for junk in (b"", b"\xc1", b"\x91" * 1000):
+                with pytest.raises(TransportError, match="bad request"):
+                    await bob.transport.request(alice.peer_id, protocol, junk)
+        assert alice.rejected["schema"] == peer.rejected["schema"] == 9
+
+    in_swarm(body)
 
 
 def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:
