@@ -33,7 +33,7 @@ class Life:
     def __init__(self, world: World, settings: Settings, parts: Parts) -> None:
         peer_id = world.memberships[0].identity.peer_id
         self.parts = parts
-        self.shared = make_shared(settings, peer_id)
+        self.shared = make_shared(settings, world.memberships[0], world.clock)
         self.tally = self.shared.tally
         self.learner = make_learner(settings, peer_id, parts, self.shared)
 
