@@ -15,10 +15,10 @@ import msgspec
 from swarm_node.errors import HomeError, Rejected, UnknownTaskError
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
-from swarm_node.p2p.gates import EpochGate, ReplayWindow
+from swarm_node.p2p.gates import Windows
 from swarm_node.p2p.peers import Offer
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
@@ -65,15 +65,16 @@ class GroupVerifier:
         self._storage = storage
         self._judge = judge
         self._check_tokens = check_tokens
-        self._epochs = EpochGate()
-        self._windows: dict[str, tuple[int, ReplayWindow]] = {}
+        self._windows = Windows(MAX_AUTHORS)
         for row in storage.windows():
-            self._windows[row.author] = (row.epoch, ReplayWindow.from_row(row.high, row.bitmap))
-            self._epochs.mark(row.author, row.epoch)
+            try:
+                self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
+            except ValueError:
+                storage.damaged(f"groups of {row.author} are refused until it starts again")
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Why an announced (author, epoch, seq) must not be pulled, or None if it may be."""
-        return self._epochs.check(author, epoch) or self._window(author, epoch).check(seq)
+        return self._windows.check(author, epoch, seq)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
         """Whether kin would accept the token ids of an own group."""
@@ -158,11 +159,8 @@ class GroupVerifier:
         repeated = self.seen(verified.author, header.epoch, header.seq)
         if repeated is not None:
             return repeated
-        window = self._window(verified.author, header.epoch)
-        window.mark(header.seq)
-        self._windows[verified.author] = (header.epoch, window)
-        self._epochs.mark(verified.author, header.epoch)
-        row = WindowRow(verified.author, header.epoch, *window.to_row())
+        marked = self._windows.mark(verified.author, header.epoch, header.seq)
+        row = WindowRow(verified.author, header.epoch, *marked)
         if not verified.informative:
             # All its advantages are zero, so no update can learn from it: only its number is kept.
             await self._storage.run(self._storage.save_window, row)
@@ -171,10 +169,6 @@ class GroupVerifier:
         if not await self._storage.run(self._storage.accept, stored, row):
             return Rejected("duplicate", "stored already")
         return verified
-
-    def _window(self, author: str, epoch: int) -> ReplayWindow:
-        known = self._windows.get(author)
-        return known[1] if known is not None and known[0] == epoch else ReplayWindow()
 
 
 def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
@@ -192,18 +186,28 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
     )
 
 
+def restored_groups(storage: Storage) -> list[VerifiedGroup]:
+    """The stored groups that were not trained on, oldest first. Damaged ones are deleted."""
+    groups = []
+    for row in storage.live(1):
+        try:
+            groups.append(restored_group(row))
+        except HomeError:  # one group is no reason to stop
+            storage.forget(row.id)
+    return groups
+
+
 def restored_group(row: StoredGroup) -> VerifiedGroup:
     """A group that passed all checks before it was stored, as it was then.
 
     Raises:
         HomeError: the stored bytes are damaged.
     """
-    outer = msgspec.msgpack.decode(row.blob)
-    unpacked = wire.unpack_group(outer[1])
+    if content_id(row.blob) != row.id:
+        raise HomeError("a stored group is damaged: its bytes have another hash")
+    unpacked = wire.unpack_group(msgspec.msgpack.decode(row.blob)[1])
     if isinstance(unpacked, Rejected):
-        raise HomeError(
-            f"the database holds a damaged group ({unpacked.detail}): move node.db away"
-        )
+        raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
     return VerifiedGroup(
         id=row.id,
         author=row.author,
