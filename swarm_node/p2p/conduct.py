@@ -32,10 +32,13 @@ def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
 REASONS: Final = {
     **_table(
         Blame.NONE,
-        "capacity duplicate expired not_here not_yet_valid old_epoch quota rate stale too_old "
-        "unknown_member unreachable",
+        "capacity copied duplicate expired not_here not_yet_valid old_epoch quota rate stale "
+        "too_old unknown_member unreachable",
     ),
-    **_table(Blame.USELESS, "environment too_long zero_advantage"),
+    **_table(
+        Blame.USELESS,
+        "environment implausible own_copied repeated too_large too_long zero_advantage",
+    ),
     **_table(
         Blame.VIOLATION,
         "author chain_depth content encoding flood hash held_out judging key kind outside_issuer "
