@@ -20,6 +20,7 @@ from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.exchange import Exchange, open_exchange
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -67,6 +68,7 @@ def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared)
         _rng("train", settings, peer_id),
         correction=settings.experience.correction,
         advantage=settings.training.advantage,
+        group_size=settings.sampling.group_size,
         checkpoint_updates=settings.run.checkpoint_updates,
     )
 
@@ -116,15 +118,28 @@ def _open_work(
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,
-        Expected(info.name, info.version, frozenset(info.families), parts.policy),
+        _expected(settings, peer_id, parts, info),
         parts.storage,
         maker.judge,
         partial(check_tokens, parts.codec),
+        parts.codec.encode_answer,
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
     _serve(membership, parts, shared, rng)
     return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
+
+
+def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
+    sampling = settings.sampling
+    return Expected(
+        info.name,
+        info.version,
+        frozenset(info.families),
+        parts.policy,
+        SizeGate.of(sampling.group_size, sampling.max_new_tokens),
+        own_tasks="" if sampling.common_share else peer_id,
+    )
 
 
 def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:

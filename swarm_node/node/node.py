@@ -54,9 +54,7 @@ _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
-_LIST_PEERS = 3
-_PARALLEL_PULLS = 4
-_KNOWN_PEERS = 32
+_LIST_PEERS, _PARALLEL_PULLS, _KNOWN_PEERS = 3, 4, 32
 _KEEP_OWN_GROUPS = 4096
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
@@ -109,7 +107,7 @@ class Node:
         self._changed = asyncio.Condition()
 
     def stop(self) -> None:
-        """End `run` soon: finish the running update, store a checkpoint, close every part."""
+        """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
 
     async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -120,7 +118,8 @@ class Node:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
-            await self._open()
+            if not await self._opens():
+                return
             self._state = "running"
             self._running_since = self._parts.clock.now()
             if on_running is not None:
@@ -166,10 +165,9 @@ class Node:
         parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
         now = parts.clock.now()
         buffer = asdict(self._buffer.stats()).items()
-        busy = None
-        if self._running_since is not None:
-            seconds = now - self._running_since
-            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, seconds)
+        since, busy = self._running_since, None
+        if since is not None:
+            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - since)
         return Snapshot(
             schema=SCHEMA,
             peer_id=self._membership.identity.peer_id,
@@ -208,7 +206,8 @@ class Node:
             await self._stop.wait()
             self._state = "stopping"
             await self._notify()
-            await asyncio.wait({loops["train"]}, timeout=_STOP_SECONDS)
+            patience = 0.0 if self._learner.restarting else _STOP_SECONDS
+            await asyncio.wait({loops["train"]}, timeout=patience)
             for task in loops.values():
                 task.cancel()
 
@@ -250,7 +249,8 @@ class Node:
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
             if limit and self._tally.updates >= limit:
                 self._stop.set()
@@ -334,6 +334,15 @@ class Node:
                 trained_external=tally.groups.trained_external,
                 rejected=tally.rejected.total(),
             )
+
+    async def _opens(self) -> bool:
+        """Open all parts; False where `stop` came first."""
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(self._open())
+            stopping = group.create_task(self._stop.wait())
+            opening.add_done_callback(lambda _: stopping.cancel())
+            stopping.add_done_callback(lambda _: opening.cancel())
+        return not opening.cancelled()
 
     async def _open(self) -> None:
         parts = self._parts

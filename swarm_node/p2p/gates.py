@@ -8,7 +8,9 @@ there before it uses the group.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from swarm_node.errors import Rejected
 
@@ -16,6 +18,44 @@ WINDOW: Final = 1024
 #: One message cannot move a window further than this. Otherwise one absurd sequence number would
 #: make every later group of its author look old.
 MAX_ADVANCE: Final = 1_000_000
+#: How much larger than own groups, and longer than own answers, those of peers may be.
+LARGER: Final = 4
+LONGER: Final = 4
+#: Most bytes of a sealed group, besides its answers, of an answer besides its tokens, and of a
+#: token: its id, its log-prob, its version and its text.
+_GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class SizeGate:
+    """What a peer's group may hold: so many `completions`, and so many `tokens` in each. A group of
+    64 gives its only right answer an advantage of √63, and a long answer costs a forward pass in
+    proportion, so both are bounded by what this node makes itself."""
+
+    completions: int
+    tokens: int
+
+    @classmethod
+    def of(cls, group_size: int, max_new_tokens: int) -> Self:
+        """The gate of a node that makes groups of this size with answers up to this length."""
+        return cls(LARGER * group_size, LONGER * max_new_tokens)
+
+    def announced(self, completions: int, size: int) -> Rejected | None:
+        """Why a group of so many completions and sealed bytes is not pulled, None if it may be."""
+        if completions > self.completions:
+            return Rejected("too_large", f"{completions} completions, at most {self.completions}")
+        most = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
+        if size > most:
+            return Rejected("too_long", f"{size} bytes in {completions} completions")
+        return None
+
+    def pulled(self, lengths: Sequence[int]) -> Rejected | None:
+        """Why a group with answers of these `lengths` in tokens is refused, None if it is not."""
+        if len(lengths) > self.completions:
+            return Rejected("too_large", f"{len(lengths)} completions, at most {self.completions}")
+        if max(lengths) > self.tokens:
+            return Rejected("too_long", f"an answer of {max(lengths)} tokens, not {self.tokens}")
+        return None
 
 
 class ReplayWindow:

@@ -112,6 +112,8 @@ class Puller:
         peer.epoch, peer.head = listed.epoch, listed.head
         before = peer.offered
         for raw in listed.items:
+            if self._clock.now() < peer.standing.off_until:
+                break  # it was dropped for what it listed
             since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
         # The peer alone states how many it left out, so the number is bounded.
@@ -131,6 +133,10 @@ class Puller:
         if seen is not None and seen.reason not in BLAMELESS:
             self._asker.reject(seen, peer.peer_id)
         if entry.mixed and seen is None:
+            refused = self._verifier.refuse_announced(entry)
+            if refused is not None:
+                self._asker.reject(refused, peer.peer_id)
+                return entry.seq
             peer.offered += 1
             peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
         return entry.seq
