@@ -36,12 +36,13 @@ import structlog
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError
+from swarm_node.node.consequences import peer_rows, watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
+from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.verify import restored_groups
@@ -91,7 +92,7 @@ class Node:
         self._membership = membership
         self._parts = parts
         self._tally = shared.tally
-        self._directory = shared.directory
+        self._shared = shared
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
@@ -163,7 +164,6 @@ class Node:
         """Everything worth showing of this node now."""
         parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
         now = parts.clock.now()
-        known = sorted(self._directory.live(now, float("inf")), key=lambda peer: -peer.last_seen)
         buffer = asdict(self._buffer.stats()).items()
         since, busy = self._running_since, None
         if since is not None:
@@ -186,7 +186,7 @@ class Node:
             evals=tally.evals[-_SHOWN_EVALS:],
             families=list(info.families) if info else [],
             own_families=list(self._own_families),
-            peers=[PeerRow.of(peer, now) for peer in known[:_SHOWN_PEERS]],
+            peers=peer_rows(self._shared, now)[:_SHOWN_PEERS],
             buffer={key: value for key, value in buffer if isinstance(value, int)},
             update=tally.last_update,
             addresses=parts.transport.addresses() if self._state == "running" else [],
@@ -261,6 +261,7 @@ class Node:
         while True:
             free = self._free_external()
             wanted = free(None) - self._work.exchange.puller.on_offer(free)
+            watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
             self._tally.offered += await self._work.exchange.puller.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self._buffer.collect_departed())
@@ -304,7 +305,7 @@ class Node:
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
                 await self._work.exchange.meeting.beat(self._parts.trainer.version, heartbeat)
-                for peer in self._directory.live(clock.now(), pause):
+                for peer in self._shared.directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
                 pause = min(heartbeat, pause * 1.5)
@@ -327,7 +328,7 @@ class Node:
                 "progress",
                 version=self._parts.trainer.version,
                 held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self._directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
+                peers=len(self._shared.directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
                 published=tally.groups.published,
                 trained_own=tally.groups.trained_own,
                 trained_external=tally.groups.trained_external,

@@ -37,7 +37,7 @@ class Life:
         peer_id = world.memberships[0].identity.peer_id
         self.parts = parts
         self.rejected: list[tuple[str, str | None]] = []
-        self.shared = make_shared(settings, peer_id)
+        self.shared = make_shared(settings, world.memberships[0], world.clock)
         self.tally = self.shared.tally
         self.learner = make_learner(settings, peer_id, parts, self.shared)
 
