@@ -8,6 +8,7 @@ SwarmNodeError               every error this program raises on purpose
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
+│   ├── OversizeError        a message over its limit
 │   └── RefusedError         the peer refused the request
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── EngineError              the inference engine cannot be kept running
@@ -58,6 +59,10 @@ class NotRunningError(SwarmNodeError):
 
 class TransportError(SwarmNodeError):
     """The network layer failed, or a peer did not answer as the protocol says."""
+
+
+class OversizeError(TransportError):
+    """A request or reply is over its limit."""
 
 
 class RefusedError(TransportError):

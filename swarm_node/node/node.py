@@ -36,15 +36,16 @@ import structlog
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError
+from swarm_node.node.consequences import peer_rows, watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
+from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
-from swarm_node.p2p.verify import restored_group
+from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
@@ -91,7 +92,7 @@ class Node:
         self._membership = membership
         self._parts = parts
         self._tally = shared.tally
-        self._directory = shared.directory
+        self._shared = shared
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
@@ -163,7 +164,6 @@ class Node:
         """Everything worth showing of this node now."""
         parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
         now = parts.clock.now()
-        known = sorted(self._directory.live(now, float("inf")), key=lambda peer: -peer.last_seen)
         buffer = asdict(self._buffer.stats()).items()
         since, busy = self._running_since, None
         if since is not None:
@@ -182,11 +182,11 @@ class Node:
             trainer_restarts=tally.trainer_restarts,
             groups=tally.groups,
             rejected=dict(tally.rejected),
-            faults=dict(tally.faults + Counter(parts.sampler.faults)),
+            faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
             evals=tally.evals[-_SHOWN_EVALS:],
             families=list(info.families) if info else [],
             own_families=list(self._own_families),
-            peers=[PeerRow.of(peer, now) for peer in known[:_SHOWN_PEERS]],
+            peers=peer_rows(self._shared, now)[:_SHOWN_PEERS],
             buffer={key: value for key, value in buffer if isinstance(value, int)},
             update=tally.last_update,
             addresses=parts.transport.addresses() if self._state == "running" else [],
@@ -195,6 +195,7 @@ class Node:
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
             engine=parts.engine(),
+            alarms=list(tally.alarms.values()),
         )
 
     async def _live(self) -> None:
@@ -234,7 +235,9 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._work.exchange.publish(scored, self._parts.trainer.version):
+        for group in await self._work.exchange.publisher.publish(
+            scored, self._parts.trainer.version
+        ):
             self._admit(group)
         self._tally.groups.published += len(scored)
         await self._notify()
@@ -246,7 +249,8 @@ class Node:
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
             if limit and self._tally.updates >= limit:
                 self._stop.set()
@@ -256,8 +260,9 @@ class Node:
         storage = self._parts.storage
         while True:
             free = self._free_external()
-            wanted = free(None) - self._work.exchange.on_offer(free)
-            self._tally.offered += await self._work.exchange.list_some(_LIST_PEERS, wanted)
+            wanted = free(None) - self._work.exchange.puller.on_offer(free)
+            watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
+            self._tally.offered += await self._work.exchange.puller.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self._buffer.collect_departed())
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)
@@ -272,10 +277,12 @@ class Node:
 
     async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._work.exchange.on_offer(self._free_external()) > 0)
+            await self._until(
+                lambda: self._work.exchange.puller.on_offer(self._free_external()) > 0
+            )
             version = self._parts.trainer.version
             try:
-                group = await self._work.exchange.pull(self._free_external(), version)
+                group = await self._work.exchange.puller.pull(self._free_external(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
@@ -297,8 +304,8 @@ class Node:
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
-                await self._work.exchange.beat(self._parts.trainer.version, heartbeat)
-                for peer in self._directory.live(clock.now(), pause):
+                await self._work.exchange.meeting.beat(self._parts.trainer.version, heartbeat)
+                for peer in self._shared.directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
                 pause = min(heartbeat, pause * 1.5)
@@ -321,7 +328,7 @@ class Node:
                 "progress",
                 version=self._parts.trainer.version,
                 held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self._directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
+                peers=len(self._shared.directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
                 published=tally.groups.published,
                 trained_own=tally.groups.trained_own,
                 trained_external=tally.groups.trained_external,
@@ -346,11 +353,11 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self._tally.groups.published = await parts.storage.run(parts.storage.head)
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
-        for row in await parts.storage.run(parts.storage.live, 1):
-            self._buffer.admit(restored_group(row), parts.trainer.version)
+        for group in await parts.storage.run(restored_groups, parts.storage):
+            self._buffer.admit(group, parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",
@@ -372,7 +379,7 @@ class Node:
     def _admit(self, group: VerifiedGroup) -> None:
         refused = self._buffer.admit(group, self._parts.trainer.version)
         if isinstance(refused, Rejected):
-            self._work.exchange.reject(refused, group.author)
+            self._work.exchange.asker.reject(refused, group.author)
 
     async def _environment_failed(self, error: SwarmNodeError) -> None:
         """Count and log the fault, then pause so that the environment's process can recover."""

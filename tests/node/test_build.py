@@ -1,4 +1,4 @@
-"""A real node whose start fails leaves nothing behind."""
+"""A real node whose start fails leaves nothing behind, and repeats no number of its log."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from swarm_node.node.home import Home
 from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
+from swarm_node.storage import Storage
 
 
 @pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
@@ -34,7 +35,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
     settings = load_settings({"run.device": "cpu"}, environ={})
     home = Home(tmp_path)
     membership = home.found_swarm("team", time.time())
-    home.control_file.with_suffix(".tmp").mkdir()
+    home.control_file.mkdir()
     model = Model.read("tiny", resolve("tiny"))
     found = fit(settings, model.config, this_machine(settings))
 
@@ -47,6 +48,12 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
     async def run() -> None:
         await run_node(settings, home, membership, model, found)
 
-    with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
-        asyncio.run(run())
-    assert held() == []
+    epochs = []
+    for _ in range(2):
+        with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
+            asyncio.run(run())
+        assert held() == []
+        storage = Storage(home.database)
+        epochs.append(storage.epoch)
+        storage.close()
+    assert epochs[0] < epochs[1]

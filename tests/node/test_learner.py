@@ -14,7 +14,7 @@ from builders import completion, verified
 from in_memory import World, small_settings, tiny
 
 from swarm_node.config import Settings
-from swarm_node.errors import CheckpointError, ChildError, ModelError, WeightsError
+from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, WeightsError
 from swarm_node.node.assembly import make_learner, make_shared
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
@@ -36,20 +36,25 @@ class Life:
     def __init__(self, world: World, settings: Settings, parts: Parts) -> None:
         peer_id = world.memberships[0].identity.peer_id
         self.parts = parts
-        self.shared = make_shared(settings, peer_id)
+        self.rejected: list[tuple[str, str | None]] = []
+        self.shared = make_shared(settings, world.memberships[0], world.clock)
         self.tally = self.shared.tally
         self.learner = make_learner(settings, peer_id, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
         storage = self.parts.storage
-        for seq in range(storage.next_seq(), storage.next_seq() + count):
-            group = own_group(seq, rewards, self.parts.trainer.version)
-            storage.publish([(stored(group, storage.epoch, seq), None)])
+        first = storage.published() + 1
+        for number in range(first, first + count):
+            group = own_group(number, rewards, self.parts.trainer.version)
+            storage.publish([(stored(group, storage.epoch, storage.next_seq()), None)])
             assert self.shared.buffer.admit(group, self.parts.trainer.version) is None
 
     async def step(self) -> bool:
-        return await self.learner.step(lambda: False)
+        return await self.learner.step(lambda: False, self.reject)
+
+    def reject(self, rejected: Rejected, author: str | None) -> None:
+        self.rejected.append((rejected.reason, author))
 
     async def close(self) -> None:
         await self.parts.trainer.close()
@@ -156,6 +161,7 @@ def test_an_update_moves_the_sampler_to_the_new_weights(tmp_path: Path) -> None:
         assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
         assert life.tally.last_update is not None
         assert life.tally.last_update.mean_reward == 0.5
+        assert life.tally.last_update.entropy > 0
         assert life.tally.updating.count == 1
         assert not await life.step()
         await life.close()
@@ -201,6 +207,27 @@ def test_a_batch_that_teaches_nothing_is_skipped_and_counted(tmp_path: Path) -> 
         assert life.tally.groups.trained_own == 2
         assert life.parts.sampler.version == 0
         assert not any(world.home().glob("checkpoints/*"))
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
+def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings(experience__external=2)
+        life = Life(world, settings, world.parts(settings))
+        await life.learner.start()
+        for author, right in (("poisoner", "zq zq 2"), ("honest", "2")):
+            codec, texts = tiny().codec, (right, "3")
+            answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
+            group = verified(
+                author, author, completions=answers, prompt="What is 1 + 1?", policy=tiny().policy
+            )
+            assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
+        life.offer()
+        assert await life.step()
+        assert life.tally.groups.trained_external == 2
+        assert life.rejected == [("implausible", "poisoner")]
         await life.close()
 
     in_world(tmp_path, scenario)
@@ -291,7 +318,7 @@ def test_a_node_that_stops_does_not_wait_for_its_trainer(tmp_path: Path) -> None
         life = Life(world, settings, world.parts(settings, trainer=trainer))
         await life.learner.start()
         life.offer()
-        assert await life.learner.step(lambda: world.clock.now() > 10)
+        assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
         assert 10 < world.clock.now() < 20
         assert life.tally.updates == 0
         await life.close()
