@@ -629,7 +629,28 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
         other = Home(tmp_path / "other").found_swarm("other", NOW)
-from swarm_node.p2p.gates import SizeGate
+        # A member's certificates in a stranger's hands: the link says who is calling.
+        hellos = {
+            "no member": other.chain,
+            "wrong_subject": alice.membership.chain,
+        }
+        payloads = {
+            "hello": (LIST, wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))),
+            **{
+                said: (HELLO, wire.pack(wire.HelloRequest(chain, "swarm-node", (), 0, 0)))
+                for said, chain in hellos.items()
+            },
+        }
+        junk = [("bad request", (HELLO, junk)) for junk in (b"", b"\xc1", b"\x91" * 1000)]
+        for said, (protocol, payload) in [*payloads.items(), *junk]:
+            stranger = MemoryTransport(network, Identity.generate())
+            await stranger.start()
+            with pytest.raises(TransportError, match=said):
+                await stranger.request(alice.peer_id, protocol, payload)
+            again = "hello" if said == "hello" else "cut the link"
+            with pytest.raises(TransportError, match=again):
+                await stranger.request(alice.peer_id, *payloads["hello"])
+            await stranger.stop()
 
     in_swarm(body, 1)
 
