@@ -61,6 +61,8 @@ def build_parts(
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
+    storage = Storage(home.database)
+    storage.begin_epoch()
 
     def processes() -> dict[str, int]:
         """Process ids of the running ones, by name."""
@@ -74,7 +76,7 @@ def build_parts(
         sampler=sampler,
         trainer=trainer,
         environment=environment,
-        storage=Storage(home.database),
+        storage=storage,
         codec=codec,
         policy=model.policy,
         clock=SYSTEM_CLOCK,

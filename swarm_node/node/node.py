@@ -44,7 +44,7 @@ from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
-from swarm_node.p2p.verify import restored_group
+from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
@@ -185,7 +185,7 @@ class Node:
             trainer_restarts=tally.trainer_restarts,
             groups=tally.groups,
             rejected=dict(tally.rejected),
-            faults=dict(tally.faults + Counter(parts.sampler.faults)),
+            faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
             evals=tally.evals[-_SHOWN_EVALS:],
             families=list(info.families) if info else [],
             own_families=list(self._own_families),
@@ -345,11 +345,11 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self._tally.groups.published = await parts.storage.run(parts.storage.head)
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
-        for row in await parts.storage.run(parts.storage.live, 1):
-            self._buffer.admit(restored_group(row), parts.trainer.version)
+        for group in await parts.storage.run(restored_groups, parts.storage):
+            self._buffer.admit(group, parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",

@@ -8,7 +8,6 @@ time in Unix seconds. docs/protocol.md states what the rules leave open.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +16,13 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.envelope import Kind, is_sound_key, open_sealed, seal
 from swarm_node.p2p.identity import (
     MAX_PRIVATE_BYTES,
     Identity,
     read_private,
-    write_private,
 )
 from swarm_node.p2p.wire import (
     MAX_CERTIFICATE_BYTES,
@@ -148,7 +147,7 @@ class SwarmInfo:
             secret=self.secret.hex(),
         )
         try:
-            _replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+            replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
         except OSError as error:
             raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
 
@@ -274,16 +273,3 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
         return Rejected("expired", f"valid until {member.not_after}")
     return None
-
-
-def _replace_private(path: Path, data: bytes) -> None:
-    """Write, sync, rename, sync the directory. Other users can read the file at no point."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    write_private(temporary, data)
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -15,12 +15,12 @@ import msgspec
 
 from swarm_node.errors import HomeError, Rejected, UnknownTaskError
 from swarm_node.p2p import wire
-from swarm_node.p2p.content import content_mark, marks, task_mark
+from swarm_node.p2p.content import content_digest, digests, task_digest
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
-from swarm_node.p2p.gates import EpochGate, ReplayWindow, SizeGate
+from swarm_node.p2p.gates import SizeGate, Windows
 from swarm_node.p2p.peers import Offer
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
@@ -73,15 +73,16 @@ class GroupVerifier:
         self._judge = judge
         self._check_tokens = check_tokens
         self._encode = encode
-        self._epochs = EpochGate()
-        self._windows: dict[str, tuple[int, ReplayWindow]] = {}
+        self._windows = Windows(MAX_AUTHORS)
         for row in storage.windows():
-            self._windows[row.author] = (row.epoch, ReplayWindow.from_row(row.high, row.bitmap))
-            self._epochs.mark(row.author, row.epoch)
+            try:
+                self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
+            except ValueError:
+                storage.damaged(f"groups of {row.author} are refused until it starts again")
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Why an announced (author, epoch, seq) must not be pulled, or None if it may be."""
-        return self._epochs.check(author, epoch) or self._window(author, epoch).check(seq)
+        return self._windows.check(author, epoch, seq)
 
     def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
         """Why the group of an announcement is not worth a pull, whoever announces it."""
@@ -165,16 +166,16 @@ class GroupVerifier:
     async def _refuse_content(
         self, group: RolloutGroup, author: str, prompt: str = ""
     ) -> Rejected | None:
-        return await self._storage.run(self._refuse_marked, group, author, prompt)
+        return await self._storage.run(self._refuse_known, group, author, prompt)
 
-    def _refuse_marked(self, group: RolloutGroup, author: str, prompt: str) -> Rejected | None:
+    def _refuse_known(self, group: RolloutGroup, author: str, prompt: str) -> Rejected | None:
         """Refuse a group that was here before, whoever signed it then."""
-        marked, mine = self._storage.marked, self._expected.own_tasks
-        if mine and marked(task_mark(group.task, mine)) is not None:
+        known, mine = self._storage.author_of, self._expected.own_tasks
+        if mine and known(task_digest(group.task, mine)) is not None:
             return Rejected("own_copied", "a task that this node chose for itself")
-        if marked(task_mark(group.task, author)) is not None:
+        if known(task_digest(group.task, author)) is not None:
             return Rejected("repeated", "its author made a group of this task before")
-        if marked(content_mark(group, prompt)) is not None:
+        if known(content_digest(group, prompt)) is not None:
             return Rejected("copied", "the same answers to the same question were here before")
         return None
 
@@ -192,11 +193,8 @@ class GroupVerifier:
         ) or await self._refuse_content(verified.group, verified.author, verified.prompt)
         if repeated is not None:
             return repeated
-        window = self._window(verified.author, header.epoch)
-        window.mark(header.seq)
-        self._windows[verified.author] = (header.epoch, window)
-        self._epochs.mark(verified.author, header.epoch)
-        row = WindowRow(verified.author, header.epoch, *window.to_row())
+        marked = self._windows.mark(verified.author, header.epoch, header.seq)
+        row = WindowRow(verified.author, header.epoch, *marked)
         if not verified.informative:
             # All its advantages are zero, so no update can learn from it: only its number is kept.
             await self._storage.run(self._storage.save_window, row)
@@ -205,10 +203,6 @@ class GroupVerifier:
         if not await self._storage.run(self._storage.accept, stored, row):
             return Rejected("duplicate", "stored already")
         return verified
-
-    def _window(self, author: str, epoch: int) -> ReplayWindow:
-        known = self._windows.get(author)
-        return known[1] if known is not None and known[0] == epoch else ReplayWindow()
 
 
 def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
@@ -223,8 +217,19 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
         prompt=verified.prompt,
         rewards=verified.rewards,
         arrived=verified.arrived,
-        marks=marks(verified.group, verified.prompt, verified.author),
+        digests=digests(verified.group, verified.prompt, verified.author),
     )
+
+
+def restored_groups(storage: Storage) -> list[VerifiedGroup]:
+    """The stored groups that were not trained on, oldest first. Damaged ones are deleted."""
+    groups = []
+    for row in storage.live(1):
+        try:
+            groups.append(restored_group(row))
+        except HomeError:  # one group is no reason to stop
+            storage.forget(row.id)
+    return groups
 
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:
@@ -233,12 +238,11 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
     Raises:
         HomeError: the stored bytes are damaged.
     """
-    outer = msgspec.msgpack.decode(row.blob)
-    unpacked = wire.unpack_group(outer[1])
+    if content_id(row.blob) != row.id:
+        raise HomeError("a stored group is damaged: its bytes have another hash")
+    unpacked = wire.unpack_group(msgspec.msgpack.decode(row.blob)[1])
     if isinstance(unpacked, Rejected):
-        raise HomeError(
-            f"the database holds a damaged group ({unpacked.detail}): move node.db away"
-        )
+        raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
     return VerifiedGroup(
         id=row.id,
         author=row.author,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -28,9 +29,9 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import BLAMELESS, Directory
-from swarm_node.p2p.serving import HELLO, LIST, PULL, Server
+from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, Server
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
+from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group, restored_groups
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
@@ -62,6 +63,7 @@ class Side:
         self.membership = membership
         self.rejected: Counter[str] = Counter()
         self.storage = Storage(home.database)
+        self.storage.begin_epoch()
         self.environment = InlineEnvironmentHost(create())
         self.transport = MemoryTransport(network, membership.identity)
         self.directory = Directory(membership.identity.peer_id)
@@ -121,6 +123,13 @@ class Side:
         ref = self.task(**task)
         judged = await self.environment.judge(ref, texts)
         return make_group(ref, texts, judged.rewards), judged.prompt
+
+    async def publish(self, *indices: int) -> None:
+        """Publish a group of a right and a wrong answer for each of these tasks."""
+        for index in indices:
+            right = await _right_answer(self, self.task(index))
+            made = await self.group([right, "wrong"], index=index)
+            await self.exchange.publisher.publish([made], 0)
 
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
@@ -321,6 +330,62 @@ def test_a_replayed_envelope_is_trained_once_even_across_a_restart(in_swarm) -> 
         assert len(reborn.storage.live(1)) == 1
         bob.storage = reborn.storage
         bob.transport = reborn.transport
+
+    in_swarm(body)
+
+
+def test_a_restored_home_signs_no_number_twice_and_is_heard_again(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0)
+        assert len(await bob.fetch()) == 1
+        backup = sqlite3.connect(alice.home.path / "backup")
+        alice.storage._connection.backup(backup)
+        backup.close()
+        await alice.publish(1, 2, 3)
+        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.exchange.puller.list_some(8, 64)
+        assert await bob.exchange.puller.pull(lambda _: 64, 0)  # two stay on offer
+        await alice.stop()
+        (alice.home.path / "backup").rename(alice.home.database)
+        reborn = Side(alice.home, network, alice.membership)
+        await reborn.start()
+        assert len(reborn.storage.live(1)) == 1  # own groups outlive the epoch they were signed in
+        await reborn.publish(4, 5)
+        # Offers of the old epoch are pulled until a group of the new one arrives, if drawn before.
+        assert 2 <= len(await bob.fetch()) <= 4
+        rows = bob.storage.live(1)
+        assert len({(row.epoch, row.seq) for row in rows}) == len(rows)
+        assert len([row for row in rows if row.epoch == reborn.storage.epoch]) == 2
+        assert not {"duplicate", "sequence"} & set(bob.rejected)
+        await reborn.stop()
+
+    in_swarm(body)
+
+
+def test_damaged_rows_stop_no_node(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0, 1)
+        lost, kept = await bob.fetch()
+        blob = bytearray(bob.storage.blob(lost.id) or b"")
+        blob[len(blob) // 2] ^= 1
+        change = bob.storage._connection.execute
+        change("UPDATE groups SET blob = ? WHERE id = ?", (bytes(blob), lost.id))
+        change("UPDATE windows SET bitmap = x'00'")
+        await bob.stop()
+        reborn = Side(bob.home, network, bob.membership)
+        await reborn.start()
+        assert reborn.storage.faults == {"storage": 1}
+        assert [group.id for group in restored_groups(reborn.storage)] == [kept.id]
+        assert reborn.storage.faults == {"storage": 2}
+        assert reborn.storage.blob(lost.id) is None
+        assert await reborn.fetch() == []  # which numbers were seen is not known any more
+        await alice.stop()
+        later = Side(alice.home, network, alice.membership)
+        await later.start()
+        await later.publish(2)
+        assert len(await reborn.fetch()) == 1
+        await reborn.stop()
+        await later.stop()
 
     in_swarm(body)
 
@@ -578,6 +643,20 @@ def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
         await stranger.stop()
 
     in_swarm(body, 1)
+
+
+def test_a_members_malformed_requests_are_counted_against_it(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.fetch()  # a greeting makes each a member for the other
+        peer = alice.directory.get(bob.peer_id)
+        assert peer is not None
+        for protocol in (LIST, PULL, PEERS):
+            for junk in (b"", b"\xc1", b"\x91" * 1000):
+                with pytest.raises(TransportError, match="bad request"):
+                    await bob.transport.request(alice.peer_id, protocol, junk)
+        assert alice.rejected["schema"] == peer.rejected["schema"] == 9
+
+    in_swarm(body)
 
 
 def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:

@@ -1,4 +1,4 @@
-"""A real node whose start fails leaves nothing behind."""
+"""A real node whose start fails leaves nothing behind, and repeats no number of its log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from swarm_node.node.build import run_node
 from swarm_node.node.fit import fit, this_machine
 from swarm_node.node.home import Home
 from swarm_node.policy.models.model import Model, resolve
+from swarm_node.storage import Storage
 
 
 def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:
     settings = load_settings({"run.device": "cpu"}, environ={})
     home = Home(tmp_path)
     membership = home.found_swarm("team", time.time())
-    home.control_file.with_suffix(".tmp").mkdir()
+    home.control_file.mkdir()
     model = Model.read("tiny", resolve("tiny"))
     found = fit(settings, model.config, this_machine(settings))
 
@@ -34,6 +35,12 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
     async def run() -> None:
         await run_node(settings, home, membership, model, found)
 
-    with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
-        asyncio.run(run())
-    assert held() == []
+    epochs = []
+    for _ in range(2):
+        with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
+            asyncio.run(run())
+        assert held() == []
+        storage = Storage(home.database)
+        epochs.append(storage.epoch)
+        storage.close()
+    assert epochs[0] < epochs[1]

@@ -42,9 +42,10 @@ class Life:
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
         storage = self.parts.storage
-        for seq in range(storage.next_seq(), storage.next_seq() + count):
-            group = own_group(seq, rewards, self.parts.trainer.version)
-            storage.publish([(stored(group, storage.epoch, seq), None)])
+        first = storage.published() + 1
+        for number in range(first, first + count):
+            group = own_group(number, rewards, self.parts.trainer.version)
+            storage.publish([(stored(group, storage.epoch, storage.next_seq()), None)])
             assert self.shared.buffer.admit(group, self.parts.trainer.version) is None
 
     async def step(self) -> bool:
