@@ -27,7 +27,8 @@ def replace_private(path: Path, data: bytes) -> None:
     """Write a file with mode 0600, in the place of one that may be there.
 
     Raises:
-        OSError: it cannot be written. The file that was there still is.
+        OSError: it cannot be written. The file that was there still is, unless only the last
+            step failed, which makes sure of the new one's name.
     """
     _write(path, data, os.replace)
 

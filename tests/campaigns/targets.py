@@ -274,7 +274,7 @@ def _dht() -> Target:
 
     def run(data: bytes) -> bool:
         try:
-            values = msgpack.unpackb(data, strict_map_key=False)
+            values = msgpack.unpackb(data[:8192], strict_map_key=False)
             key, subkey, value, expires = values
         except (ValueError, TypeError, msgpack.UnpackException):
             return False
