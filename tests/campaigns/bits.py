@@ -93,13 +93,13 @@ def _joined(parts: list[dict[str, Any]]) -> bytes:
     return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
 
 
-def run(step: int = 1) -> tuple[int, int, list[str]]:
-    """(statements, mutants, names of those of which a mutant was accepted). Of vectors longer than
-    SHORT bytes every `step`-th bit is flipped."""
+def run(step: int = 1, stride: int = 1) -> tuple[int, int, list[str]]:
+    """(statements, mutants, names of those of which a mutant was accepted). Every `stride`-th bit
+    is flipped, and every `step`-th of vectors longer than SHORT bytes."""
     names, mutants, broken = 0, 0, []
     for name, data, accepts in statements():
         names += 1
-        for mutant in flips(data, step if len(data) > SHORT else 1):
+        for mutant in flips(data, step if len(data) > SHORT else stride):
             mutants += 1
             if accepts(mutant):
                 broken.append(name)

@@ -7,9 +7,11 @@ not the reader's refusal passes through, and is a defect, too.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,18 @@ from swarm_node.environments.judging.judge import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
 from swarm_node.node.control import ControlClient, decoded
 from swarm_node.node.snapshot import EvalPoint, Snapshot
-from swarm_node.p2p import frames, membership, ticket, wire
-from swarm_node.p2p.envelope import Kind, open_sealed, seal
+from swarm_node.p2p import frames, membership, statements, ticket, wire
+from swarm_node.p2p.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import IssuerBody, MemberBody, SwarmInfo
+from swarm_node.p2p.membership import SwarmInfo
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
 
 ROOT_KEY, ISSUER, NODE = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
 SWARM = SwarmInfo("fuzz", ROOT_KEY.public_key, bytes(32))
 NOW = 1_800_000_000
-DIGEST, CONTENT = bytes(range(32)), b"\x12\x20" + bytes(range(32))
+DIGEST = bytes(range(32))
 ADDRESS = "/ip4/10.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 
 
@@ -83,39 +85,72 @@ ISSUER_CERTIFICATE = membership.issue_issuer(
     member_seconds=3600,
 )
 MEMBER_CERTIFICATE = membership.issue_member(
-    ISSUER, SWARM, NODE.public_key, not_before=NOW, not_after=NOW + 3600
-)
-HEARTBEAT = wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, 1_700_000_000_000, "swarm-node")
-SEALED_HEARTBEAT = seal(NODE, SWARM.swarm_id, Kind.HEAD, wire.pack(HEARTBEAT))
-ANNOUNCEMENT = wire.Announcement(
-    *(1, 9, 3, CONTENT, 900, "reasoning_gym", "0.1", "gcd", DIGEST, DIGEST, 5, 8, True)
+    ISSUER, SWARM, NODE.public_key, name="issuer", not_before=NOW, not_after=NOW + 3600
 )
 CHAIN = (ISSUER_CERTIFICATE, MEMBER_CERTIFICATE)
-PLAIN_BODIES = (
-    wire.HelloRequest(CHAIN, "swarm-node", (ADDRESS,)),
-    wire.HelloReply(CHAIN, "swarm-node", (ADDRESS, "/memory/x")),
-    wire.ListRequest(9, 3, 128),
-    wire.ListReply(9, 3, 1, (b"a" * 300, b"b" * 300)),
-    wire.PullRequest(CONTENT),
-    wire.PeersRequest(8),
-    wire.PeersReply((SEALED_HEARTBEAT, SEALED_HEARTBEAT)),
-)
-SEALED_BODIES: tuple[tuple[Kind, Any, bytes], ...] = (
-    (Kind.ROLLOUT, None, group_body()),
-    (Kind.RECORD, wire.Announcement, wire.pack(ANNOUNCEMENT)),
-    (Kind.HEAD, wire.Heartbeat, wire.pack(HEARTBEAT)),
-    (Kind.ISSUER, IssuerBody, wire.pack(IssuerBody(1, DIGEST, "issuer", NOW, NOW + 1, 3600))),
-    (Kind.CERT, MemberBody, wire.pack(MemberBody(1, DIGEST, NOW, NOW + 3600))),
-)
+HEARTBEAT = bytes(range(200))
+#: What each kind of envelope carries. `_Group` has checks that its type cannot express.
+CARRIED: dict[Kind, type[wire.Body]] = {
+    Kind.ROLLOUT: wire._Group,
+    Kind.RECORD: wire.Announcement,
+    Kind.HEAD: wire.Heartbeat,
+    Kind.ISSUER: membership.IssuerBody,
+    Kind.CERT: membership.MemberBody,
+    Kind.REVOKE: statements.Revocations,
+    Kind.SECRET: statements.NewSecret,
+}
+
+
+def bodies(of: type[wire.Body] = wire.Body) -> list[type[wire.Body]]:
+    """Every type of body that the program reads."""
+    return [each for kind in of.__subclasses__() for each in (kind, *bodies(kind))]
+
+
+def example(kind: type[msgspec.Struct]) -> bytes:
+    """A body of this type, as MessagePack."""
+    if kind is wire._Group:
+        return group_body()
+    return msgspec.msgpack.encode(_example(msgspec.inspect.type_info(kind), itertools.count(7)))
+
+
+def _example(kind: Any, numbers: Iterator[int]) -> Any:
+    """Plain values of a type; numbers ascend."""
+    inspect = msgspec.inspect
+    match kind:
+        case inspect.StructType():
+            values = {each.encode_name: _example(each.type, numbers) for each in kind.fields}
+            return list(values.values()) if kind.array_like else values
+        case inspect.ListType() | inspect.VarTupleType():
+            return [_example(kind.item_type, numbers)]
+        case inspect.DictType():
+            return {"gcd": _example(kind.value_type, numbers)}
+        case inspect.UnionType():
+            return _example(kind.types[0], numbers)
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.EnumType():
+            return next(iter(kind.cls)).value
+        case inspect.IntType():
+            return min(next(numbers), kind.le or 1 << 30)
+        case inspect.FloatType():
+            return 0.5
+        case inspect.BoolType():
+            return True
+        case inspect.BytesType():
+            return bytes(range(kind.min_length or 5))
+        case inspect.StrType():
+            return "a" if kind.pattern is None or re.search(kind.pattern, "a") else ADDRESS
+    return None
 
 
 def targets() -> list[Target]:
     """Every reader of bytes of others."""
     return [
         *map(_envelope, Kind),
-        *(_resigned(*each) for each in SEALED_BODIES),
-        *map(_plain, PLAIN_BODIES),
+        *map(_resigned, Kind),
+        *map(_plain, bodies()),
         _group(),
+        _statement(),
         _chain(),
         _forged_chain(),
         _ticket(),
@@ -139,22 +174,22 @@ def _envelope(kind: Kind) -> Target:
     return Target(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
 
 
-def _resigned(kind: Kind, body_type: Any, seed: bytes) -> Target:
+def _resigned(kind: Kind) -> Target:
     """The author itself is hostile: any body behind a good signature."""
+    carried = CARRIED[kind]
 
     def run(body: bytes) -> bool:
         body = body[: wire.MAX_GROUP_BYTES]
         opened = open_sealed(seal(NODE, SWARM.swarm_id, kind, body), SWARM.swarm_id, kind)
         if isinstance(opened, Rejected):
             raise Defect(f"a sealed body was refused: {opened}")
-        return _reads_group(opened.body) if body_type is None else _reads(body_type, opened.body)
+        return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)
 
-    return Target(f"re-signed {kind.name}", [seed], run, structured=True, weight=2)
+    return Target(f"re-signed {kind.name}", [example(carried)], run, structured=True, weight=0.8)
 
 
-def _plain(body: msgspec.Struct) -> Target:
-    kind = type(body)
-    return Target(kind.__name__, [wire.pack(body)], lambda data: _reads(kind, data), True)
+def _plain(kind: type[wire.Body]) -> Target:
+    return Target(kind.__name__, [example(kind)], lambda data: _reads(kind, data), True)
 
 
 def _group() -> Target:
@@ -184,6 +219,17 @@ def _reads_group(data: bytes) -> bool:
     return True
 
 
+def _statement() -> Target:
+    """A revocation list of the root."""
+    listed = statements.revocations(3, NOW, NOW + 3600, [DIGEST])
+    sealed = statements.state(ROOT_KEY, b"", SWARM, listed)
+
+    def run(data: bytes) -> bool:
+        return not isinstance(statements.verify_revocations(data, SWARM, NOW), Rejected)
+
+    return Target("revocations", [sealed], run, structured=True, signed=True)
+
+
 def _chain() -> Target:
     def run(data: bytes) -> bool:
         chain = (data[:split], data[split:])
@@ -209,8 +255,9 @@ def _forged_chain() -> Target:
             raise Defect(f"a chain admits more than its issuer may: {member}")
         return True
 
-    seed = wire.pack(MemberBody(1, NODE.public_key, NOW, NOW + 3600))
-    return Target("chain of a hostile issuer", [seed], run, structured=True)
+    opened = open_sealed(MEMBER_CERTIFICATE, SWARM.swarm_id, Kind.CERT)
+    assert isinstance(opened, Opened)
+    return Target("chain of a hostile issuer", [opened.body], run, structured=True)
 
 
 _TICKET = ticket.make_ticket(
@@ -266,9 +313,7 @@ class _Record:
 
 def _dht() -> Target:
     records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW))
-    record = _Record(
-        b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(SEALED_HEARTBEAT), NOW + 60.0
-    )
+    record = _Record(b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(HEARTBEAT), NOW + 60.0)
     record.value = records.sign_value(record)
     fields = [record.key, record.subkey, record.value, record.expiration_time]
 
@@ -300,7 +345,7 @@ def _forged_dht() -> Target:
         record.value = records.sign_value(record)
         return records.validate(record)
 
-    return Target("re-signed DHT record", [msgpack.packb(SEALED_HEARTBEAT)], run, structured=True)
+    return Target("re-signed DHT record", [msgpack.packb(HEARTBEAT)], run, structured=True)
 
 
 class _Sink:
@@ -401,34 +446,11 @@ def _judge() -> Target:
     return Target("judge's reply", [msgspec.msgpack.encode(each) for each in replies], run)
 
 
-def _example(kind: Any) -> Any:
-    """Plain values of a type."""
-    inspect = msgspec.inspect
-    match kind:
-        case inspect.StructType():
-            return {field.encode_name: _example(field.type) for field in kind.fields}
-        case inspect.ListType() | inspect.VarTupleType():
-            return [_example(kind.item_type)] * 2
-        case inspect.DictType():
-            return {"gcd": _example(kind.value_type)}
-        case inspect.UnionType():
-            return _example(kind.types[0])
-        case inspect.IntType():
-            return 7
-        case inspect.FloatType():
-            return 0.5
-        case inspect.BoolType():
-            return True
-        case inspect.NoneType():
-            return None
-    return "text"
-
-
 def _control() -> list[Target]:
     """Another program took the port of a node that died, or wrote its address file."""
     point = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
     encoded = msgspec.json.encode(point)
-    status = msgspec.json.encode(_example(msgspec.inspect.type_info(Snapshot)))
+    status = msgspec.json.encode(_example(msgspec.inspect.type_info(Snapshot), itertools.count()))
 
     def run(kind: Any) -> Callable[[bytes], bool]:
         def reads(data: bytes) -> bool:
