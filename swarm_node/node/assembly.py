@@ -17,6 +17,7 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.members import Members
@@ -120,18 +121,31 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    members = Members(membership.swarm, parts.clock.wall)
-    _serve(membership, parts, shared, members, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, members, verifier, rng))
+    members = Members(membership.swarm, parts.clock.wall, parts.office)
+    own = _credentials(membership, parts, members)
+    _serve(own, parts, shared, members, rng)
+    return Work(maker, evaluator, _exchange(own, membership, parts, shared, members, verifier, rng))
+
+
+def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
+    return Credentials(
+        membership.identity,
+        membership.swarm,
+        membership.chain,
+        members=members,
+        office=parts.office,
+        wall=parts.clock.wall,
+        use_secret=parts.transport.use_secret,
+    )
 
 
 def _serve(
-    membership: Membership, parts: Parts, shared: Shared, members: Members, rng: random.Random
+    own: Credentials, parts: Parts, shared: Shared, members: Members, rng: random.Random
 ) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
-        chain=membership.chain,
+        credentials=own,
         storage=parts.storage,
         members=members,
         directory=shared.directory,
@@ -143,6 +157,7 @@ def _serve(
 
 
 def _exchange(
+    own: Credentials,
     membership: Membership,
     parts: Parts,
     shared: Shared,
@@ -150,11 +165,16 @@ def _exchange(
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
+    def let_go(peer_id: str) -> None:
+        shared.directory.forget(peer_id)
+        shared.buffer.forget(peer_id)
+
     return open_exchange(
         transport=parts.transport,
         identity=membership.identity,
         swarm_id=membership.swarm.swarm_id,
-        chain=membership.chain,
+        credentials=own,
+        let_go=let_go,
         storage=parts.storage,
         verifier=verifier,
         members=members,
