@@ -40,7 +40,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "ALTER TABLE windows ADD COLUMN marked INTEGER NOT NULL DEFAULT 0",
-        "CREATE INDEX marks ON windows (marked)",
+        "CREATE INDEX newest_windows ON windows (marked)",
+    ),
+    (
+        """CREATE TABLE marks (
+            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+            digest BLOB NOT NULL UNIQUE,
+            author TEXT NOT NULL
+        )""",
     ),
 )
 

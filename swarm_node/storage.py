@@ -34,6 +34,8 @@ MAX_LISTED = 1024
 MAX_PEERS = 1024
 MAX_AUTHORS = 4096
 MAX_ADDRESSES = 16
+#: Digests of groups that are kept; three of each group.
+MAX_MARKS = 1 << 16
 _BUSY_SECONDS = 5.0
 _WAL_BYTES = 16 << 20
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
@@ -46,7 +48,8 @@ _Result = TypeVar("_Result")
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
     the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
-    version when it was stored, and `uses` counts the updates that began with it."""
+    version when it was stored, and `uses` counts the updates that began with it. No two stored
+    groups have one of their `marks` in common (`p2p/content.py`)."""
 
     id: bytes
     author: str
@@ -58,6 +61,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     arrived: int
     uses: int = 0
+    marks: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +200,20 @@ class Storage:
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         """Store a verified group and its author's window in one transaction, so that no restart
-        can admit it again. False, and nothing stored, if a group with its id is stored."""
+        can admit it again. False, and nothing stored, if a group with its id or one of its marks
+        is stored."""
         with self._transaction() as db:
-            if db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone():
+            known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
+            if known or any(self.marked(mark) for mark in row.marks):
                 return False
             _insert(db, row)
             _put_window(db, window)
         return True
+
+    def marked(self, digest: bytes) -> str | None:
+        """The author of the group with this mark, None for none. The newest MAX_MARKS are known."""
+        rows = self._rows("SELECT author FROM marks WHERE digest = ?", digest)
+        return rows[0][0] if rows else None
 
     def save_window(self, window: WindowRow) -> None:
         """Replace the author's window, after a group that is not kept."""
@@ -285,6 +296,10 @@ class Storage:
                 "DELETE FROM windows WHERE marked <= "
                 "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET ?)",
                 (MAX_AUTHORS,),
+            )
+            db.execute(
+                "DELETE FROM marks WHERE arrival <= (SELECT max(arrival) FROM marks) - ?",
+                (MAX_MARKS,),
             )
 
     def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
@@ -372,6 +387,10 @@ def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
     )
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
+    db.executemany(
+        "INSERT OR IGNORE INTO marks (digest, author) VALUES (?, ?)",
+        [(mark, row.author) for mark in row.marks],
+    )
 
 
 def _group(row: Sequence[Any]) -> StoredGroup:

@@ -8,7 +8,9 @@ there before it uses the group.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from swarm_node.errors import Rejected
 
@@ -16,6 +18,44 @@ WINDOW: Final = 1024
 #: One message cannot move a window further than this. Otherwise one absurd sequence number would
 #: make every later group of its author look old.
 MAX_ADVANCE: Final = 1_000_000
+#: How much larger than own groups, and longer than own answers, those of peers may be.
+LARGER: Final = 4
+LONGER: Final = 4
+#: Most bytes of a sealed group, besides its answers, of an answer besides its tokens, and of a
+#: token: its id, its log-prob, its version and its text.
+_GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class SizeGate:
+    """What a peer's group may hold: so many `completions`, and so many `tokens` in each. A group of
+    64 gives its only right answer an advantage of √63, and a long answer costs a forward pass in
+    proportion, so both are bounded by what this node makes itself."""
+
+    completions: int
+    tokens: int
+
+    @classmethod
+    def of(cls, group_size: int, max_new_tokens: int) -> Self:
+        """The gate of a node that makes groups of this size with answers up to this length."""
+        return cls(LARGER * group_size, LONGER * max_new_tokens)
+
+    def announced(self, completions: int, size: int) -> Rejected | None:
+        """Why a group of so many completions and sealed bytes is not pulled, None if it may be."""
+        if completions > self.completions:
+            return Rejected("too_large", f"{completions} completions, at most {self.completions}")
+        most = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
+        if size > most:
+            return Rejected("too_long", f"{size} bytes in {completions} completions")
+        return None
+
+    def pulled(self, lengths: Sequence[int]) -> Rejected | None:
+        """Why a group with answers of these `lengths` in tokens is refused, None if it is not."""
+        if len(lengths) > self.completions:
+            return Rejected("too_large", f"{len(lengths)} completions, at most {self.completions}")
+        if max(lengths) > self.tokens:
+            return Rejected("too_long", f"an answer of {max(lengths)} tokens, not {self.tokens}")
+        return None
 
 
 class ReplayWindow:
@@ -139,19 +179,20 @@ class Windows:
 
 
 class TokenBucket:
-    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full."""
+    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full. A charge of
+    more than is left is a debt."""
 
     def __init__(self, rate: float, burst: float) -> None:
         if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
             raise ValueError("a bucket needs a finite rate >= 0 and a finite burst > 0")
+        self.burst = burst
         self._rate = rate
-        self._burst = burst
         self._tokens = burst
         self._last: float | None = None
 
     @property
     def tokens(self) -> float:
-        """Units left after the last `take`; in [0, burst]."""
+        """Units left after the last call; at most `burst`, below 0 for a debt."""
         return self._tokens
 
     def take(self, now: float, n: float = 1.0) -> bool:
@@ -159,15 +200,24 @@ class TokenBucket:
         clock that goes backwards adds no units."""
         if not n >= 0:
             raise ValueError("only a number >= 0 can be taken")
-        if self._last is None:
-            self._last = now
-        if now > self._last:
-            self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate)
-            self._last = now
-        if n > self._tokens:
+        if not self.holds(now, n):
             return False
         self._tokens -= n
         return True
+
+    def holds(self, now: float, n: float) -> bool:
+        """Whether `n` units are left at monotonic second `now`."""
+        if self._last is None:
+            self._last = now
+        if now > self._last:
+            self._tokens = min(self.burst, self._tokens + (now - self._last) * self._rate)
+            self._last = now
+        return n <= self._tokens
+
+    def charge(self, now: float, n: float) -> None:
+        """Take `n` units at monotonic second `now`, also if fewer are left."""
+        self.holds(now, n)
+        self._tokens -= n
 
 
 class PeerGates:
@@ -189,10 +239,17 @@ class PeerGates:
 
     def take(self, peer: str, now: float, n: float = 1.0) -> bool:
         """Take `n` units from the bucket of `peer` at monotonic second `now`."""
+        return self._bucket(peer).take(now, n)
+
+    def charge(self, peer: str, now: float, n: float) -> None:
+        """Take `n` units, also if fewer are left."""
+        self._bucket(peer).charge(now, n)
+
+    def _bucket(self, peer: str) -> TokenBucket:
         bucket = self._buckets.get(peer)
         if bucket is None:
             if len(self._buckets) >= self._capacity:
                 self._buckets.popitem(last=False)
             bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst)
         self._buckets.move_to_end(peer)
-        return bucket.take(now, n)
+        return bucket

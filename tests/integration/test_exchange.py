@@ -7,6 +7,7 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.budgets import Effort, Traffic, Wants
+from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.exchange import open_exchange
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
@@ -53,6 +56,7 @@ MODEL = resolve("tiny")
 CODEC = Codec.from_directory(MODEL)
 POLICY = PolicyRef(*policy_digests(MODEL), 3)
 NOW = SYSTEM_CLOCK.wall()
+WANTS = Wants(groups=50.0, size=4096, external=1.0)
 
 
 class Side:
@@ -71,12 +75,20 @@ class Side:
     async def start(self) -> None:
         info = await self.environment.start()
         self.info = info
-        verifier = GroupVerifier(
+        self.verifier = verifier = GroupVerifier(
             self.membership.swarm.swarm_id,
-            Expected(info.name, info.version, frozenset(info.families), POLICY),
+            Expected(
+                info.name,
+                info.version,
+                frozenset(info.families),
+                POLICY,
+                SizeGate.of(group_size=4, max_new_tokens=24),
+                own_tasks=self.peer_id,
+            ),
             self.storage,
-            self.environment.judge,
+            lambda ref, texts, author: self.environment.judge(ref, texts),
             partial(check_tokens, CODEC),
+            CODEC.encode_answer,
         )
         self.members = Members(self.membership.swarm, SYSTEM_CLOCK.wall)
         shared = {
@@ -97,8 +109,11 @@ class Side:
             "clock": SYSTEM_CLOCK,
             "rng": random.Random(0),
         }
-        Server(gates=PeerGates(50, 500), **shared)
+        traffic = Traffic(WANTS, self.members.issuer)
+        Server(traffic=traffic, **shared)
         self.exchange = open_exchange(
+            traffic=traffic,
+            effort=Effort(1.0, self.members.issuer),
             identity=self.membership.identity,
             swarm_id=self.membership.swarm.swarm_id,
             verifier=verifier,
@@ -137,6 +152,11 @@ class Side:
         await self.exchange.meeting.beat(0, 20.0)
         await self.exchange.puller.list_some(8, 64)
         return await self.pull()
+
+    def forgive(self) -> None:
+        """End every pause, for what is not about how long to leave a peer alone."""
+        for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
+            peer.standing.left_until = peer.failed_until = 0.0
 
     async def pull(self) -> list[VerifiedGroup]:
         """Pull everything on offer."""
@@ -218,17 +238,17 @@ def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
         assert core.update(batch).skipped is None
         return core.weights()
 
-    async def body(network: MemoryNetwork, honest: Side, liar: Side, bob: Side) -> None:
-        ref = honest.task()
-        texts = [await _right_answer(honest, ref), "wrong", "also wrong"]
-        truth = (make_group(ref, texts, [1.0, 0.0, 0.0]), "")
-        lie = (make_group(ref, texts, [0.25, 1.0, 0.75]), "")
-        await honest.exchange.publisher.publish([truth], 0)
-        await liar.exchange.publisher.publish([lie], 0)
-        got = {group.author: group for group in await bob.fetch()}
-        assert got[liar.peer_id].group.claimed == (0.25, 1.0, 0.75)
-        assert got[liar.peer_id].rewards == got[honest.peer_id].rewards == (1.0, 0.0, 0.0)
-        weights = [await trained(bob, got[side.peer_id]) for side in (honest, liar)]
+    async def body(network: MemoryNetwork, author: Side, bob: Side, carol: Side) -> None:
+        ref = author.task()
+        texts = [await _right_answer(author, ref), "wrong", "also wrong"]
+        got = []
+        for seq, (side, claimed) in enumerate([(bob, [1.0, 0.0, 0.0]), (carol, [0.25, 1.0, 0.75])]):
+            await _announce_changed(author, make_group(ref, texts, claimed), seq=seq + 1)
+            got += await side.fetch()
+        truth, lie = got
+        assert lie.group.claimed == (0.25, 1.0, 0.75)
+        assert lie.rewards == truth.rewards == (1.0, 0.0, 0.0)
+        weights = [await trained(bob, group) for group in got]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
     in_swarm(body, 3)
@@ -437,10 +457,111 @@ def test_what_was_not_agreed_on_is_refused(in_swarm, change, reason: str) -> Non
     in_swarm(body)
 
 
-async def _announce_changed(side: Side, group: RolloutGroup) -> None:
-    body = wire.pack_group(group, epoch=side.storage.epoch, seq=1, created_ms=0)
+async def _announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> None:
+    body = wire.pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
     sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
-    await _announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=1)
+    await _announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq)
+
+
+def _longer(group: RolloutGroup) -> RolloutGroup:
+    return make_group(group.task, ["1" * 96, "2"], [1.0, 0.0])
+
+
+def _larger(group: RolloutGroup) -> RolloutGroup:
+    return make_group(group.task, ["1", *"2" * 16], [1.0] + [0.0] * 16)
+
+
+def _longer_abroad(group: RolloutGroup) -> RolloutGroup:
+    """Few tokens where it was made, and many here."""
+    other = PolicyRef(bytes(32), bytes(32), 7)
+    short = replace(make_completion("2"), text="1" * 97)
+    return replace(make_group(group.task, ["1", "2"], [1.0, 0.0], other), completions=(short,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(_longer, "too_long"), (_longer_abroad, "too_long"), (_larger, "too_large")],
+)
+def test_groups_much_longer_or_larger_than_ones_own_are_refused(
+    in_swarm, change, reason: str
+) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        judged: list[TaskRef] = []
+        judge = bob.environment.judge
+        bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
+        group, _ = await mallory.group(["1", "2"])
+        await _announce_changed(mallory, change(group))
+        assert await bob.fetch() == []
+        assert bob.rejected == {reason: 1}
+        assert judged == []
+
+    in_swarm(body)
+
+
+def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        group, _ = await mallory.group(["1", "2"])
+        sealed = bytes(100_000)
+        await _announce_raw(mallory, group, sealed, epoch=1, seq=1)
+        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.exchange.puller.list_some(8, 64)
+        assert bob.rejected == {"too_long": 1}
+        bob.forgive()
+        await _announce_raw(mallory, _larger(group), bytes(100), epoch=1, seq=2)
+        await bob.exchange.puller.list_some(8, 64)
+        assert bob.rejected == {"too_long": 1, "too_large": 1}
+        assert bob.exchange.puller.on_offer(lambda _: 64) == 0
+
+    in_swarm(body)
+
+
+def test_what_was_taken_once_is_taken_from_nobody_else_and_nobody_is_blamed(in_swarm) -> None:
+    async def body(network: MemoryNetwork, thief: Side, author: Side, bob: Side) -> None:
+        group, _ = await author.group([await _right_answer(author, author.task()), "wrong"])
+        await _announce_changed(thief, replace(group, completions=group.completions[::-1]))
+        assert len(await bob.fetch()) == 1
+        await author.exchange.publisher.publish([(group, "")], 0)  # the copy was faster
+        await bob.stop()
+        reborn = Side(bob.home, network, bob.membership)
+        await reborn.start()
+        await thief.transport.stop()
+        assert await reborn.fetch() == []
+        assert reborn.rejected["copied"] == 1
+        assert {"copied"} <= BLAMELESS
+        bob.storage, bob.transport = reborn.storage, reborn.transport
+
+    in_swarm(body, 3)
+
+
+def test_own_groups_that_come_back_from_another_are_evidence_even_with_other_words(
+    in_swarm,
+) -> None:
+    async def body(network: MemoryNetwork, bob: Side, thief: Side) -> None:
+        right = await _right_answer(bob, bob.task())
+        await bob.exchange.publisher.publish([await bob.group([right, "wrong"])], 0)
+        await _announce_changed(thief, make_group(bob.task(), [right, "other"], [1.0, 0.0]))
+        assert await bob.fetch() == []
+        assert bob.rejected == {"own_copied": 1}
+        assert bob.directory.get(thief.peer_id).rejected == {"own_copied": 1}
+        assert "own_copied" not in BLAMELESS
+
+    in_swarm(body)
+
+
+def test_an_author_is_taken_once_per_task(in_swarm) -> None:
+    async def body(network: MemoryNetwork, lazy: Side, other: Side, bob: Side) -> None:
+        right = await _right_answer(lazy, lazy.task())
+        for side in (lazy, other):  # two authors may sample one task
+            await side.exchange.publisher.publish([await side.group([right, side.peer_id])], 0)
+        assert len(await bob.fetch()) == 2
+        again = [await lazy.group([right, f"new {index}"]) for index in range(3)]
+        await lazy.exchange.publisher.publish(again, 0)
+        for _ in again:
+            assert await bob.fetch() == []
+            bob.forgive()
+        assert bob.rejected == {"repeated": 3}
+
+    in_swarm(body, 3)
 
 
 def test_a_group_of_another_model_is_foreign(in_swarm) -> None:
@@ -472,7 +593,9 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
 def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         right = await _right_answer(alice, alice.task())
-        made = [await alice.group([right, "wrong"]) for _ in range(6)]
+        made = [await alice.group([right, "wrong"])]
+        made += [await alice.group(["1", "2", "3"], index=index) for index in range(1, 40)]
+        made = [(group, prompt) for group, prompt in made if len(set(group.claimed)) > 1][:6]
         published = await alice.exchange.publisher.publish(made, 0)
         await bob.exchange.meeting.beat(0, 20.0)
         assert await bob.exchange.puller.list_some(3, 6) == 6
@@ -523,45 +646,52 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
 
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
-        stranger = MemoryTransport(network, Identity.generate())
-        await stranger.start()
-        request = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
-        with pytest.raises(TransportError, match="hello"):
-            await stranger.request(alice.peer_id, LIST, request)
         other = Home(tmp_path / "other").found_swarm("other", NOW)
-        hello = wire.pack(
-            wire.HelloRequest(
-                chain=other.chain, agent="swarm-node", addresses=(), revoked=0, secret=0
-            )
-        )
-        with pytest.raises(TransportError, match="no member"):
-            await stranger.request(alice.peer_id, HELLO, hello)
         # A member's certificates in a stranger's hands: the link says who is calling.
-        stolen = wire.pack(
-            wire.HelloRequest(
-                chain=alice.membership.chain, agent="swarm-node", addresses=(), revoked=0, secret=0
-            )
-        )
-        with pytest.raises(TransportError, match="wrong_subject"):
-            await stranger.request(alice.peer_id, HELLO, stolen)
-        for junk in (b"", b"\xc1", b"\x91" * 1000):
-            with pytest.raises(TransportError, match="bad request"):
-                await stranger.request(alice.peer_id, HELLO, junk)
-        await stranger.stop()
+        hellos = {
+            "no member": other.chain,
+            "wrong_subject": alice.membership.chain,
+        }
+        payloads = {
+            "hello": (LIST, wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))),
+            **{
+                said: (HELLO, wire.pack(wire.HelloRequest(chain, "swarm-node", (), 0, 0)))
+                for said, chain in hellos.items()
+            },
+        }
+        junk = [("bad request", (HELLO, junk)) for junk in (b"", b"\xc1", b"\x91" * 1000)]
+        for said, (protocol, payload) in [*payloads.items(), *junk]:
+            stranger = MemoryTransport(network, Identity.generate())
+            await stranger.start()
+            with pytest.raises(TransportError, match=said):
+                await stranger.request(alice.peer_id, protocol, payload)
+            again = "hello" if said == "hello" else "cut the link"
+            with pytest.raises(TransportError, match=again):
+                await stranger.request(alice.peer_id, *payloads["hello"])
+            await stranger.stop()
 
     in_swarm(body, 1)
 
 
-def test_a_members_malformed_requests_are_counted_against_it(in_swarm) -> None:
+@pytest.mark.parametrize("protocol", [LIST, PULL, PEERS, HELLO])
+@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
+def test_a_malformed_request_of_a_member_is_counted_and_cuts_its_link(
+    in_swarm, protocol: str, junk: bytes
+) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         await bob.fetch()  # a greeting makes each a member for the other
         peer = alice.directory.get(bob.peer_id)
         assert peer is not None
-        for protocol in (LIST, PULL, PEERS):
-            for junk in (b"", b"\xc1", b"\x91" * 1000):
-                with pytest.raises(TransportError, match="bad request"):
-                    await bob.transport.request(alice.peer_id, protocol, junk)
-        assert alice.rejected["schema"] == peer.rejected["schema"] == 9
+        with pytest.raises(TransportError, match="bad request"):
+            await bob.transport.request(alice.peer_id, protocol, junk)
+        assert alice.rejected == peer.rejected == {"schema": 1}
+        sound = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
+        with pytest.raises(TransportError, match="cut the link"):
+            await bob.transport.request(alice.peer_id, LIST, sound)
+        assert alice.directory.draw(random.Random(0), 9, SYSTEM_CLOCK.now()) == []
+        # A new greeting, or the directory's forgetting, lifts nothing.
+        del alice.directory._peers[bob.peer_id]
+        assert alice.directory.meet(bob.peer_id, 0.0).retry_at > SYSTEM_CLOCK.now() + 50
 
     in_swarm(body)
 
@@ -590,7 +720,7 @@ def test_loss_delays_but_loses_nothing(in_swarm) -> None:
         for _ in range(60):
             for peer in (bob.directory.get(alice.peer_id),):
                 if peer is not None:
-                    peer.retry_at = 0.0  # this test is not about how long to leave a peer alone
+                    peer.failed_until = 0.0  # this test is not about how long to leave a peer alone
             for group in await bob.fetch():
                 assert group.id not in got
                 got.add(group.id)
