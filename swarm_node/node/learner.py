@@ -206,6 +206,7 @@ class Learner:
             mean_reward=sum(rewards) / len(rewards),
             clipped_share=stats.clipped_share,
             kl=stats.kl,
+            entropy=stats.entropy,
             tokens=stats.tokens,
             seconds=stats.seconds,
         )

@@ -98,6 +98,7 @@ class UpdateRow(msgspec.Struct, frozen=True):
     kl: float
     tokens: int
     seconds: float
+    entropy: float = 0.0
 
 
 class MixtureRow(msgspec.Struct, frozen=True):

@@ -646,7 +646,7 @@ def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
         payloads = {
             "hello": (LIST, wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))),
             **{
-                said: (HELLO, wire.pack(wire.HelloRequest(chain, "swarm-node", ())))
+                said: (HELLO, wire.pack(wire.HelloRequest(chain, "swarm-node", (), 0, 0)))
                 for said, chain in hellos.items()
             },
         }

@@ -18,6 +18,7 @@ from swarm_node.node.home import Home
 from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
+from swarm_node.storage import Storage
 
 
 @pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
@@ -28,9 +29,6 @@ def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engin
         sampler = make_built_in(load_settings({}, environ={}), model, found)
         layers = [*sampler._model.blocks()]
         assert all(bool(layer.four_bit) == training.nf4 for layer in layers)
-
-
-from swarm_node.storage import Storage
 
 
 def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:
