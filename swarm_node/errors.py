@@ -99,3 +99,9 @@ class Rejected:
 
     reason: str
     detail: str = ""
+
+
+def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
+    """The first leaf of a group: the error that ended the others."""
+    error = group.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error

@@ -35,7 +35,7 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, Rejected, SwarmNodeError
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
 from swarm_node.node.consequences import peer_rows, watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
@@ -130,7 +130,7 @@ class Node:
             own, _ = group.split(SwarmNodeError)
             if own is None:
                 raise
-            raise _first(own) from group
+            raise first_of(own) from group
         finally:
             await self.close()
 
@@ -235,9 +235,8 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._work.exchange.publisher.publish(
-            scored, self._parts.trainer.version
-        ):
+        publish = self._work.exchange.publisher.publish
+        for group in await publish(scored, self._parts.trainer.version):
             self._admit(group)
         self._tally.groups.published += len(scored)
         await self._notify()
@@ -399,9 +398,3 @@ class Node:
 async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:
     with contextlib.suppress(SwarmNodeError):
         await close()
-
-
-def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
-    """The first leaf of a group: the error that ended the others."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

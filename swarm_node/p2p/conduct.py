@@ -41,8 +41,9 @@ REASONS: Final = {
     ),
     **_table(
         Blame.VIOLATION,
-        "author chain_depth content encoding flood hash held_out judging key kind outside_issuer "
-        "schema seq_jump sequence signature size task tokens wrong_issuer wrong_root wrong_subject",
+        "author chain_depth content encoding flood hash held_out judging key kind not_steward "
+        "outside_issuer schema seq_jump sequence signature size task tokens wrong_issuer "
+        "wrong_root wrong_subject",
     ),
 }
 BLAMELESS: Final = frozenset(reason for reason, blame in REASONS.items() if blame is Blame.NONE)

@@ -130,17 +130,7 @@ class TrainerCore:
         #: Called before each step, which changes the weights and the moments.
         self.before_step: Callable[[], None] = lambda: None
         self._base = policy_digests(model_dir)[0] if digest is None else digest
-        self._gradient = GradientPass(
-            self.model,
-            self._trained.values(),
-            LOSSES[settings.loss],
-            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
-            temperature=settings.temperature,
-            token_budget=settings.micro_batch_tokens,
-            way=Training(settings.lora_rank, dtype=self.placement.products),
-            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
-            ranks=ranks,
-        )
+        self._gradient = self._gradient_pass(model_dir)
         #: This process's parts of the trained parameters, by the parameters' names.
         self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
         self._optimizer = make_optimizer(
@@ -285,6 +275,20 @@ class TrainerCore:
             ) from error
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _gradient_pass(self, model_dir: Path) -> GradientPass:
+        settings = self.settings
+        return GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            way=Training(settings.lora_rank, dtype=self.placement.products),
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=self._ranks,
+        )
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
