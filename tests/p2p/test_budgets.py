@@ -61,8 +61,8 @@ def test_one_reply_of_any_size_passes_and_is_a_debt() -> None:
     budget = Budget(10.0)
     assert budget.open("a", "a/1", 0.0)
     budget.charge("a", "a/1", 0.0, 1000.0)
-    assert not budget.open("a", "a/1", 39.0)
-    assert budget.open("a", "a/1", 41.0)
+    assert not budget.open("a", "a/1", 44.0)
+    assert budget.open("a", "a/1", 46.0)
     assert budget.open("b", "b/1", 81.0)
 
 
