@@ -15,6 +15,7 @@ from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected,
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
+from swarm_node.node.style import Style
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
@@ -56,6 +57,7 @@ class Learner:
         self._slots = shared.slots
         self.mixer = mixer
         self._rng = rng
+        self._style = Style()
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler.
@@ -117,6 +119,10 @@ class Learner:
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
+        self._style.note(drawn.groups)
+        tally.alarms.pop("style", None)
+        if alarm := self._style.alarm():
+            tally.alarms["style"] = alarm
         for number in result.stats.too_long:
             reject(Rejected("too_long", "for this trainer"), drawn.groups[number].author)
         for number in result.stats.unlikely:

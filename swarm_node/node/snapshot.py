@@ -43,7 +43,7 @@ class Saved(msgspec.Struct):
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What is known of one peer."""
+    """What is known of one peer. `refused` counts what was refused of it, by reason."""
 
     peer_id: str
     version: int
@@ -52,6 +52,7 @@ class PeerRow(msgspec.Struct, frozen=True):
     received: int
     rejected: int
     addresses: list[str]
+    refused: dict[str, int] = {}
 
     @classmethod
     def of(cls, peer: Peer, now: float) -> Self:
@@ -64,6 +65,7 @@ class PeerRow(msgspec.Struct, frozen=True):
             received=peer.received,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
+            refused=dict(peer.rejected),
         )
 
 
