@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from functools import partial
 
+from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.node.derive import mixture_settings, replay_settings
+from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
 from swarm_node.node.home import Membership
@@ -17,8 +18,9 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.exchange import Exchange, open_exchange
-from swarm_node.p2p.gates import PeerGates, SizeGate
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -28,13 +30,10 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-_REQUESTS_PER_SECOND = 50.0
-_REQUEST_BURST = 500.0
-
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership.identity.peer_id)
+    shared = make_shared(settings, membership, parts.clock)
     return Node(
         settings=settings,
         membership=membership,
@@ -45,12 +44,16 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, peer_id: str) -> Shared:
-    """What the loops of the node `peer_id` share, empty."""
-    buffer = ReplayBuffer(replay_settings(settings))
+def make_shared(settings: Settings, membership: Membership, clock: Clock) -> Shared:
+    """What the loops of the node of `membership` share, empty."""
+    buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
+    members = Members(membership.swarm, clock.wall)
     return Shared(
         tally=Tally(),
-        directory=Directory(peer_id),
+        directory=Directory(membership.identity.peer_id),
+        members=members,
+        traffic=Traffic(wants, members.issuer),
+        effort=Effort(wants.external, members.issuer),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
@@ -95,6 +98,7 @@ def _open_work(
         settings.sampling,
         parts,
         shared.tally,
+        shared.effort,
         tasks,
         shared.slots,
         harvest,
@@ -122,9 +126,8 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    members = Members(membership.swarm, parts.clock.wall)
-    _serve(membership, parts, shared, members, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, members, verifier, rng))
+    _serve(membership, parts, shared, rng)
+    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
 
 
 def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
@@ -139,17 +142,15 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
     )
 
 
-def _serve(
-    membership: Membership, parts: Parts, shared: Shared, members: Members, rng: random.Random
-) -> None:
+def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
         chain=membership.chain,
         storage=parts.storage,
-        members=members,
+        members=shared.members,
         directory=shared.directory,
-        gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
+        traffic=shared.traffic,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
@@ -160,7 +161,6 @@ def _exchange(
     membership: Membership,
     parts: Parts,
     shared: Shared,
-    members: Members,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
@@ -171,8 +171,10 @@ def _exchange(
         chain=membership.chain,
         storage=parts.storage,
         verifier=verifier,
-        members=members,
+        members=shared.members,
         directory=shared.directory,
+        traffic=shared.traffic,
+        effort=shared.effort,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,

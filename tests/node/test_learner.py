@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, start
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
@@ -35,7 +37,7 @@ class Life:
         peer_id = world.memberships[0].identity.peer_id
         self.parts = parts
         self.rejected: list[tuple[str, str | None]] = []
-        self.shared = make_shared(settings, peer_id)
+        self.shared = make_shared(settings, world.memberships[0], world.clock)
         self.tally = self.shared.tally
         self.learner = make_learner(settings, peer_id, parts, self.shared)
 
@@ -77,6 +79,26 @@ class Unsteady(InlineTrainer):
         if self.refusals:
             self.refusals -= 1
             raise ModelError("out of memory")
+        return await super().restart()
+
+
+class Sharing(Unsteady):
+    """A trainer that shares its base with `sampler`. It notes whether that maps the base of the
+    trainer that died while the next one starts."""
+
+    mapped: bool | None = None
+
+    def __init__(self, sampler: TorchSampler, **arguments: Any) -> None:
+        arguments["settings"] = replace(arguments["settings"], published="shared", lora_rank=4)
+        super().__init__(crashes=1, **arguments)
+        self._sampler = sampler
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        self.base = weakref.ref(self._sampler._model)
+        return await super().update(batch)
+
+    async def restart(self) -> tuple[Path, int]:
+        self.mapped = self.base() is not None
         return await super().restart()
 
 
@@ -139,6 +161,7 @@ def test_an_update_moves_the_sampler_to_the_new_weights(tmp_path: Path) -> None:
         assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
         assert life.tally.last_update is not None
         assert life.tally.last_update.mean_reward == 0.5
+        assert life.tally.last_update.entropy > 0
         assert life.tally.updating.count == 1
         assert not await life.step()
         await life.close()
@@ -231,6 +254,26 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
         life.offer()
         assert await life.step()
         assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
+def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        sampler = tiny().sampler()
+        trainer = Sharing(sampler, **world.training(settings))
+        life = Life(world, settings, world.parts(settings, trainer=trainer, sampler=sampler))
+        await life.learner.start()
+        life.offer()
+        assert await life.step()
+        assert trainer.mapped is False
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, sampler.version) == (1, 1)
         await life.close()
 
     in_world(tmp_path, scenario)
