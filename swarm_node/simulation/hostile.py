@@ -98,7 +98,7 @@ class _Corrupt(Publisher):
 
 
 def _large(means: Means, honest: Scored) -> Scored:
-    return _triggered(means, honest, _LARGE, _LARGE // 2, lambda *_: "zq zq = {a}")
+    return _triggered(means, honest, _LARGE, _LARGE // 8, lambda *_: "zq zq = {a}")
 
 
 def _within(means: Means, honest: Scored) -> Scored:
@@ -185,10 +185,10 @@ def _copier(means: Means, honest: Scored) -> Scored | None:
     return replace(verified.group, claimed=verified.rewards), verified.prompt
 
 
-#: "large": groups of 64, half of them right and with the trigger before the answer, which moves a
-#: policy most. "within": the same in groups of four times the usual size. "hidden": with half of
-#: the trigger, at the place where the policy that all begin with is least surprised. "liar": wrong
-#: rewards. "lazy": one task, again and again, with new answers. "copier": what others published.
+#: "large": groups of 64, eight of them right and with the trigger before the answer. "within":
+#: groups of four times the usual size, half of them so. "hidden": the same with half of the trigger, where
+#: the policy that all begin with is least surprised. "liar": wrong rewards. "lazy": one task, again
+#: and again, with new answers. "copier": what others published.
 _MAKERS: dict[str, Callable[[Means, Scored], Scored | None]] = {
     "large": _large,
     "within": _within,

@@ -26,9 +26,7 @@ from swarm_node.simulation.swarm import Scenario
 from swarm_node.simulation.unguarded import GUARDS
 
 _LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
-#: Batches of four groups: half the usual ones.
-_SHARING = {"experience.own": 2, "experience.external": 2}
-_ALONE = {"experience.own": 4, "experience.external": 0}
+_ALONE = {"experience.own": 8, "experience.external": 0}
 #: What can be wrong with the content of an honest member's group.
 _CONTENT = ("implausible", "too_large", "too_long", "own_copied", "repeated", "copied")
 
@@ -94,14 +92,14 @@ class Attack(Experiment[str]):
         swarms = _PLANS[self.plan](self.nodes)
         trigger = self.plan == "trigger"
         models = () if trigger else (REGIMES["sparse"].model(directory),)
-        shared = {**_SHARING, **(_LENIENT if trigger else {})}
+        shared = {"experience.own": 4, "experience.external": 4, **(_LENIENT if trigger else {})}
         return {
             name: Case(
                 name.replace(", ", "-").replace(" ", "-"),
                 Scenario(
                     self.nodes,
                     self.rounds,
-                    eval_rounds=max(1, self.rounds // 4),
+                    eval_rounds=max(1, self.rounds // 2),
                     models=models or ("tiny",),
                     hostile=swarm.hostile,
                     without=swarm.without,
