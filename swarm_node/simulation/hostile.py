@@ -76,7 +76,7 @@ def corrupt(node: Node, kind: str, means: Means) -> None:
 
     def open_corrupt(info: EnvironmentInfo, families: tuple[str, ...]) -> Work:
         work = open_work(info, families)
-        publisher = _Corrupt(work.exchange.publisher, _MAKERS[kind], means)
+        publisher = _Corrupt(work.exchange.publisher, maker(kind), means)
         return replace(work, exchange=replace(work.exchange, publisher=publisher))
 
     node._open_work = open_corrupt
@@ -95,6 +95,11 @@ class _Corrupt(Publisher):
         await super().publish([group for group in made if group is not None], version)
         await asyncio.sleep(_PAUSE_SECONDS)
         return []  # nothing to train on
+
+
+def maker(kind: str) -> Callable[[Means, Scored], Scored | None]:
+    """What makes a hostile group of this kind in the place of an honest one."""
+    return _MAKERS[kind]
 
 
 def _large(means: Means, honest: Scored) -> Scored:
@@ -186,9 +191,9 @@ def _copier(means: Means, honest: Scored) -> Scored | None:
 
 
 #: "large": groups of 64, eight of them right and with the trigger before the answer. "within":
-#: groups of four times the usual size, half of them so. "hidden": the same with half of the trigger, where
-#: the policy that all begin with is least surprised. "liar": wrong rewards. "lazy": one task, again
-#: and again, with new answers. "copier": what others published.
+#: groups of four times the usual size, half of them so. "hidden": the same with half of the
+#: trigger, where the policy that all begin with is least surprised. "liar": wrong rewards. "lazy":
+#: one task, again and again, with new answers. "copier": what others published.
 _MAKERS: dict[str, Callable[[Means, Scored], Scored | None]] = {
     "large": _large,
     "within": _within,
