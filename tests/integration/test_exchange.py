@@ -535,7 +535,7 @@ def test_what_was_taken_once_is_taken_from_nobody_else_and_nobody_is_blamed(in_s
         await thief.transport.stop()
         assert await reborn.fetch() == []
         assert reborn.rejected["copied"] == 1
-        assert {"copied"} <= BLAMELESS
+        assert "copied" in BLAMELESS
         bob.storage, bob.transport = reborn.storage, reborn.transport
 
     in_swarm(body, 3)
