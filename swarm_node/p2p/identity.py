@@ -83,8 +83,8 @@ class Identity:
         return self._private.sign(message)
 
 
-def read_private(path: Path, what: str) -> bytes:
-    """The content of a file, up to MAX_PRIVATE_BYTES and one more.
+def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
+    """The content of a file, up to `most` bytes and one more.
 
     Raises:
         HomeError: missing, or readable by others. The message calls the file `what`.
@@ -92,7 +92,7 @@ def read_private(path: Path, what: str) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_PRIVATE_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise HomeError(f"cannot read the {what} {path}: {error.strerror}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -111,6 +111,24 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Write a file with mode 0600 in place of one that may be there: write, sync, rename, sync the
+    directory. Other users can read it at no point.
+
+    Raises:
+        OSError: it cannot be written; what was there still is.
+    """
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    write_private(temporary, data)
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def peer_id_of(public_key: bytes) -> str:

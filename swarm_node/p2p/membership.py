@@ -8,7 +8,6 @@ time in Unix seconds. docs/protocol.md states what the rules leave open.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from swarm_node.p2p.identity import (
     MAX_PRIVATE_BYTES,
     Identity,
     read_private,
-    write_private,
+    replace_private,
 )
 from swarm_node.p2p.wire import (
     MAX_CERTIFICATE_BYTES,
@@ -42,8 +41,9 @@ _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
 Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
-#: Up to the end of the year 9999, so that every time can be shown as a date.
-UnixSeconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]
+#: The end of the year 9999, so that every time before it can be shown as a date.
+MAX_UNIX_SECONDS: Final = 253_402_300_800
+UnixSeconds = Annotated[int, Meta(ge=0, lt=MAX_UNIX_SECONDS)]
 MemberSeconds = Annotated[int, Meta(ge=1, le=MAX_MEMBER_SECONDS)]
 
 Chain = tuple[bytes, bytes]
@@ -148,7 +148,7 @@ class SwarmInfo:
             secret=self.secret.hex(),
         )
         try:
-            _replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+            replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
         except OSError as error:
             raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
 
@@ -274,16 +274,3 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
         return Rejected("expired", f"valid until {member.not_after}")
     return None
-
-
-def _replace_private(path: Path, data: bytes) -> None:
-    """Write, sync, rename, sync the directory. Other users can read the file at no point."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    write_private(temporary, data)
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
