@@ -40,6 +40,8 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         rows["trainer"] = f"restarted {snapshot.trainer_restarts} times"
     for name, text in rows.items():
         table.add_row(name, text)
+    for alarm in snapshot.alarms:
+        table.add_row("[bold red]alarm[/bold red]", escape(alarm))
     return table
 
 

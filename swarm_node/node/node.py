@@ -198,6 +198,7 @@ class Node:
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
             engine=parts.engine(),
+            alarms=list(tally.alarms.values()),
         )
 
     async def _live(self) -> None:

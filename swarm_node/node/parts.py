@@ -61,7 +61,7 @@ class Tally:
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
     groups that peers announced as informative. `sampling` is the time per own group
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
-    `updating` the time per update.
+    `updating` the time per update. `alarms` are sentences for the owner, by kind.
     """
 
     updates: int = 0
@@ -78,6 +78,7 @@ class Tally:
     drawing: Timing = field(default_factory=Timing)
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
+    alarms: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

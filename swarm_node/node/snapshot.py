@@ -133,3 +133,5 @@ class Snapshot(msgspec.Struct, frozen=True):
     sandbox: str = ""
     #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
     engine: str = ""
+    #: What the owner should look at, one sentence each.
+    alarms: list[str] = []
