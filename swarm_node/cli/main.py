@@ -13,9 +13,11 @@ import typer
 
 from swarm_node import __version__
 from swarm_node.cli import simulate as simulation
+from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.members import invite
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
@@ -86,8 +88,8 @@ def init(
     typer.echo(f"Keep {place.path / 'root.key'} safe: whoever has it decides who is a member.")
     typer.echo("Next:")
     typer.echo(f"  swarm-node join{option} --model tiny        start this node")
-    typer.echo(f"  swarm-node invite{option} > ticket.txt      a ticket for the next machine")
-    typer.echo("  swarm-node join --ticket-file ticket.txt    on that machine")
+    typer.echo(f"  swarm-node invite{option} --name NAME --out NAME.ticket    a ticket for NAME")
+    typer.echo("  swarm-node join --ticket-file NAME.ticket    on NAME's machine")
 
 
 @app.command(rich_help_panel=_BASIC)
@@ -97,7 +99,7 @@ def join(
         typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
     ] = None,
     ticket: Annotated[
-        str | None, typer.Option(help="What invite printed; prefer --ticket-file on shared hosts.")
+        str | None, typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file.")
     ] = None,
     ticket_file: Annotated[
         Path | None, typer.Option(help="File with the ticket; - reads standard input.")
@@ -123,7 +125,7 @@ def join(
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
-    Without a ticket it resumes the swarm of its home, or founds one and prints a ticket for the
+    Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
     next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
     key (experience.own); `swarm-node config` lists them.
     """
@@ -150,7 +152,10 @@ def join(
     join_swarm(load_settings(flags, config=config))
 
 
+app.command(rich_help_panel=_NETWORK)(invite)
 app.command(rich_help_panel=_BASIC)(doctor)
+app.command(rich_help_panel=_BASIC)(backup)
+app.command(rich_help_panel=_BASIC)(restore)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 

@@ -21,3 +21,36 @@ class Invitation(NamedTuple):
 def admissions(home: Home) -> Ledger[Admission]:
     """The ledger of the tickets made in this home."""
     return Ledger(home.path / "invitations.json", Admission)
+
+
+def invite(
+    home: Home,
+    name: str,
+    addresses: Sequence[str],
+    *,
+    now: float,
+    valid_seconds: int,
+    member_seconds: int,
+    uses: int,
+) -> Invitation:
+    """A ticket for `name`, which is in the ledger before anybody can have it.
+
+    Raises:
+        HomeError: this home cannot invite, or the ledger cannot be written.
+        TicketError: an address or the name is malformed.
+    """
+    text = home.invite(
+        addresses,
+        now=now,
+        valid_seconds=valid_seconds,
+        member_seconds=member_seconds,
+        name=name,
+        uses=uses,
+    )
+    issuer = parse_ticket(text, now).issuer
+    admission = Admission(
+        name, issuer.issuer_key.hex(), int(now), issuer.not_after, uses, issuer.member_seconds
+    )
+    ledger = admissions(home)
+    ledger.write([*ledger.entries(), admission])
+    return Invitation(text, admission)

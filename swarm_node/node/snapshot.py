@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Self
 
 import msgspec
 
+from swarm_node.errors import Rejected
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Peer
 from swarm_node.policy.experience.mixture import MixtureState
 
@@ -43,7 +46,10 @@ class Saved(msgspec.Struct):
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What is known of one peer."""
+    """What is known of one peer. `name` is what its ticket was made for, `issuer` who signed its
+    certificate, `issuer_key` (hex) who admitted it, and `until` (Unix seconds) when its membership
+    ends. `standing` is "member", or why it is none. `refused` counts its messages that were refused,
+    by reason."""
 
     peer_id: str
     version: int
@@ -52,11 +58,18 @@ class PeerRow(msgspec.Struct, frozen=True):
     received: int
     rejected: int
     addresses: list[str]
+    name: str = ""
+    issuer: str = ""
+    issuer_key: str = ""
+    until: int = 0
+    standing: str = ""
+    refused: dict[str, int] = {}
 
     @classmethod
-    def of(cls, peer: Peer, now: float) -> Self:
+    def of(cls, peer: Peer, now: float, members: Members) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
-        return cls(
+        checked, shown = members.check(peer.peer_id), members.shown(peer.peer_id)
+        row = cls(
             peer_id=peer.peer_id,
             version=peer.version,
             seconds_since_seen=now - peer.last_seen,
@@ -64,7 +77,42 @@ class PeerRow(msgspec.Struct, frozen=True):
             received=peer.received,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
+            standing=checked.reason if isinstance(checked, Rejected) else "member",
+            refused=dict(peer.rejected),
         )
+        if shown is None:
+            return row
+        return msgspec.structs.replace(
+            row,
+            name=shown.body.name,
+            issuer=shown.issuer.name,
+            issuer_key=shown.body.admitted_by.hex(),
+            until=shown.body.not_after,
+        )
+
+
+class MembershipRow(msgspec.Struct, frozen=True):
+    """This node's own certificate: `name` and `issuer` as in `PeerRow`, times in Unix seconds."""
+
+    name: str
+    issuer: str
+    begins: int
+    ends: int
+
+    def alarms(self, wall: float) -> list[str]:
+        """What its owner must know of it at the Unix second `wall`."""
+        day = datetime.fromtimestamp(self.ends, UTC).strftime("%Y-%m-%d")
+        if wall >= self.ends:
+            return [
+                f"membership ended on {day}: peers refuse this node; ask for a new ticket and "
+                "start it with --ticket-file"
+            ]
+        if wall < self.begins + (self.ends - self.begins) * 2 / 3:
+            return []
+        return [
+            f"membership ends on {day}, in {(self.ends - wall) / 86_400:.0f} days, and nobody has "
+            "renewed it: the owner's node renews it when both run; else ask for a new ticket"
+        ]
 
 
 class UpdateRow(msgspec.Struct, frozen=True):
@@ -133,5 +181,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     sandbox: str = ""
     #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
     engine: str = ""
+    membership: MembershipRow | None = None
     #: What the owner should look at, one sentence each.
     alarms: list[str] = []

@@ -1,0 +1,200 @@
+"""`swarm-node invite`, `members`, `revoke`, `ban` and their like: who belongs to the swarm.
+
+Cheap to import, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.options import HomeOption, JsonOption
+from swarm_node.errors import ConfigError, NotRunningError, TicketError
+
+if TYPE_CHECKING:
+    from swarm_node.node.snapshot import PeerRow
+
+_DAY = 86_400
+_UNITS = {"m": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
+_LONGEST_TICKET = 90 * _DAY
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="The new file for the ticket, mode 0600; - prints it, and then terminal, log and "
+        "shell history may keep it.",
+    ),
+]
+
+
+def invite(
+    name: Annotated[
+        str | None, typer.Option(help="Whom it admits: 1 to 32 letters, digits, space, _ . -")
+    ] = None,
+    out: OutOption = None,
+    expires: Annotated[
+        str, typer.Option(help="How long it can be used: 12h, 7d, 2w …, 90d at most.")
+    ] = "7d",
+    uses: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many nodes it admits in all.")
+    ] = 1,
+    member_days: Annotated[
+        int, typer.Option(min=1, max=365, help="How long a membership from it lasts.")
+    ] = 90,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="Address newcomers dial; default: where the running node listens."),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Write a ticket that admits a further node to the swarm: one ticket for each person or site.
+
+    Whoever holds the ticket can join until it expires or is used up: send it as you would send a
+    password. `swarm-node members` lists your tickets; `swarm-node revoke NAME` takes one back,
+    and expels whom it admitted.
+
+        swarm-node invite --name alice --out alice.ticket
+    """
+    if name is None or out is None:
+        raise ConfigError(
+            "say whom the ticket admits and where to write it, such as "
+            "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
+        )
+    from swarm_node.node.admitting import invite as admit
+    from swarm_node.p2p.identity import write_private
+
+    place, printed = chosen_home(home), str(out) == "-"
+    if not printed and out.exists():
+        raise TicketError(f"{out} exists already: choose another file for the ticket")
+    made = admit(
+        place,
+        name,
+        address or _own_addresses(home),
+        now=time.time(),
+        valid_seconds=seconds_of(expires),
+        member_seconds=member_days * _DAY,
+        uses=uses,
+    )
+    if printed:
+        typer.echo(made.ticket)
+    else:
+        try:
+            write_private(out, made.ticket.encode("ascii") + b"\n")
+        except OSError as error:
+            raise TicketError(f"cannot write the ticket {out}: {error.strerror}") from error
+    admission, told = made.admission, sys.stderr if printed else sys.stdout
+    nodes = "1 node" if admission.uses == 1 else f"{admission.uses} nodes"
+    days = admission.member_seconds / _DAY
+    file = "FILE" if printed else out.name
+    where = "the ticket" if printed else f"{out} (mode 0600)"
+    print(f"{where} is for {name}", file=told)
+    print(f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days:g} days", file=told)
+    print(f"  take back   swarm-node revoke {quoted(name)}", file=told)
+    print("Send it as you would send a password. On the other machine:", file=told)
+    print(f"  swarm-node join --ticket-file {file}", file=told)
+
+
+def members(home: HomeOption = None, json: JsonOption = False) -> None:
+    """List whom you admitted, and whom the running node has met.
+
+    Tickets are those made in this home, with the peers that came by them. Each peer is shown with
+    the name of its ticket, who signed its certificate, and until when it is a member, or why it is
+    none any more. The end of a peer id is enough to name it to `revoke` and `ban`.
+    """
+    from swarm_node.cli.members_view import members_view, ticket_rows
+    from swarm_node.node.admitting import admissions
+    from swarm_node.node.bans import ban_ledger
+    from swarm_node.node.snapshot import SCHEMA
+
+    place = chosen_home(home)
+    swarm, bans = place.swarm(), ban_ledger(place).entries()
+    met = _met(home)
+    tickets = ticket_rows(admissions(place).entries(), met or [], frozenset(), bans, time.time())
+    listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
+    show(json, listed, lambda: members_view(tickets, bans, met))
+
+
+WhoArgument = Annotated[
+    str, typer.Argument(help="A name or the end of a peer id, as `swarm-node members` shows them.")
+]
+
+
+def ban(who: WhoArgument, home: HomeOption = None) -> None:
+    """Shun a member: this node neither asks it nor answers it, from now on.
+
+    Only this node does, and only until `swarm-node unban`. A running node obeys at once. To expel
+    somebody from the whole swarm, the owner runs `swarm-node revoke`.
+    """
+    from swarm_node.node.admitting import admissions
+    from swarm_node.node.bans import add
+    from swarm_node.node.people import whom
+
+    place = chosen_home(home)
+    meant = whom(who, admissions(place).entries(), _met(home) or [])
+    add(place, who, meant, time.time())
+    typer.echo(f"{who} is banned here. Other nodes do not know of it.")
+    typer.echo(f"To end it:  swarm-node unban {quoted(who)}")
+
+
+def unban(who: WhoArgument, home: HomeOption = None) -> None:
+    """End a ban. A running node asks and answers the member again, at once."""
+    from swarm_node.node.bans import remove
+
+    remove(chosen_home(home), who)
+    typer.echo(f"{who} is no longer banned here.")
+
+
+def seconds_of(text: str) -> int:
+    """The seconds of a time such as 12h, 7d or 2w.
+
+    Raises:
+        ConfigError: it has another form, or is longer than a ticket may last.
+    """
+    match = re.fullmatch(r"([1-9]\d{0,6})([mhdw])", text.strip())
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _LONGEST_TICKET:
+        raise ConfigError(
+            f"--expires {text}: write a number and m, h, d or w, 90d at most, such as 12h or 7d"
+        )
+    return seconds
+
+
+def date_of(seconds: float) -> str:
+    """A time for people, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def quoted(name: str) -> str:
+    """A name as a shell takes it."""
+    return f"'{name}'" if " " in name else name
+
+
+def _met(home: Path | None) -> list[PeerRow] | None:
+    """The peers that the running node has met, None where none runs."""
+    try:
+        status = ask(home, lambda client: client.status())
+    except NotRunningError:
+        return None
+    peers: list[PeerRow] = status.peers
+    return peers
+
+
+def _own_addresses(home: Path | None) -> list[str]:
+    try:
+        status = ask(home, lambda client: client.status())
+    except NotRunningError:
+        raise NotRunningError(
+            "a ticket needs an address that newcomers can dial: start this node first "
+            "(`swarm-node join`), or name one with --address"
+        ) from None
+    if not status.addresses:
+        raise NotRunningError("the node is still starting; try again in a few seconds")
+    addresses: list[str] = status.addresses
+    return addresses
