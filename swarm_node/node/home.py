@@ -154,7 +154,9 @@ class Home:
             not_after=end,
             member_seconds=OWNER_MEMBER_SECONDS,
         )
-        member = issue_member(issuer, swarm, identity.public_key, not_before=start, not_after=end)
+        member = issue_member(
+            issuer, swarm, identity.public_key, name="owner", not_before=start, not_after=end
+        )
         return self._keep(Membership(identity, swarm, (issuer_certificate, member)))
 
     def join_swarm(self, ticket: Ticket, now: float) -> Membership:
@@ -201,9 +203,16 @@ class Home:
         return Membership(self.identity(), swarm, (issuer_certificate, member))
 
     def invite(
-        self, addresses: Sequence[str], *, now: float, valid_seconds: int, member_seconds: int
+        self,
+        addresses: Sequence[str],
+        *,
+        now: float,
+        valid_seconds: int,
+        member_seconds: int,
+        name: str = "ticket",
+        uses: int = 0,
     ) -> str:
-        """A ticket for this home's swarm.
+        """A ticket for this home's swarm; `make_ticket` says what the arguments are.
 
         Raises:
             HomeError: the root key is not here.
@@ -222,6 +231,8 @@ class Home:
                 now=now,
                 valid_seconds=valid_seconds,
                 member_seconds=member_seconds,
+                name=name,
+                uses=uses,
             )
         except ValueError as error:
             raise TicketError(f"no ticket can be made: {error}") from error

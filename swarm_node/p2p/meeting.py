@@ -61,6 +61,9 @@ class Meeting:
                 head=await self._storage.run(self._storage.head),
                 issued_ms=int(self._clock.wall() * 1000),
                 agent="swarm-node",
+                revoked=0,
+                secret=0,
+                steward=False,
             )
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
@@ -99,5 +102,5 @@ class Meeting:
         peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
         if isinstance(peers, Rejected):
             return self._asker.reject(peers, peer.peer_id)
-        for raw in peers.heartbeats:
+        for raw in peers.presences:
             self._hear(raw, expected=None)

@@ -33,7 +33,7 @@ Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
     stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
-    return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]))
+    return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]), revoked=0, secret=0)
 
 
 class Server:
@@ -106,7 +106,7 @@ class Server:
             for peer in self._directory.draw(self._rng, request.limit, self._clock.now())
             if peer.heartbeat and peer.peer_id != caller
         ]
-        return wire.pack(wire.PeersReply(heartbeats=tuple(known)))
+        return wire.pack(wire.PeersReply(presences=tuple(known)))
 
     def _admit(self, caller: str) -> None:
         peer = self._directory.get(caller)

@@ -454,12 +454,18 @@ def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
         with pytest.raises(TransportError, match="hello"):
             await stranger.request(alice.peer_id, LIST, request)
         other = Home(tmp_path / "other").found_swarm("other", NOW)
-        hello = wire.pack(wire.HelloRequest(chain=other.chain, agent="swarm-node", addresses=()))
+        hello = wire.pack(
+            wire.HelloRequest(
+                chain=other.chain, agent="swarm-node", addresses=(), revoked=0, secret=0
+            )
+        )
         with pytest.raises(TransportError, match="no member"):
             await stranger.request(alice.peer_id, HELLO, hello)
         # A member's certificates in a stranger's hands: the link says who is calling.
         stolen = wire.pack(
-            wire.HelloRequest(chain=alice.membership.chain, agent="swarm-node", addresses=())
+            wire.HelloRequest(
+                chain=alice.membership.chain, agent="swarm-node", addresses=(), revoked=0, secret=0
+            )
         )
         with pytest.raises(TransportError, match="wrong_subject"):
             await stranger.request(alice.peer_id, HELLO, stolen)
