@@ -12,12 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from swarm_node import __version__
+from swarm_node.cli import members
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
-from swarm_node.cli.members import invite
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the program.")
 
-_BASIC, _NETWORK = "Basic", "Network"
+_BASIC, _MEMBERS, _NETWORK = "Basic", "Members", "Network"
 
 
 def _version(show: bool) -> None:
@@ -99,7 +99,8 @@ def join(
         typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
     ] = None,
     ticket: Annotated[
-        str | None, typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file.")
+        str | None,
+        typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
     ] = None,
     ticket_file: Annotated[
         Path | None, typer.Option(help="File with the ticket; - reads standard input.")
@@ -152,7 +153,8 @@ def join(
     join_swarm(load_settings(flags, config=config))
 
 
-app.command(rich_help_panel=_NETWORK)(invite)
+for command in (members.invite, members.members, members.ban, members.unban):
+    app.command(rich_help_panel=_MEMBERS)(command)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(rich_help_panel=_BASIC)(backup)
 app.command(rich_help_panel=_BASIC)(restore)
@@ -189,13 +191,19 @@ def status(
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows and what it received from them."""
+    """Show the peers that the running node knows: who they are, until when they are members, what
+    came from them, and which of their messages were refused and why.
+
+    `--json` has whole peer ids and every field.
+    """
     from swarm_node.cli.views import peers_view
+    from swarm_node.node.admitting import admissions
     from swarm_node.node.snapshot import SCHEMA
 
     snapshot = ask(home, lambda client: client.status())
+    names = {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
     listed = {"schema": SCHEMA, "peers": snapshot.peers}
-    show(json, listed, lambda: peers_view(snapshot))
+    show(json, listed, lambda: peers_view(snapshot, names))
 
 
 @app.command(name="eval", rich_help_panel=_BASIC)
@@ -215,6 +223,7 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
 def stop(home: HomeOption = None) -> None:
     """Stop the running node: it stores a checkpoint and leaves."""
     from swarm_node.node.control import ControlClient
+
     place = chosen_home(home)
     client = ControlClient(place.control_file)
     asyncio.run(client.stop())

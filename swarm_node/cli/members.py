@@ -95,7 +95,10 @@ def invite(
     file = "FILE" if printed else out.name
     where = "the ticket" if printed else f"{out} (mode 0600)"
     print(f"{where} is for {name}", file=told)
-    print(f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days:g} days", file=told)
+    print(
+        f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days:g} days",
+        file=told,
+    )
     print(f"  take back   swarm-node revoke {quoted(name)}", file=told)
     print("Send it as you would send a password. On the other machine:", file=told)
     print(f"  swarm-node join --ticket-file {file}", file=told)

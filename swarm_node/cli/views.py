@@ -10,7 +10,14 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.snapshot import BusyRow, EvalPoint, MembershipRow, MixtureRow, PeerRow, Snapshot
+from swarm_node.node.snapshot import (
+    BusyRow,
+    EvalPoint,
+    MembershipRow,
+    MixtureRow,
+    PeerRow,
+    Snapshot,
+)
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {

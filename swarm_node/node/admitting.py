@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swarm_node.errors import HomeError
+import msgspec
+
+from swarm_node.errors import TicketError
 from swarm_node.node.home import Home
 from swarm_node.node.ledger import Admission, Ledger
+from swarm_node.p2p.membership import Name
 from swarm_node.p2p.ticket import parse_ticket
 
 
@@ -39,6 +42,13 @@ def invite(
         HomeError: this home cannot invite, or the ledger cannot be written.
         TicketError: an address or the name is malformed.
     """
+    try:
+        msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        raise TicketError(
+            f"{name!r} cannot be the name of a ticket: take 1 to 32 letters, digits, spaces, or "
+            "any of _ . -"
+        ) from None
     text = home.invite(
         addresses,
         now=now,

@@ -120,9 +120,10 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    members = Members(membership.swarm, parts.clock.wall)
+    members = Members(membership.swarm, parts.clock.wall, parts.banned)
     _serve(membership, parts, shared, members, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, members, verifier, rng))
+    exchange = _exchange(membership, parts, shared, members, verifier, rng)
+    return Work(maker, evaluator, exchange, members)
 
 
 def _serve(

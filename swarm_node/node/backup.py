@@ -223,7 +223,9 @@ class _Reader:
             self.made = int(header.mtime)
             return b"".join(self._content(file, name, size))
         if size > shutil.disk_usage(self.place).free:
-            raise HomeError(f"no room for {name}, {size:,} bytes, in {self.place.parent}: free some")
+            raise HomeError(
+                f"no room for {name}, {size:,} bytes, in {self.place.parent}: free some"
+            )
         path = self.place / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = hashlib.sha256()

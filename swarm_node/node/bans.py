@@ -81,4 +81,6 @@ class Bans:
         except HomeError as error:  # the node goes on with the bans that it has
             _log.warning("bans cannot be read", error=str(error))
             return
-        self._banned = frozenset(key for ban in entries for key in (ban.peer_id, ban.issuer_key) if key)
+        self._banned = frozenset(
+            key for ban in entries for key in (ban.peer_id, ban.issuer_key) if key
+        )

@@ -41,9 +41,17 @@ from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
+from swarm_node.node.snapshot import (
+    SCHEMA,
+    BusyRow,
+    EvalPoint,
+    MembershipRow,
+    Snapshot,
+    peer_rows,
+)
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.verify import restored_group
 from swarm_node.rollout import VerifiedGroup
 
@@ -58,7 +66,6 @@ _PARALLEL_PULLS = 4
 _KNOWN_PEERS = 32
 _KEEP_OWN_GROUPS = 4096
 _SHOWN_EVALS = 2000
-_SHOWN_PEERS = 200
 _log = structlog.get_logger(__name__)
 
 
@@ -69,6 +76,7 @@ class Work:
     maker: RolloutMaker
     evaluator: Evaluator
     exchange: Exchange
+    members: Members
 
 
 #: Makes the work, given what the environment says of itself and the families that the node samples.
@@ -164,8 +172,8 @@ class Node:
         """Everything worth showing of this node now."""
         parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
         now = parts.clock.now()
-        known = self._directory.live(now, float("inf"))
-        known.sort(key=lambda peer: now - peer.last_seen)
+        own = MembershipRow.of(self._membership.chain, swarm, self._membership.identity.public_key)
+        alarms = own.alarms(parts.clock.wall())
         buffer = asdict(self._buffer.stats()).items()
         busy = None
         if self._running_since is not None:
@@ -189,7 +197,7 @@ class Node:
             evals=tally.evals[-_SHOWN_EVALS:],
             families=list(info.families) if info else [],
             own_families=list(self._own_families),
-            peers=[PeerRow.of(peer, now) for peer in known[:_SHOWN_PEERS]],
+            peers=peer_rows(self._directory, self._opened and self._opened.members, now),
             buffer={key: value for key, value in buffer if isinstance(value, int)},
             update=tally.last_update,
             addresses=parts.transport.addresses() if self._state == "running" else [],
@@ -198,7 +206,8 @@ class Node:
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
             engine=parts.engine(),
-            alarms=list(tally.alarms.values()),
+            membership=own,
+            alarms=[*alarms, *tally.alarms.values()],
         )
 
     async def _live(self) -> None:

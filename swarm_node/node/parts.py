@@ -23,7 +23,7 @@ from swarm_node.storage import Storage
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples."""
+    what samples, `banned` whom `Members` refuses here."""
 
     transport: Transport
     sampler: Sampler
@@ -35,6 +35,7 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
+    banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False
 
 
 @dataclass

@@ -31,7 +31,9 @@ def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -
     if _is_peer_id(text):
         return Meant((text,))
     issuers = {entry.issuer_key: None for entry in admissions if entry.name == text}
-    issuers = issuers or {row.issuer_key: None for row in peers if row.issuer_key and row.name == text}
+    issuers = issuers or {
+        row.issuer_key: None for row in peers if row.issuer_key and row.name == text
+    }
     if issuers:
         return Meant(issuer_keys=tuple(issuers))
     found = []
@@ -41,7 +43,9 @@ def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -
         return Meant((found[0],))
     if found:
         ids = ", ".join(found[:8])
-        raise HomeError(f"{len(found)} peers have ids that end with {text!r}: give a whole one ({ids})")
+        raise HomeError(
+            f"{len(found)} peers have ids that end with {text!r}: give a whole one ({ids})"
+        )
     raise HomeError(
         f"nobody here is called {text!r}: `swarm-node members` lists names and peer ids"
     )

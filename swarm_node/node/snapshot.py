@@ -9,10 +9,12 @@ import msgspec
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Peer
+from swarm_node.p2p.membership import Chain, SwarmInfo, open_chain
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
+_SHOWN_PEERS = 200
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
@@ -91,6 +93,13 @@ class PeerRow(msgspec.Struct, frozen=True):
         )
 
 
+def peer_rows(directory: Directory, members: Members | None, now: float) -> list[PeerRow]:
+    """The peers seen last, the most recent first; none before the node has `members`."""
+    known = directory.live(now, float("inf")) if members is not None else []
+    known.sort(key=lambda peer: now - peer.last_seen)
+    return [PeerRow.of(peer, now, members) for peer in known[:_SHOWN_PEERS] if members]
+
+
 class MembershipRow(msgspec.Struct, frozen=True):
     """This node's own certificate: `name` and `issuer` as in `PeerRow`, times in Unix seconds."""
 
@@ -98,6 +107,15 @@ class MembershipRow(msgspec.Struct, frozen=True):
     issuer: str
     begins: int
     ends: int
+
+    @classmethod
+    def of(cls, chain: Chain, swarm: SwarmInfo, public_key: bytes) -> Self:
+        """What a chain says, whether or not it is in force."""
+        opened = open_chain(chain, swarm, public_key)
+        if isinstance(opened, Rejected):
+            return cls("?", "?", 0, 0)
+        issuer, member = opened
+        return cls(member.name, issuer.name, member.not_before, member.not_after)
 
     def alarms(self, wall: float) -> list[str]:
         """What its owner must know of it at the Unix second `wall`."""

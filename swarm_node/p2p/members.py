@@ -28,9 +28,17 @@ class Members:
     """The members that this node has met. Of more than MAX_MEMBERS, the one admitted longest ago is
     forgotten."""
 
-    def __init__(self, swarm: SwarmInfo, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        swarm: SwarmInfo,
+        wall: Callable[[], float],
+        banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False,
+    ) -> None:
+        """`banned` says of a peer id, and of the key of the issuer that admitted the peer, whether
+        this node alone shuns it."""
         self._swarm = swarm
         self._wall = wall
+        self._banned = banned
         self._members: OrderedDict[str, Member] = OrderedDict()
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
@@ -39,7 +47,7 @@ class Members:
         opened = open_chain(chain, self._swarm, public_key_of(peer_id))
         if isinstance(opened, Rejected):
             return opened
-        refused = check_times(*opened, self._wall())
+        refused = self._refused(peer_id, *opened)
         if refused is not None:
             return refused
         member = self._members[peer_id] = Member(peer_id, *opened)
@@ -54,8 +62,17 @@ class Members:
         member = self._members.get(peer_id)
         if member is None:
             return Rejected("unknown_member", "it has shown no certificate")
-        return check_times(member.issuer, member.body, self._wall()) or member
+        return self._refused(peer_id, member.issuer, member.body) or member
+
+    def shown(self, peer_id: str) -> Member | None:
+        """What this peer has shown, whether or not it is still a member."""
+        return self._members.get(peer_id)
 
     def is_member(self, peer_id: str) -> bool:
         """Whether `check` finds a member."""
         return isinstance(self.check(peer_id), Member)
+
+    def _refused(self, peer_id: str, issuer: IssuerBody, body: MemberBody) -> Rejected | None:
+        if self._banned(peer_id, body.admitted_by):
+            return Rejected("banned", "the owner of this node banned it")
+        return check_times(issuer, body, self._wall())
