@@ -4,7 +4,6 @@ quick. An error is one line on stderr with exit code 1 (2 for a wrong command li
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any

@@ -18,6 +18,7 @@ from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import ConfigError, NotRunningError, TicketError
 
 if TYPE_CHECKING:
+    from swarm_node.node.ledger import Admission
     from swarm_node.node.snapshot import PeerRow
 
 _DAY = 86_400
@@ -68,13 +69,12 @@ def invite(
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
     from swarm_node.node.admitting import invite as admit
-    from swarm_node.p2p.identity import write_private
 
-    place, printed = chosen_home(home), str(out) == "-"
+    printed = str(out) == "-"
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
     made = admit(
-        place,
+        chosen_home(home),
         name,
         address or _own_addresses(home),
         now=time.time(),
@@ -85,23 +85,38 @@ def invite(
     if printed:
         typer.echo(made.ticket)
     else:
-        try:
-            write_private(out, made.ticket.encode("ascii") + b"\n")
-        except OSError as error:
-            raise TicketError(f"cannot write the ticket {out}: {error.strerror}") from error
-    admission, told = made.admission, sys.stderr if printed else sys.stdout
-    nodes = "1 node" if admission.uses == 1 else f"{admission.uses} nodes"
-    days = admission.member_seconds / _DAY
-    file = "FILE" if printed else out.name
-    where = "the ticket" if printed else f"{out} (mode 0600)"
-    print(f"{where} is for {name}", file=told)
-    print(
-        f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days:g} days",
-        file=told,
-    )
-    print(f"  take back   swarm-node revoke {quoted(name)}", file=told)
-    print("Send it as you would send a password. On the other machine:", file=told)
-    print(f"  swarm-node join --ticket-file {file}", file=told)
+        write_secret(out, made.ticket.encode("ascii") + b"\n")
+    _explain(made.admission, None if printed else out)
+
+
+def _explain(admission: Admission, out: Path | None) -> None:
+    """Say what a ticket does and what to type; beside a ticket on stdout, on stderr."""
+    nodes = "1 node" if admission.uses == 1 else f"{admission.uses or 'any number of'} nodes"
+    days = f"{admission.member_seconds / _DAY:g} days"
+    for line in (
+        f"{f'{out} (mode 0600)' if out else 'The ticket'} is for {admission.name}",
+        f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days}",
+        f"  take back   swarm-node revoke {quoted(admission.name)}",
+        "Send it as you would send a password. On the other machine:",
+        f"  swarm-node join --ticket-file {out.name if out else 'FILE'}",
+    ):
+        typer.echo(line, err=out is None)
+
+
+def write_secret(out: Path, content: bytes) -> None:
+    """Write a new file for its owner alone.
+
+    Raises:
+        TicketError: it exists, or cannot be written.
+    """
+    from swarm_node.durable import create_private
+
+    try:
+        create_private(out, content)
+    except FileExistsError:
+        raise TicketError(f"{out} exists already: choose another file") from None
+    except OSError as error:
+        raise TicketError(f"cannot write {out}: {error.strerror}") from error
 
 
 def members(home: HomeOption = None, json: JsonOption = False) -> None:

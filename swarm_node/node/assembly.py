@@ -18,7 +18,7 @@ from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.p2p.exchange import Exchange, open_exchange
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.gates import PeerGates, SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -34,7 +34,7 @@ _REQUEST_BURST = 500.0
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership.identity.peer_id)
+    shared = make_shared(settings, membership, parts)
     return Node(
         settings=settings,
         membership=membership,
@@ -45,12 +45,13 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, peer_id: str) -> Shared:
-    """What the loops of the node `peer_id` share, empty."""
+def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
+    """What the loops of the node of `membership` share, empty."""
     buffer = ReplayBuffer(replay_settings(settings))
     return Shared(
         tally=Tally(),
-        directory=Directory(peer_id),
+        directory=Directory(membership.identity.peer_id),
+        members=Members(membership.swarm, parts.clock.wall, parts.banned),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
@@ -65,6 +66,7 @@ def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared)
         _rng("train", settings, peer_id),
         correction=settings.experience.correction,
         advantage=settings.training.advantage,
+        group_size=settings.sampling.group_size,
         checkpoint_updates=settings.run.checkpoint_updates,
     )
 
@@ -113,28 +115,37 @@ def _open_work(
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,
-        Expected(info.name, info.version, frozenset(info.families), parts.policy),
+        _expected(settings, peer_id, parts, info),
         parts.storage,
         maker.judge,
         partial(check_tokens, parts.codec),
+        parts.codec.encode_answer,
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    members = Members(membership.swarm, parts.clock.wall, parts.banned)
-    _serve(membership, parts, shared, members, rng)
-    exchange = _exchange(membership, parts, shared, members, verifier, rng)
-    return Work(maker, evaluator, exchange, members)
+    _serve(membership, parts, shared, rng)
+    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
 
 
-def _serve(
-    membership: Membership, parts: Parts, shared: Shared, members: Members, rng: random.Random
-) -> None:
+def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
+    sampling = settings.sampling
+    return Expected(
+        info.name,
+        info.version,
+        frozenset(info.families),
+        parts.policy,
+        SizeGate.of(sampling.group_size, sampling.max_new_tokens),
+        own_tasks="" if sampling.common_share else peer_id,
+    )
+
+
+def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
         chain=membership.chain,
         storage=parts.storage,
-        members=members,
+        members=shared.members,
         directory=shared.directory,
         gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
         rejected=shared.tally.rejected,
@@ -147,7 +158,6 @@ def _exchange(
     membership: Membership,
     parts: Parts,
     shared: Shared,
-    members: Members,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
@@ -158,7 +168,7 @@ def _exchange(
         chain=membership.chain,
         storage=parts.storage,
         verifier=verifier,
-        members=members,
+        members=shared.members,
         directory=shared.directory,
         rejected=shared.tally.rejected,
         clock=parts.clock,

@@ -82,12 +82,14 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     try:
         with ExitStack() as stack:
             target = stack.enter_context(_new_file(out))
-            opened = [stack.enter_context(path.open("rb")) for path in small if path.exists()]
+            opened: list[IO[bytes]] = [
+                stack.enter_context(path.open("rb")) for path in small if path.exists()
+            ]
             if home.database.exists():
                 opened.append(stack.enter_context(_copy_of(home.database, out.parent)))
             # All are open before the first is copied: the node may delete a checkpoint meanwhile.
             opened += [stack.enter_context(path.open("rb")) for path in large]
-            names = [path.name for path in small if path.exists()]
+            names = [path.name for path in there]
             names += [_DATABASE] * home.database.exists()
             names += [f"checkpoints/{path.parent.name}/{path.name}" for path in large]
             for name, file in zip(names, opened, strict=True):

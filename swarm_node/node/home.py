@@ -14,13 +14,16 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
+import structlog
 
+from swarm_node.durable import LEFTOVERS, replace_private
 from swarm_node.errors import HomeError, TicketError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
@@ -32,6 +35,7 @@ from swarm_node.p2p.membership import (
 from swarm_node.p2p.ticket import Ticket, make_ticket, redeem
 
 _MAX_SMALL_FILE = 8192
+_log = structlog.get_logger(__name__)
 OWNER_MEMBER_SECONDS = 10 * 365 * 86_400
 
 
@@ -174,7 +178,7 @@ class Home:
                 f"{self.path} belongs to swarm {self.swarm().name!r}, the ticket to "
                 f"{swarm.name!r}; use another --home"
             )
-        (self.path / "bootstrap").write_text("\n".join(ticket.addresses))
+        self._write("bootstrap", "\n".join(ticket.addresses).encode())
         if self.is_owner:
             return self.membership()
         return self._keep(Membership(identity, swarm, chain))
@@ -245,7 +249,7 @@ class Home:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
-        (self.path / "port").write_text(f"{port}\n")
+        self._write("port", f"{port}\n".encode())
         return port
 
     def kept_port(self) -> int:
@@ -256,23 +260,30 @@ class Home:
 
     def in_use(self) -> bool:
         """Whether a node runs in this home; nothing is written to find out."""
-        if not (self.path / "lock").exists():
-            return False
         try:
-            with self.lock():
-                return False
-        except HomeError:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return True
+        except OSError:  # no file, or not of this user
+            return False
+        return False
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this home for one process.
 
         Raises:
-            HomeError: another process has it.
+            HomeError: another process has it, or it cannot be written.
         """
         self.create()
-        with (self.path / "lock").open("a") as file:
+        try:
+            file = (self.path / "lock").open("a")
+        except OSError as error:
+            raise HomeError(
+                f"cannot write into the home directory {self.path}: {error.strerror}"
+            ) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -280,14 +291,20 @@ class Home:
                     f"a node is already running in {self.path}; see `swarm-node status`, "
                     "or use another --home"
                 ) from error
+            if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
+            for leftover in self.path.glob(LEFTOVERS):
+                leftover.unlink(missing_ok=True)
             yield
 
     def _keep(self, membership: Membership) -> Membership:
+        # The swarm's file comes last: a home without it can be founded or joined again.
+        self._write("membership", msgpack.packb(list(membership.chain)))
         membership.swarm.save(self._swarm_file)
-        temporary = self.path / "membership.tmp"
-        with temporary.open("wb") as file:
-            file.write(msgpack.packb(list(membership.chain)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "membership")
         return membership
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            replace_private(self.path / name, data)
+        except OSError as error:
+            raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error

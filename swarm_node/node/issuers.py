@@ -13,10 +13,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
+from swarm_node.errors import HomeError, TicketError, TicketExpiredError
 from swarm_node.node.home import Home
-from swarm_node.p2p.identity import Identity, read_private, replace_private
-from swarm_node.p2p.membership import issue_issuer, verify_issuer
+from swarm_node.p2p.identity import Identity, read_private
+from swarm_node.p2p.membership import issue_issuer
 from swarm_node.p2p.ticket import MAX_TICKET_CHARS, Ticket, parse_ticket
 
 MAX_TICKETS: Final = 1000

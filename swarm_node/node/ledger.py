@@ -12,8 +12,9 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError
-from swarm_node.p2p.identity import read_private, replace_private
+from swarm_node.p2p.identity import read_private
 from swarm_node.p2p.membership import Name, UnixSeconds
 
 MAX_ENTRIES = 10_000

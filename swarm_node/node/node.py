@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -39,20 +38,13 @@ from swarm_node.errors import ChildError, Rejected, SwarmNodeError
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
+from swarm_node.node.overview import take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import (
-    SCHEMA,
-    BusyRow,
-    EvalPoint,
-    MembershipRow,
-    Snapshot,
-    peer_rows,
-)
+from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.verify import restored_group
+from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
@@ -61,11 +53,8 @@ _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
-_LIST_PEERS = 3
-_PARALLEL_PULLS = 4
-_KNOWN_PEERS = 32
+_LIST_PEERS, _PARALLEL_PULLS, _KNOWN_PEERS = 3, 4, 32
 _KEEP_OWN_GROUPS = 4096
-_SHOWN_EVALS = 2000
 _log = structlog.get_logger(__name__)
 
 
@@ -76,7 +65,6 @@ class Work:
     maker: RolloutMaker
     evaluator: Evaluator
     exchange: Exchange
-    members: Members
 
 
 #: Makes the work, given what the environment says of itself and the families that the node samples.
@@ -100,6 +88,7 @@ class Node:
         self._settings = settings
         self._membership = membership
         self._parts = parts
+        self._shared = shared
         self._tally = shared.tally
         self._directory = shared.directory
         self._buffer = shared.buffer
@@ -116,7 +105,7 @@ class Node:
         self._changed = asyncio.Condition()
 
     def stop(self) -> None:
-        """End `run` soon: finish the running update, store a checkpoint, close every part."""
+        """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
 
     async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -127,7 +116,8 @@ class Node:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
-            await self._open()
+            if not await self._opens():
+                return
             self._state = "running"
             self._running_since = self._parts.clock.now()
             if on_running is not None:
@@ -170,44 +160,16 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
-        parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
-        now = parts.clock.now()
-        own = MembershipRow.of(self._membership.chain, swarm, self._membership.identity.public_key)
-        alarms = own.alarms(parts.clock.wall())
-        buffer = asdict(self._buffer.stats()).items()
-        busy = None
-        if self._running_since is not None:
-            seconds = now - self._running_since
-            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, seconds)
-        return Snapshot(
-            schema=SCHEMA,
-            peer_id=self._membership.identity.peer_id,
-            swarm=swarm.name,
-            swarm_id=swarm.swarm_id.hex(),
+        return take_snapshot(
+            self._membership,
+            self._parts,
+            self._shared,
             model=self._settings.model,
             state=self._state,
-            seconds=now - self._started,
-            version=parts.trainer.version,
-            updates=tally.updates,
-            skipped_updates=tally.skipped_updates,
-            trainer_restarts=tally.trainer_restarts,
-            groups=tally.groups,
-            rejected=dict(tally.rejected),
-            faults=dict(tally.faults + Counter(parts.sampler.faults)),
-            evals=tally.evals[-_SHOWN_EVALS:],
-            families=list(info.families) if info else [],
-            own_families=list(self._own_families),
-            peers=peer_rows(self._directory, self._opened and self._opened.members, now),
-            buffer={key: value for key, value in buffer if isinstance(value, int)},
-            update=tally.last_update,
-            addresses=parts.transport.addresses() if self._state == "running" else [],
-            processes=dict(parts.processes()),
-            mixture=tally.mixture,
-            busy=busy,
-            sandbox=info.sandbox.described() if info and info.sandbox else "",
-            engine=parts.engine(),
-            membership=own,
-            alarms=[*alarms, *tally.alarms.values()],
+            started=self._started,
+            running_since=self._running_since,
+            info=self._info,
+            own_families=self._own_families,
         )
 
     async def _live(self) -> None:
@@ -218,7 +180,8 @@ class Node:
             await self._stop.wait()
             self._state = "stopping"
             await self._notify()
-            await asyncio.wait({loops["train"]}, timeout=_STOP_SECONDS)
+            patience = 0.0 if self._learner.restarting else _STOP_SECONDS
+            await asyncio.wait({loops["train"]}, timeout=patience)
             for task in loops.values():
                 task.cancel()
 
@@ -260,7 +223,8 @@ class Node:
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
             if limit and self._tally.updates >= limit:
                 self._stop.set()
@@ -344,6 +308,15 @@ class Node:
                 rejected=tally.rejected.total(),
             )
 
+    async def _opens(self) -> bool:
+        """Open all parts; False where `stop` came first."""
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(self._open())
+            stopping = group.create_task(self._stop.wait())
+            opening.add_done_callback(lambda _: stopping.cancel())
+            stopping.add_done_callback(lambda _: opening.cancel())
+        return not opening.cancelled()
+
     async def _open(self) -> None:
         parts = self._parts
         self._info = info = await parts.environment.start()
@@ -356,8 +329,8 @@ class Node:
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
-        for row in await parts.storage.run(parts.storage.live, 1):
-            self._buffer.admit(restored_group(row), parts.trainer.version)
+        for group in await parts.storage.run(restored_groups, parts.storage):
+            self._buffer.admit(group, parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -85,9 +86,10 @@ class Tally:
 @dataclass(frozen=True)
 class Shared:
     """What the loops of one node share: its counters, the peers it knows, the groups it may train
-    on, and the slots of groups under way."""
+    on, the slots of groups under way, and who is a member."""
 
     tally: Tally
     directory: Directory
+    members: Members
     buffer: ReplayBuffer
     slots: Slots

@@ -22,8 +22,8 @@ class Meant(NamedTuple):
 
 
 def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -> Meant:
-    """Whom `text` names: a peer id or the end of one, or all who came by tickets of a name. The names
-    in the ledger count before those in certificates, which another home of the swarm may have given.
+    """Whom `text` names: a peer id or the end of one, or all who came by tickets of a name. The
+    names in the ledger count before those in certificates, which another home may have given.
 
     Raises:
         HomeError: nobody, or more than one.

@@ -10,11 +10,10 @@ import msgspec
 from swarm_node.errors import Rejected
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import Chain, SwarmInfo, open_chain
-from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.peers import Peer
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
-_SHOWN_PEERS = 200
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
@@ -50,8 +49,7 @@ class Saved(msgspec.Struct):
 class PeerRow(msgspec.Struct, frozen=True):
     """What is known of one peer. `name` is what its ticket was made for, `issuer` who signed its
     certificate, `issuer_key` (hex) who admitted it, and `until` (Unix seconds) when its membership
-    ends. `standing` is "member", or why it is none. `refused` counts its messages that were refused,
-    by reason."""
+    ends. `standing` is "member", or why it is none. `refused` counts by reason what was refused."""
 
     peer_id: str
     version: int
@@ -91,13 +89,6 @@ class PeerRow(msgspec.Struct, frozen=True):
             issuer_key=shown.body.admitted_by.hex(),
             until=shown.body.not_after,
         )
-
-
-def peer_rows(directory: Directory, members: Members | None, now: float) -> list[PeerRow]:
-    """The peers seen last, the most recent first; none before the node has `members`."""
-    known = directory.live(now, float("inf")) if members is not None else []
-    known.sort(key=lambda peer: now - peer.last_seen)
-    return [PeerRow.of(peer, now, members) for peer in known[:_SHOWN_PEERS] if members]
 
 
 class MembershipRow(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 import base58
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarm_node.durable import create_private
 from swarm_node.errors import HomeError
 
 KEY_BYTES = 32
@@ -70,7 +71,7 @@ class Identity:
             HomeError: the file exists or cannot be written.
         """
         try:
-            write_private(path, self.seed())
+            create_private(path, self.seed())
         except OSError as error:
             raise HomeError(f"cannot write the key file {path}: {error.strerror}") from error
 
@@ -98,37 +99,6 @@ def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise HomeError(f"the {what} {path} is open to other users: run chmod 600 {path}")
     return data
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a new file with mode 0600 and sync it.
-
-    Raises:
-        OSError: the file exists, as a link too, or cannot be written.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_private(path: Path, data: bytes) -> None:
-    """Write a file with mode 0600 in place of one that may be there: write, sync, rename, sync the
-    directory. Other users can read it at no point.
-
-    Raises:
-        OSError: it cannot be written; what was there still is.
-    """
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    write_private(temporary, data)
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def peer_id_of(public_key: bytes) -> str:

@@ -16,13 +16,13 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.envelope import Kind, is_sound_key, open_sealed, seal
 from swarm_node.p2p.identity import (
     MAX_PRIVATE_BYTES,
     Identity,
     read_private,
-    replace_private,
 )
 from swarm_node.p2p.wire import (
     MAX_CERTIFICATE_BYTES,

@@ -17,10 +17,11 @@ PARTNERS = 32
 _NEW_PARTNER = 0.02
 #: How often a node requests a group before it forgets the offer.
 TRIES = 3
-#: Reasons of rejection that say nothing about the peer: no free slot, stale, or a duplicate.
+#: Reasons of rejection that say nothing about the peer: no free slot, stale, or a duplicate. Of two
+#: authors of the same texts, nobody can prove which one copied.
 BLAMELESS = frozenset(
     {
-        *("capacity", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
+        *("capacity", "copied", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
         "unreachable",
     }
 )

@@ -110,6 +110,10 @@ class Puller:
             self._asker.reject(entry, peer.peer_id)
             return 0
         if entry.mixed and self._verifier.seen(peer.peer_id, entry.epoch, entry.seq) is None:
+            refused = self._verifier.refuse_announced(entry)
+            if refused is not None:
+                self._asker.reject(refused, peer.peer_id)
+                return entry.seq
             peer.offered += 1
             peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
         return entry.seq

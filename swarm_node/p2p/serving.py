@@ -28,6 +28,7 @@ UNKNOWN_MEMBER = "say hello first"
 NOT_HERE = "not here (any more)"
 
 Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
+Body = TypeVar("Body", bound=wire.Body)
 
 
 def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
@@ -68,7 +69,7 @@ class Server:
 
     async def _hello(self, caller: str, payload: bytes) -> bytes:
         self._allow(caller)
-        hello = _parse(wire.HelloRequest, payload)
+        hello = self._parse(caller, wire.HelloRequest, payload)
         now = self._clock.now()
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
@@ -84,7 +85,7 @@ class Server:
 
     async def _list(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        request = _parse(wire.ListRequest, payload)
+        request = self._parse(caller, wire.ListRequest, payload)
         listed = await self._storage.run(
             self._storage.announcements, request.epoch, request.since, request.limit
         )
@@ -92,7 +93,7 @@ class Server:
 
     async def _pull(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        request = _parse(wire.PullRequest, payload)
+        request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
             raise TransportError(NOT_HERE)
@@ -100,7 +101,7 @@ class Server:
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        request = _parse(wire.PeersRequest, payload)
+        request = self._parse(caller, wire.PeersRequest, payload)
         known = [
             peer.heartbeat
             for peer in self._directory.draw(self._rng, request.limit, self._clock.now())
@@ -120,12 +121,12 @@ class Server:
             self._rejected["rate"] += 1
             raise TransportError("too many requests; slow down")
 
-
-Body = TypeVar("Body", bound=wire.Body)
-
-
-def _parse(kind: type[Body], payload: bytes) -> Body:
-    body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
-    if isinstance(body, Rejected):
-        raise TransportError(f"bad request: {body.reason}")
-    return body
+    def _parse(self, caller: str, kind: type[Body], payload: bytes) -> Body:
+        body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
+        if isinstance(body, Rejected):
+            self._rejected[body.reason] += 1
+            peer = self._directory.get(caller)
+            if peer is not None:
+                peer.rejected[body.reason] += 1
+            raise TransportError(f"bad request: {body.reason}")
+        return body

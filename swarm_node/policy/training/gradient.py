@@ -27,6 +27,7 @@ from swarm_node.policy.training.losses import (
     check_claims,
 )
 from swarm_node.policy.training.packing import padded_tokens
+from swarm_node.policy.training.plausible import likely_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class Accumulated:
     loss: float = 0.0
     implausible: int = 0
     sums: LossSums = field(default_factory=LossSums)
+    #: How many rows of each group were left out as unlikely.
+    unlikely: list[int] = field(default_factory=list)
 
 
 class GradientPass:
@@ -70,9 +73,12 @@ class GradientPass:
         self._reference = reference
         self._ranks = ranks
 
-    def accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
+    def accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
         """Accumulate the gradient of `rows` (at least one) for an update of policy `version`. With
-        several processes, each computes the gradient of its share, and all get the sum.
+        several processes, each computes the gradient of its share, and all get the sum. `floors`
+        are those of `likely_tokens`.
 
         When memory runs out, a single process discards the gradient and starts again with
         micro-batches of half the tokens. The result is the same up to the order of summation. One
@@ -83,7 +89,7 @@ class GradientPass:
             ModelError: a single row does not fit in memory.
         """
         while True:
-            done = self._attempt(rows, size, version)
+            done = self._attempt(rows, size, version, floors)
             if done is not None:
                 return done
             # Not in an exception handler: there the traceback would keep the tensors alive.
@@ -92,12 +98,12 @@ class GradientPass:
             self._halve(rows)
 
     def _attempt(
-        self, rows: Sequence[TrainRow], size: BatchSize, version: int
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated | None:
         """None when memory ran out."""
         self._clear()
         try:
-            return self._accumulate(rows, size, version)
+            return self._accumulate(rows, size, version, floors)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -106,8 +112,10 @@ class GradientPass:
                 raise
             return None
 
-    def _accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
-        done = Accumulated()
+    def _accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
+        done = Accumulated(unlikely=[0] * (1 + max(row.group for row in rows)))
         references: dict[int, RowReference] | None = None
         mine = self._rounds(rows)
         if self._reference is not None:
@@ -120,7 +128,11 @@ class GradientPass:
                 continue
             known = [references[index] for index in indices] if references else None
             tokens = token_vectors(part, logp, version, known)
-            tokens, implausible = check_claims(tokens, claimed_tokens(part))
+            likely, left_out = likely_tokens(logp.detach().numpy(), part, floors)
+            for group in left_out:
+                done.unlikely[group] += 1
+            claimed = claimed_tokens(part)[likely]
+            tokens, implausible = check_claims(tokens.select(likely), claimed)
             done.implausible += implausible
             loss, sums = self._loss(tokens, self._bounds, size)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -131,9 +143,10 @@ class GradientPass:
 
     def _added(self, done: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [done.loss, done.implausible]
-        loss, implausible, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
-        return Accumulated(loss, round(implausible), LossSums(*sums))
+        counts = [done.loss, done.implausible, *astuple(done.sums)]
+        loss, implausible, *sums = self._ranks.sums([*counts, *done.unlikely])
+        unlikely = [round(count) for count in sums[len(counts) - 2 :]]
+        return Accumulated(loss, round(implausible), LossSums(*sums[: len(counts) - 2]), unlikely)
 
     def _clear(self) -> None:
         for parameter in self._parameters:
