@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from swarm_node.errors import TicketError
+from swarm_node.errors import HomeError, TicketError
 from swarm_node.node.home import Home
+from swarm_node.node.issuers import take
 from swarm_node.node.ledger import Admission, Ledger
 from swarm_node.p2p.membership import Name
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.p2p.ticket import parse_ticket, with_addresses
 
 
 class Invitation(NamedTuple):
@@ -36,19 +37,13 @@ def invite(
     member_seconds: int,
     uses: int,
 ) -> Invitation:
-    """A ticket for `name`, which is in the ledger before anybody can have it.
+    """A ticket for `name`, signed by root.key. It is in the ledger before anybody can have it.
 
     Raises:
         HomeError: this home cannot invite, or the ledger cannot be written.
         TicketError: an address or the name is malformed.
     """
-    try:
-        msgspec.convert(name, Name)
-    except msgspec.ValidationError:
-        raise TicketError(
-            f"{name!r} cannot be the name of a ticket: take 1 to 32 letters, digits, spaces, or "
-            "any of _ . -"
-        ) from None
+    _check_name(name)
     text = home.invite(
         addresses,
         now=now,
@@ -57,9 +52,49 @@ def invite(
         name=name,
         uses=uses,
     )
+    return _written(home, name, text, now)
+
+
+def invite_from_stock(home: Home, name: str, addresses: Sequence[str], now: float) -> Invitation:
+    """A ticket for `name` from an issuer file, which decided for how long and for how many.
+
+    Raises:
+        HomeError: there is none left, or a file cannot be written.
+        TicketError: an address or the name is malformed.
+    """
+    _check_name(name)
+    ticket = take(home, now)
+    if ticket is None:
+        raise HomeError(
+            f"{home.path} has neither root.key nor a ticket left: make an issuer file where root.key "
+            "lies (`swarm-node issuer make --help`) and take it here (`swarm-node issuer use FILE`)"
+        )
+    try:
+        text = with_addresses(ticket, home.swarm(), addresses[:8])
+    except ValueError as error:
+        raise TicketError(f"no ticket can be made: {error}") from error
+    return _written(home, name, text, now)
+
+
+def _check_name(name: str) -> None:
+    try:
+        msgspec.convert(name, Name)
+    except msgspec.ValidationError:
+        raise TicketError(
+            f"{name!r} cannot be the name of a ticket: take 1 to 32 letters, digits, spaces, or "
+            "any of _ . -"
+        ) from None
+
+
+def _written(home: Home, name: str, text: str, now: float) -> Invitation:
     issuer = parse_ticket(text, now).issuer
     admission = Admission(
-        name, issuer.issuer_key.hex(), int(now), issuer.not_after, uses, issuer.member_seconds
+        name,
+        issuer.issuer_key.hex(),
+        int(now),
+        issuer.not_after,
+        issuer.uses,
+        issuer.member_seconds,
     )
     ledger = admissions(home)
     ledger.write([*ledger.entries(), admission])

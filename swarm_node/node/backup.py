@@ -32,7 +32,8 @@ from swarm_node.p2p.membership import MAX_UNIX_SECONDS
 #: The small files of a home, each if it is there.
 SMALL_FILES = (
     *("node.key", "root.key", "site.key", "swarm.json", "membership", "bootstrap", "port"),
-    *("invitations.json", "issuer.json", "bans.json"),
+    *("issuer.key", "issuer.certificate", "revoked", "secret", "admitted"),
+    *("invitations.json", "tickets.json", "bans.json"),
 )
 _DATABASE, _MANIFEST = "node.db", "manifest.json"
 _CHECKPOINT = re.compile(r"checkpoints/v\d{10,19}/[a-z]{1,20}\.(safetensors|msgpack)")

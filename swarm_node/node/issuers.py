@@ -1,35 +1,50 @@
 """Issuer files, with which a home admits members while the root key stays offline.
 
 Where root.key lies, `make` signs a stock of tickets without addresses, and a steward: a key that
-may renew and revoke members. The running home takes the file and makes each ticket usable when
+may renew and expel members. The running home takes the file, and gives a ticket addresses when
 somebody is invited. A stolen file gives away its tickets and its steward, never the swarm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
-from swarm_node.errors import HomeError, TicketError, TicketExpiredError
+from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity, read_private
-from swarm_node.p2p.membership import issue_issuer
+from swarm_node.p2p.membership import IssuerBody, SwarmInfo, issue_issuer, verify_issuer
+from swarm_node.p2p.stewards import Signer
 from swarm_node.p2p.ticket import MAX_TICKET_CHARS, Ticket, parse_ticket
 
 MAX_TICKETS: Final = 1000
+#: The tickets of a home that are left.
+STOCK: Final = "tickets.json"
 _MAX_BYTES: Final = MAX_TICKETS * (MAX_TICKET_CHARS + 16)
+
+_Tickets = Annotated[list[str], Meta(max_length=MAX_TICKETS)]
 
 
 class IssuerFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A stock of tickets, and the seed and the certificate (hex) of a steward."""
 
     version: Annotated[int, Meta(ge=1, le=1)]
-    tickets: Annotated[list[str], Meta(max_length=MAX_TICKETS)]
+    tickets: _Tickets
     steward_seed: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-    steward_certificate: Annotated[str, Meta(pattern=r"\A[0-9a-f]{2,1024}\Z")]
+    steward_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){1,512}\Z")]
+
+
+class Taken(NamedTuple):
+    """What a home took from an issuer file: how many tickets it has now, and its steward. If it
+    joined the swarm with one of them, that is `joined`."""
+
+    tickets: int
+    steward: IssuerBody
+    joined: Ticket | None
 
 
 def make(
@@ -45,7 +60,8 @@ def make(
     """The content of an issuer file with `count` tickets, called "NAME 1" and so on.
 
     Raises:
-        HomeError: root.key is not here, or a value is outside its bounds.
+        HomeError: root.key is not here.
+        TicketError: a value is outside its bounds.
     """
     tickets = [
         home.invite(
@@ -69,33 +85,93 @@ def make(
         member_seconds=member_seconds,
         steward=True,
     )
-    stock = IssuerFile(1, tickets, steward.seed().hex(), certificate.hex())
-    return msgspec.json.format(msgspec.json.encode(stock)) + b"\n"
+    made = IssuerFile(1, tickets, steward.seed().hex(), certificate.hex())
+    return msgspec.json.format(msgspec.json.encode(made)) + b"\n"
 
 
-def load(path: Path, now: float) -> tuple[IssuerFile, list[Ticket]]:
-    """An issuer file and its tickets that have not expired, all of one swarm.
+def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
+    """Take the tickets and the steward of an issuer file into `home`. A home that belongs to no
+    swarm joins with the first ticket. Tickets of `known` issuer keys (hex) are left out: they were
+    given to somebody.
 
     Raises:
-        HomeError: it cannot be read, is open to others, or is damaged.
-        TicketError: it is of no use any more, or contradicts itself.
+        HomeError: the file or the home cannot be used.
+        TicketError: the file has expired or contradicts itself.
     """
-    raw = read_private(path, "issuer file", _MAX_BYTES)
+    made = _read(source)
+    tickets = _tickets(made.tickets, now)
+    if not tickets:
+        raise TicketError(f"all tickets of {source} have expired: make a new one offline")
+    joined = None
+    if not home.has_swarm:
+        joined = tickets[0]
+        home.join_swarm(joined, now)
+    swarm = home.swarm()
+    if any(ticket.info.swarm_id != swarm.swarm_id for ticket in tickets):
+        raise HomeError(
+            f"{home.path} belongs to swarm {swarm.name!r}, {source} to another: use another --home"
+        )
+    steward = _steward(made, swarm, source)
+    first = [joined.issuer.issuer_key.hex()] if joined else []
+    texts = [*_stock(home), *made.tickets]
+    left = {ticket.issuer.issuer_key.hex(): text for text in texts for ticket in _tickets([text], now)}
+    kept = [text for key, text in left.items() if key not in {*known, *first}]
+    home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
+    home.keep_steward(Signer(Identity.from_seed(bytes.fromhex(made.steward_seed)), steward[0]))
+    return Taken(len(kept), steward[1], joined)
+
+
+def take(home: Home, now: float) -> Ticket | None:
+    """The next ticket of the home's stock that has not expired, which is not in it any more.
+
+    Raises:
+        HomeError: the stock is damaged or cannot be written.
+    """
+    texts = _stock(home)
+    while texts:
+        tickets = _tickets([texts.pop(0)], now)
+        if tickets:
+            home.save(STOCK, msgspec.json.encode(texts))
+            return tickets[0]
+    return None
+
+
+def _stock(home: Home) -> list[str]:
+    raw = home.load(STOCK)
+    try:
+        return [] if raw is None else msgspec.json.decode(raw, type=_Tickets)
+    except (ValueError, RecursionError) as error:
+        raise HomeError(
+            f"{home.path / STOCK} is damaged ({error}): restore it from a backup, or take the "
+            "issuer file again"
+        ) from error
+
+
+def _read(source: Path) -> IssuerFile:
+    raw = read_private(source, "issuer file", _MAX_BYTES)
     try:
         if len(raw) > _MAX_BYTES:
             raise ValueError("it is too long")
-        stock = msgspec.json.decode(raw, type=IssuerFile)
+        return msgspec.json.decode(raw, type=IssuerFile)
     except (ValueError, RecursionError) as error:
-        raise HomeError(f"{path} is not a usable issuer file ({error}): copy it again") from error
-    tickets, seen = [], set()
-    for text in stock.tickets:
+        raise HomeError(f"{source} is not a usable issuer file ({error}): copy it again") from error
+
+
+def _tickets(texts: Sequence[str], now: float) -> list[Ticket]:
+    """Those that have not expired."""
+    found = []
+    for text in texts:
         try:
-            ticket = parse_ticket(text, now)
-        except TicketExpiredError as error:
-            seen.add(error.swarm_id)
+            found.append(parse_ticket(text, now))
+        except TicketExpiredError:
             continue
-        seen.add(ticket.info.swarm_id)
-        tickets.append(ticket)
-    if len(seen) > 1:
-        raise TicketError(f"{path} has tickets of more than one swarm: make it again")
-    return stock, tickets
+    return found
+
+
+def _steward(made: IssuerFile, swarm: SwarmInfo, source: Path) -> tuple[bytes, IssuerBody]:
+    certificate = bytes.fromhex(made.steward_certificate)
+    body = verify_issuer(certificate, swarm)
+    key = Identity.from_seed(bytes.fromhex(made.steward_seed)).public_key
+    if isinstance(body, Rejected) or not body.steward or body.issuer_key != key:
+        raise TicketError(f"the root key did not sign the steward of {source}: make the file again")
+    return certificate, body

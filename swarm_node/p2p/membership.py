@@ -122,6 +122,10 @@ class SwarmInfo:
         digits = hashlib.sha256(self.root_key).hexdigest()[:16]
         return " ".join(digits[i : i + 4] for i in range(0, 16, 4))
 
+    def with_secret(self, secret: bytes, number: int) -> SwarmInfo:
+        """The same swarm with its new secret."""
+        return SwarmInfo(self.name, self.root_key, secret, number)
+
     @classmethod
     def load(cls, path: Path) -> SwarmInfo:
         """Read a swarm file.
