@@ -17,6 +17,7 @@ from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
@@ -152,11 +153,13 @@ def join(
     join_swarm(load_settings(flags, config=config))
 
 
-for command in (members.invite, members.members, members.ban, members.unban):
+for command in (
+    *(members.invite, members.members, members.revoke, members.rotate_secret),
+    *(members.ban, members.unban, backup, restore),
+):
     app.command(rich_help_panel=_MEMBERS)(command)
+app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
-app.command(rich_help_panel=_BASIC)(backup)
-app.command(rich_help_panel=_BASIC)(restore)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 

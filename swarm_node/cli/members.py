@@ -6,7 +6,6 @@ Cheap to import, so that `--help` is quick.
 from __future__ import annotations
 
 import re
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
     from swarm_node.node.ledger import Admission
     from swarm_node.node.snapshot import PeerRow
 
-_DAY = 86_400
-_UNITS = {"m": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
-_LONGEST_TICKET = 90 * _DAY
+DAY = 86_400
+_UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
+_LONGEST_TICKET = 90 * DAY
+MEMBER_DAYS = 90
 
 OutOption = Annotated[
     Path | None,
@@ -41,14 +41,14 @@ def invite(
     ] = None,
     out: OutOption = None,
     expires: Annotated[
-        str, typer.Option(help="How long it can be used: 12h, 7d, 2w …, 90d at most.")
-    ] = "7d",
+        str | None, typer.Option(help="How long it can be used: 12h, 7d, 2w, 90d at most. [7d]")
+    ] = None,
     uses: Annotated[
-        int, typer.Option(min=1, max=1000, help="How many nodes it admits in all.")
-    ] = 1,
+        int | None, typer.Option(min=1, max=1000, help="How many nodes it admits in all. [1]")
+    ] = None,
     member_days: Annotated[
-        int, typer.Option(min=1, max=365, help="How long a membership from it lasts.")
-    ] = 90,
+        int | None, typer.Option(min=1, max=365, help="How long a membership lasts. [90]")
+    ] = None,
     address: Annotated[
         list[str] | None,
         typer.Option(help="Address newcomers dial; default: where the running node listens."),
@@ -69,19 +69,31 @@ def invite(
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
     from swarm_node.node.admitting import invite as admit
+    from swarm_node.node.admitting import invite_from_stock
 
-    printed = str(out) == "-"
+    place, printed = chosen_home(home), str(out) == "-"
+    place.swarm()
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
-    made = admit(
-        chosen_home(home),
-        name,
-        address or _own_addresses(home),
-        now=time.time(),
-        valid_seconds=seconds_of(expires),
-        member_seconds=member_days * _DAY,
-        uses=uses,
-    )
+    seconds = seconds_of("7d" if expires is None else expires, _LONGEST_TICKET)
+    addresses = address or _own_addresses(home)
+    if place.is_owner:
+        made = admit(
+            place,
+            name,
+            addresses,
+            now=time.time(),
+            valid_seconds=seconds,
+            member_seconds=(member_days or MEMBER_DAYS) * DAY,
+            uses=uses or 1,
+        )
+    elif any(option is not None for option in (expires, uses, member_days)):
+        raise ConfigError(
+            "without root.key here, the issuer file decides how long tickets and memberships last: "
+            "leave --expires, --uses and --member-days out"
+        )
+    else:
+        made = invite_from_stock(place, name, addresses, time.time())
     if printed:
         typer.echo(made.ticket)
     else:
@@ -92,7 +104,7 @@ def invite(
 def _explain(admission: Admission, out: Path | None) -> None:
     """Say what a ticket does and what to type; beside a ticket on stdout, on stderr."""
     nodes = "1 node" if admission.uses == 1 else f"{admission.uses or 'any number of'} nodes"
-    days = f"{admission.member_seconds / _DAY:g} days"
+    days = f"{admission.member_seconds / DAY:g} days"
     for line in (
         f"{f'{out} (mode 0600)' if out else 'The ticket'} is for {admission.name}",
         f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days}",
@@ -130,11 +142,12 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     from swarm_node.node.admitting import admissions
     from swarm_node.node.bans import ban_ledger
     from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.stewardship import revoked
 
     place = chosen_home(home)
-    swarm, bans = place.swarm(), ban_ledger(place).entries()
-    met = _met(home)
-    tickets = ticket_rows(admissions(place).entries(), met or [], frozenset(), bans, time.time())
+    swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
+    met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
+    tickets = ticket_rows(admissions(place).entries(), met or [], keys, bans, time.time())
     listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
     show(json, listed, lambda: members_view(tickets, bans, met))
 
@@ -142,6 +155,61 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
 WhoArgument = Annotated[
     str, typer.Argument(help="A name or the end of a peer id, as `swarm-node members` shows them.")
 ]
+
+
+def revoke(
+    who: WhoArgument,
+    stolen_steward: Annotated[
+        bool,
+        typer.Option(
+            "--stolen-steward",
+            help="It is a steward whose key was stolen: from now on only root.key expels.",
+        ),
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Expel somebody from the swarm: all nodes refuse it within two heartbeats.
+
+    A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
+    more. The end of a peer id stands for this one node. It cannot be taken back; a new ticket
+    admits the person again, with a new node key or after the old one was left in peace. Whom you
+    expel still knows the swarm's secret: `swarm-node rotate-secret` replaces it.
+    """
+    from swarm_node.node.admitting import admissions
+    from swarm_node.node.people import keys_of, whom
+    from swarm_node.node.stewardship import revoke as expel
+
+    place = chosen_home(home)
+    met = _met(home)
+    keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
+    number = expel(place, keys, time.time(), outrank=stolen_steward)
+    typer.echo(f"{who} is expelled (revocation list {number}).")
+    _passed_on(met is not None)
+    typer.echo("It still knows the swarm's secret. Replace it:  swarm-node rotate-secret")
+
+
+def rotate_secret(home: HomeOption = None) -> None:
+    """Replace the secret that hides the swarm's records, after you expelled who knows it.
+
+    The running nodes pass it on to all members, and none has to stop. A node that was off meanwhile
+    gets it when it reaches a member. Tickets that nobody has used yet still work where one of their
+    addresses answers.
+    """
+    from swarm_node.node.stewardship import rotate_secret as rotate
+
+    place = chosen_home(home)
+    number = rotate(place, time.time())
+    typer.echo(f"The swarm has a new secret (number {number}).")
+    _passed_on(_met(home) is not None)
+
+
+def _passed_on(running: bool) -> None:
+    if running:
+        typer.echo("The running node passes it on at its next heartbeat.")
+    else:
+        typer.echo(
+            "No node runs here: start it (`swarm-node join`), so that the others hear of it."
+        )
 
 
 def ban(who: WhoArgument, home: HomeOption = None) -> None:
@@ -169,17 +237,18 @@ def unban(who: WhoArgument, home: HomeOption = None) -> None:
     typer.echo(f"{who} is no longer banned here.")
 
 
-def seconds_of(text: str) -> int:
+def seconds_of(text: str, most: int) -> int:
     """The seconds of a time such as 12h, 7d or 2w.
 
     Raises:
-        ConfigError: it has another form, or is longer than a ticket may last.
+        ConfigError: it has another form, or is longer than `most`.
     """
-    match = re.fullmatch(r"([1-9]\d{0,6})([mhdw])", text.strip())
+    match = re.fullmatch(r"([1-9][0-9]{0,6})([mhdw])", text.strip())
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= _LONGEST_TICKET:
+    if not 0 < seconds <= most:
         raise ConfigError(
-            f"--expires {text}: write a number and m, h, d or w, 90d at most, such as 12h or 7d"
+            f"--expires {text}: write a number and m, h, d or w, {most // DAY}d at most, such as "
+            "12h or 7d"
         )
     return seconds
 

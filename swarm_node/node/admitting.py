@@ -9,9 +9,9 @@ import msgspec
 
 from swarm_node.errors import HomeError, TicketError
 from swarm_node.node.home import Home
-from swarm_node.node.issuers import take
+from swarm_node.node.issuers import Made, take
 from swarm_node.node.ledger import Admission, Ledger
-from swarm_node.p2p.membership import Name
+from swarm_node.p2p.membership import IssuerBody, Name
 from swarm_node.p2p.ticket import parse_ticket, with_addresses
 
 
@@ -66,14 +66,42 @@ def invite_from_stock(home: Home, name: str, addresses: Sequence[str], now: floa
     ticket = take(home, now)
     if ticket is None:
         raise HomeError(
-            f"{home.path} has neither root.key nor a ticket left: make an issuer file where root.key "
-            "lies (`swarm-node issuer make --help`) and take it here (`swarm-node issuer use FILE`)"
+            f"{home.path} has neither root.key nor a ticket left: make an issuer file where "
+            "root.key lies (`swarm-node issuer make --help`), take it here with `issuer use FILE`"
         )
     try:
         text = with_addresses(ticket, home.swarm(), addresses[:8])
     except ValueError as error:
         raise TicketError(f"no ticket can be made: {error}") from error
     return _written(home, name, text, now)
+
+
+def note_issuer_file(home: Home, made: Made) -> None:
+    """Write the certificates of a new issuer file into the ledger, so that each can be revoked.
+
+    Raises:
+        HomeError: the ledger cannot be written.
+    """
+    bodies = (made.steward, *made.tickets)
+    _note(home, [_admission(body.name, body, body.not_before, given=False) for body in bodies])
+
+
+def _note(home: Home, entries: Sequence[Admission]) -> None:
+    ledger, keys = admissions(home), {entry.issuer_key for entry in entries}
+    kept = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
+    ledger.write([*kept, *entries])
+
+
+def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -> Admission:
+    return Admission(
+        name,
+        issuer.issuer_key.hex(),
+        int(made),
+        issuer.not_after,
+        issuer.uses,
+        issuer.member_seconds,
+        given,
+    )
 
 
 def _check_name(name: str) -> None:
@@ -87,15 +115,6 @@ def _check_name(name: str) -> None:
 
 
 def _written(home: Home, name: str, text: str, now: float) -> Invitation:
-    issuer = parse_ticket(text, now).issuer
-    admission = Admission(
-        name,
-        issuer.issuer_key.hex(),
-        int(now),
-        issuer.not_after,
-        issuer.uses,
-        issuer.member_seconds,
-    )
-    ledger = admissions(home)
-    ledger.write([*ledger.entries(), admission])
+    admission = _admission(name, parse_ticket(text, now).issuer, now)
+    _note(home, [admission])
     return Invitation(text, admission)

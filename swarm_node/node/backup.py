@@ -77,22 +77,20 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
         HomeError: `out` exists or cannot be written, or the home cannot be read.
     """
     home.swarm()  # or there is nothing to keep
-    small = [home.path / name for name in SMALL_FILES]
+    small = [home.path / name for name in SMALL_FILES if (home.path / name).exists()]
     large = sorted(checkpoint.iterdir()) if checkpoint is not None else []
+    copied = home.database.exists()
+    names = [*(path.name for path in small), *([_DATABASE] * copied)]
+    names += [f"checkpoints/{path.parent.name}/{path.name}" for path in large]
     files: dict[str, Member] = {}
     try:
         with ExitStack() as stack:
             target = stack.enter_context(_new_file(out))
-            opened: list[IO[bytes]] = [
-                stack.enter_context(path.open("rb")) for path in small if path.exists()
-            ]
-            if home.database.exists():
+            opened: list[IO[bytes]] = [stack.enter_context(path.open("rb")) for path in small]
+            if copied:
                 opened.append(stack.enter_context(_copy_of(home.database, out.parent)))
             # All are open before the first is copied: the node may delete a checkpoint meanwhile.
             opened += [stack.enter_context(path.open("rb")) for path in large]
-            names = [path.name for path in there]
-            names += [_DATABASE] * home.database.exists()
-            names += [f"checkpoints/{path.parent.name}/{path.name}" for path in large]
             for name, file in zip(names, opened, strict=True):
                 files[name] = _append(target, name, file, now)
             manifest = msgspec.json.encode(_Manifest(1, files))

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity, read_private
-from swarm_node.p2p.membership import IssuerBody, SwarmInfo, issue_issuer, verify_issuer
+from swarm_node.p2p.membership import IssuerBody, SwarmInfo, issue_issuer, open_chain, verify_issuer
 from swarm_node.p2p.stewards import Signer
 from swarm_node.p2p.ticket import MAX_TICKET_CHARS, Ticket, parse_ticket
 
@@ -38,6 +38,14 @@ class IssuerFile(Struct, frozen=True, forbid_unknown_fields=True):
     steward_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){1,512}\Z")]
 
 
+class Made(NamedTuple):
+    """A new issuer file, and the bodies of the certificates in it."""
+
+    content: bytes
+    steward: IssuerBody
+    tickets: list[IssuerBody]
+
+
 class Taken(NamedTuple):
     """What a home took from an issuer file: how many tickets it has now, and its steward. If it
     joined the swarm with one of them, that is `joined`."""
@@ -56,8 +64,8 @@ def make(
     valid_seconds: int,
     member_seconds: int,
     uses: int,
-) -> bytes:
-    """The content of an issuer file with `count` tickets, called "NAME 1" and so on.
+) -> Made:
+    """An issuer file with `count` tickets, called "NAME 1" and so on, and "NAME steward".
 
     Raises:
         HomeError: root.key is not here.
@@ -75,18 +83,26 @@ def make(
         for number in range(1, count + 1)
     ]
     steward = Identity.generate()
-    certificate = issue_issuer(
-        Identity.load(home.path / "root.key"),
-        home.swarm(),
-        steward.public_key,
-        name=name,
-        not_before=now,
-        not_after=now + valid_seconds,
-        member_seconds=member_seconds,
-        steward=True,
-    )
+    swarm = home.swarm()
+    try:
+        certificate = issue_issuer(
+            Identity.load(home.path / "root.key"),
+            swarm,
+            steward.public_key,
+            name=f"{name} steward",
+            not_before=now,
+            not_after=now + valid_seconds,
+            member_seconds=member_seconds,
+            steward=True,
+        )
+    except ValueError as error:
+        raise TicketError(f"{name!r} cannot name an issuer file: {error}") from error
     made = IssuerFile(1, tickets, steward.seed().hex(), certificate.hex())
-    return msgspec.json.format(msgspec.json.encode(made)) + b"\n"
+    return Made(
+        msgspec.json.format(msgspec.json.encode(made)) + b"\n",
+        _steward(made, swarm)[1],
+        [ticket.issuer for ticket in _tickets(tickets, now)],
+    )
 
 
 def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
@@ -111,11 +127,14 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
         raise HomeError(
             f"{home.path} belongs to swarm {swarm.name!r}, {source} to another: use another --home"
         )
-    steward = _steward(made, swarm, source)
-    first = [joined.issuer.issuer_key.hex()] if joined else []
+    steward = _steward(made, swarm)
+    own = open_chain(home.membership().chain, swarm, home.identity().public_key)
+    gone = {*known, *(() if isinstance(own, Rejected) else (own[0].issuer_key.hex(),))}
     texts = [*_stock(home), *made.tickets]
-    left = {ticket.issuer.issuer_key.hex(): text for text in texts for ticket in _tickets([text], now)}
-    kept = [text for key, text in left.items() if key not in {*known, *first}]
+    left = {
+        ticket.issuer.issuer_key.hex(): text for text in texts for ticket in _tickets([text], now)
+    }
+    kept = [text for key, text in left.items() if key not in gone]
     home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
     home.keep_steward(Signer(Identity.from_seed(bytes.fromhex(made.steward_seed)), steward[0]))
     return Taken(len(kept), steward[1], joined)
@@ -168,10 +187,10 @@ def _tickets(texts: Sequence[str], now: float) -> list[Ticket]:
     return found
 
 
-def _steward(made: IssuerFile, swarm: SwarmInfo, source: Path) -> tuple[bytes, IssuerBody]:
+def _steward(made: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:
     certificate = bytes.fromhex(made.steward_certificate)
     body = verify_issuer(certificate, swarm)
     key = Identity.from_seed(bytes.fromhex(made.steward_seed)).public_key
     if isinstance(body, Rejected) or not body.steward or body.issuer_key != key:
-        raise TicketError(f"the root key did not sign the steward of {source}: make the file again")
+        raise TicketError("the root key did not sign the steward of this file: make it again")
     return certificate, body

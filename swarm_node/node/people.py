@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.node.home import Membership
 from swarm_node.node.ledger import Admission
 from swarm_node.node.snapshot import PeerRow
 from swarm_node.p2p.identity import public_key_of
+from swarm_node.p2p.membership import open_chain
 
 #: The end of a peer id that is enough where only one peer has it; all ids begin alike.
 SHORTEST = 6
@@ -49,6 +51,23 @@ def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -
     raise HomeError(
         f"nobody here is called {text!r}: `swarm-node members` lists names and peer ids"
     )
+
+
+def keys_of(meant: Meant, own: Membership) -> list[bytes]:
+    """The public keys of those to expel.
+
+    Raises:
+        HomeError: this node itself would be expelled.
+    """
+    keys = [public_key_of(peer) for peer in meant.peer_ids]
+    keys += [bytes.fromhex(key) for key in meant.issuer_keys]
+    opened = open_chain(own.chain, own.swarm, own.identity.public_key)
+    if isinstance(opened, Rejected):
+        raise HomeError(f"the membership of this home is damaged ({opened.reason}): restore it")
+    issuer, member = opened
+    if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
+        raise HomeError("this would expel the node of this home itself")
+    return keys
 
 
 def _is_peer_id(text: str) -> bool:
