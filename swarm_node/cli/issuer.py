@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from swarm_node.cli.home import chosen_home
-from swarm_node.cli.members import DAY, date_of, quoted, seconds_of, write_secret
+from swarm_node.cli.members import DAY, MEMBER_DAYS, date_of, quoted, seconds_of, write_secret
 from swarm_node.cli.options import HomeOption
 
 _LONGEST = 730 * DAY
