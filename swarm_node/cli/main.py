@@ -204,7 +204,7 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
     snapshot = ask(home, lambda client: client.status())
     names = {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
-    listed = {"schema": SCHEMA, "peers": snapshot.peers}
+    listed = {"schema": SCHEMA, "peers": snapshot.peers, "former": snapshot.former}
     show(json, listed, lambda: peers_view(snapshot, names))
 
 

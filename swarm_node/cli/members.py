@@ -264,13 +264,12 @@ def quoted(name: str) -> str:
 
 
 def _met(home: Path | None) -> list[PeerRow] | None:
-    """The peers that the running node has met, None where none runs."""
+    """The peers that the running node has met, former members last; None where none runs."""
     try:
         status = ask(home, lambda client: client.status())
     except NotRunningError:
         return None
-    peers: list[PeerRow] = status.peers
-    return peers
+    return [*status.peers, *status.former]
 
 
 def _own_addresses(home: Path | None) -> list[str]:

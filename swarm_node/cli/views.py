@@ -62,9 +62,9 @@ class Column(NamedTuple):
 
 
 def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableType:
-    """One row per known peer, the most recently seen first. `known_as` has the names that the owner
-    of this home gave to issuer keys (hex)."""
-    if not snapshot.peers:
+    """One row per known peer, the most recently seen first, then former members. `known_as` has the
+    names that the owner of this home gave to issuer keys (hex)."""
+    if not snapshot.peers and not snapshot.former:
         return "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
     columns = (
         Column("name", lambda peer: _who(peer, known_as)),
@@ -78,7 +78,7 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
         Column("address", _address),
     )
     table = Table(*(column.title for column in columns))
-    for peer in snapshot.peers:
+    for peer in (*snapshot.peers, *snapshot.former):
         table.add_row(*(plain(column.cell(peer)) for column in columns))
     return table
 
@@ -142,7 +142,11 @@ def choices_rows() -> dict[str, dict[str, Any]]:
 
 
 def _membership(row: MembershipRow | None) -> str:
-    return "not known yet" if row is None else f"{row.name}, until {day_of(row.ends)}"
+    if row is None:
+        return "not known yet"
+    return f"{row.name}, " + (
+        f"until {day_of(row.until)}" if row.standing == "member" else row.standing
+    )
 
 
 def _curve(evals: list[EvalPoint]) -> str:

@@ -17,6 +17,7 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import PeerGates, SizeGate
 from swarm_node.p2p.members import Members
@@ -30,6 +31,7 @@ from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
 _REQUESTS_PER_SECOND = 50.0
 _REQUEST_BURST = 500.0
+_MAX_FORMER = 200
 
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
@@ -51,7 +53,7 @@ def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Sha
     return Shared(
         tally=Tally(),
         directory=Directory(membership.identity.peer_id),
-        members=Members(membership.swarm, parts.clock.wall, parts.banned),
+        members=Members(membership.swarm, parts.clock.wall, parts.office, parts.banned),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
@@ -123,8 +125,9 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    _serve(membership, parts, shared, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
+    own = _credentials(membership, parts, shared.members)
+    _serve(own, parts, shared, rng)
+    return Work(maker, evaluator, _exchange(own, membership, parts, shared, verifier, rng))
 
 
 def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
@@ -139,11 +142,23 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
     )
 
 
-def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
+    return Credentials(
+        membership.identity,
+        membership.swarm,
+        membership.chain,
+        members=members,
+        office=parts.office,
+        wall=parts.clock.wall,
+        use_secret=parts.transport.use_secret,
+    )
+
+
+def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
-        chain=membership.chain,
+        credentials=own,
         storage=parts.storage,
         members=shared.members,
         directory=shared.directory,
@@ -155,17 +170,28 @@ def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Ran
 
 
 def _exchange(
+    own: Credentials,
     membership: Membership,
     parts: Parts,
     shared: Shared,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
+    def let_go(peer_id: str) -> None:
+        peer = shared.directory.get(peer_id)
+        if peer is not None:
+            shared.former[peer_id] = peer
+        while len(shared.former) > _MAX_FORMER:
+            del shared.former[next(iter(shared.former))]
+        shared.directory.forget(peer_id)
+        shared.buffer.forget(peer_id)
+
     return open_exchange(
         transport=parts.transport,
         identity=membership.identity,
         swarm_id=membership.swarm.swarm_id,
-        chain=membership.chain,
+        credentials=own,
+        let_go=let_go,
         storage=parts.storage,
         verifier=verifier,
         members=shared.members,

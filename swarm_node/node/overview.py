@@ -29,7 +29,7 @@ def take_snapshot(
     """Everything worth showing of a node now. `started` and `running_since` are of its clock."""
     tally, now = shared.tally, parts.clock.now()
     identity, swarm = membership.identity, membership.swarm
-    own = MembershipRow.of(membership.chain, swarm, identity.public_key)
+    own = MembershipRow.of(shared.members, identity.peer_id)
     buffer = asdict(shared.buffer.stats()).items()
     busy = None
     if running_since is not None:
@@ -62,7 +62,8 @@ def take_snapshot(
         sandbox=info.sandbox.described() if info and info.sandbox else "",
         engine=parts.engine(),
         membership=own,
-        alarms=[*own.alarms(parts.clock.wall()), *tally.alarms.values()],
+        former=_former_rows(shared, now),
+        alarms=[*(own.alarms(parts.clock.wall()) if own else ()), *tally.alarms.values()],
     )
 
 
@@ -70,3 +71,8 @@ def _peer_rows(shared: Shared, now: float) -> list[PeerRow]:
     """The peers seen last, the most recent first."""
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: -peer.last_seen)
     return [PeerRow.of(peer, now, shared.members) for peer in known[:_SHOWN_PEERS]]
+
+
+def _former_rows(shared: Shared, now: float) -> list[PeerRow]:
+    gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
+    return [PeerRow.of(peer, now, shared.members) for peer in gone]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -24,7 +25,8 @@ from swarm_node.storage import Storage
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples, `banned` whom `Members` refuses here."""
+    what samples, `banned` whom `Members` refuses here. `office` keeps what the swarm states: a
+    home, or the memory."""
 
     transport: Transport
     sampler: Sampler
@@ -37,6 +39,7 @@ class Parts:
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
     banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False
+    office: Office = field(default_factory=MemoryOffice)
 
 
 @dataclass
@@ -86,10 +89,11 @@ class Tally:
 @dataclass(frozen=True)
 class Shared:
     """What the loops of one node share: its counters, the peers it knows, the groups it may train
-    on, the slots of groups under way, and who is a member."""
+    on, the slots of groups under way, who is a member, and former ones by peer id."""
 
     tally: Tally
     directory: Directory
     members: Members
     buffer: ReplayBuffer
     slots: Slots
+    former: dict[str, Peer] = field(default_factory=dict)

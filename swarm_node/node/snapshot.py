@@ -7,10 +7,9 @@ from typing import Self
 
 import msgspec
 
-from swarm_node.errors import Rejected
 from swarm_node.p2p.members import Members
-from swarm_node.p2p.membership import Chain, SwarmInfo, open_chain
 from swarm_node.p2p.peers import Peer
+from swarm_node.p2p.stewards import in_last_third
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
@@ -68,7 +67,6 @@ class PeerRow(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, peer: Peer, now: float, members: Members) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
-        checked, shown = members.check(peer.peer_id), members.shown(peer.peer_id)
         row = cls(
             peer_id=peer.peer_id,
             version=peer.version,
@@ -77,50 +75,57 @@ class PeerRow(msgspec.Struct, frozen=True):
             received=peer.received,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
-            standing=checked.reason if isinstance(checked, Rejected) else "member",
+            standing="unknown_member",
             refused=dict(peer.rejected),
         )
+        shown = members.shown(peer.peer_id)
         if shown is None:
             return row
+        member, standing = shown
         return msgspec.structs.replace(
             row,
-            name=shown.body.name,
-            issuer=shown.issuer.name,
-            issuer_key=shown.body.admitted_by.hex(),
-            until=shown.body.not_after,
+            name=member.name,
+            issuer=member.issuer.name,
+            issuer_key=member.admitted_by.hex(),
+            until=member.until,
+            standing=standing,
         )
 
 
 class MembershipRow(msgspec.Struct, frozen=True):
-    """This node's own certificate: `name` and `issuer` as in `PeerRow`, times in Unix seconds."""
+    """This node's own membership, in the words of `PeerRow`; `begins` is in Unix seconds."""
 
     name: str
     issuer: str
     begins: int
-    ends: int
+    until: int
+    standing: str
 
     @classmethod
-    def of(cls, chain: Chain, swarm: SwarmInfo, public_key: bytes) -> Self:
-        """What a chain says, whether or not it is in force."""
-        opened = open_chain(chain, swarm, public_key)
-        if isinstance(opened, Rejected):
-            return cls("?", "?", 0, 0)
-        issuer, member = opened
-        return cls(member.name, issuer.name, member.not_before, member.not_after)
+    def of(cls, members: Members, peer_id: str) -> Self | None:
+        """What this node holds, None before it has shown it to itself."""
+        shown = members.shown(peer_id)
+        if shown is None:
+            return None
+        member, standing = shown
+        return cls(member.name, member.issuer.name, member.body.not_before, member.until, standing)
 
     def alarms(self, wall: float) -> list[str]:
         """What its owner must know of it at the Unix second `wall`."""
-        day = datetime.fromtimestamp(self.ends, UTC).strftime("%Y-%m-%d")
-        if wall >= self.ends:
+        day = datetime.fromtimestamp(self.until, UTC).strftime("%Y-%m-%d")
+        if self.standing == "expired":
             return [
                 f"membership ended on {day}: peers refuse this node; ask for a new ticket and "
                 "start it with --ticket-file"
             ]
-        if wall < self.begins + (self.ends - self.begins) * 2 / 3:
+        if self.standing != "member":
+            return [f"peers refuse this node ({self.standing}): ask the owner of the swarm"]
+        if not in_last_third(self.begins, self.until, wall):
             return []
+        days = max(0.0, self.until - wall) / 86_400
         return [
-            f"membership ends on {day}, in {(self.ends - wall) / 86_400:.0f} days, and nobody has "
-            "renewed it: the owner's node renews it when both run; else ask for a new ticket"
+            f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
+            "when both run; else ask for a new ticket"
         ]
 
 
@@ -191,5 +196,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
     engine: str = ""
     membership: MembershipRow | None = None
+    #: Peers that this node knew and let go of: their membership ended, was revoked, or they are
+    #: banned here.
+    former: list[PeerRow] = []
     #: What the owner should look at, one sentence each.
     alarms: list[str] = []

@@ -114,6 +114,10 @@ class Directory:
             peer = self._peers[peer_id] = Peer(peer_id, now)
         return peer
 
+    def forget(self, peer_id: str) -> None:
+        """Drop a peer that is no member any more, with its offers."""
+        self._peers.pop(peer_id, None)
+
     def offended(self, peer_id: str, now: float) -> None:
         """See `Peer.offended`."""
         if peer_id in self._peers:

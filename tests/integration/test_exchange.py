@@ -22,6 +22,7 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.exchange import open_exchange
 from swarm_node.p2p.gates import PeerGates, SizeGate
@@ -89,7 +90,15 @@ class Side:
         self.members = Members(self.membership.swarm, SYSTEM_CLOCK.wall)
         shared = {
             "transport": self.transport,
-            "chain": self.membership.chain,
+            "credentials": Credentials(
+                self.membership.identity,
+                self.membership.swarm,
+                self.membership.chain,
+                members=self.members,
+                office=self.home,
+                wall=SYSTEM_CLOCK.wall,
+                use_secret=self.transport.use_secret,
+            ),
             "storage": self.storage,
             "members": self.members,
             "directory": self.directory,
@@ -102,6 +111,7 @@ class Side:
             identity=self.membership.identity,
             swarm_id=self.membership.swarm.swarm_id,
             verifier=verifier,
+            let_go=self.directory.forget,
             **shared,
         )
         await self.transport.start()
@@ -670,7 +680,7 @@ def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
         assert await bob.fetch() == []
         assert alice.members.is_member(bob.peer_id)
-        alice.members._members.clear()
+        alice.members._known.clear()
         await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
 
