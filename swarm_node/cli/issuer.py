@@ -83,8 +83,9 @@ def use_issuer(
     known = [made.issuer_key for made in admissions(place).entries() if made.given]
     taken = use(place, file, time.time(), known)
     if taken.joined is not None:
-        typer.echo(f"Joined swarm {place.swarm().name!r} as {taken.joined.issuer.name}")
-    typer.echo(f"{place.path} has {taken.tickets} tickets left for `swarm-node invite`")
+        typer.echo(f"Joined swarm {place.swarm().name!r} as {taken.joined.issuer.name!r}")
+        typer.echo("Start it with `swarm-node join`; if other nodes run, with --bootstrap ADDRESS")
+    typer.echo(f"Tickets left for `swarm-node invite`: {taken.tickets}")
     typer.echo(f"  steward     {taken.steward.name}, until {date_of(taken.steward.not_after)}")
     typer.echo(f"Delete {file} now: what it holds is in the home.")
     if place.is_owner:

@@ -16,7 +16,7 @@ from swarm_node.node.snapshot import PeerRow
 
 class TicketRow(msgspec.Struct, frozen=True):
     """A ticket of the ledger. `used` counts the peers met that came with it, `state` is "open",
-    "in stock", "used up", "expired", "revoked" or "banned"."""
+    "in stock", "steward", "used up", "expired", "revoked" or "banned"."""
 
     name: str
     issuer_key: str
@@ -45,6 +45,8 @@ def ticket_rows(
             return "banned"
         if ticket.expires <= now:
             return "expired"
+        if ticket.steward:
+            return "steward"
         if not ticket.given:
             return "in stock"
         return "used up" if 0 < ticket.uses <= used[ticket.issuer_key] else "open"

@@ -101,6 +101,7 @@ def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -
         issuer.uses,
         issuer.member_seconds,
         given,
+        issuer.steward,
     )
 
 

@@ -228,7 +228,8 @@ class _Reader:
                 f"no room for {name}, {size:,} bytes, in {self.place.parent}: free some"
             )
         path = self.place / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for parent in reversed(path.relative_to(self.place).parents):
+            (self.place / parent).mkdir(mode=0o700, exist_ok=True)
         digest = hashlib.sha256()
         with _new_file(path) as target:
             for chunk in self._content(file, name, size):

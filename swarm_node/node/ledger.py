@@ -27,7 +27,7 @@ _PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
 class Admission(Struct, frozen=True, forbid_unknown_fields=True):
     """A ticket that was made here: `issuer_key` (hex) signs the certificates of those whom it
     admits, `uses` of them (0: any number), until `expires`, each for `member_seconds`. A ticket of
-    an issuer file is not `given` to anybody yet."""
+    an issuer file is not `given` to anybody yet; a `steward` admits nobody by a ticket."""
 
     name: Name
     issuer_key: _Key
@@ -36,6 +36,7 @@ class Admission(Struct, frozen=True, forbid_unknown_fields=True):
     uses: int
     member_seconds: int
     given: bool = True
+    steward: bool = False
 
 
 class Ban(Struct, frozen=True, forbid_unknown_fields=True):

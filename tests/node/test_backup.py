@@ -69,6 +69,7 @@ def test_a_restored_home_is_the_old_one(home: Home, tmp_path: Path) -> None:
         assert (other.path / name).read_bytes() == (home.path / name).read_bytes()
         assert stat.S_IMODE((other.path / name).stat().st_mode) == 0o600
     restored = other.checkpoints / "v0000000042" / "model.safetensors"
+    assert stat.S_IMODE(restored.parent.parent.stat().st_mode) == 0o700
     assert restored.read_bytes() == (newest / "model.safetensors").read_bytes()
     assert other.membership().chain == home.membership().chain
     ticket = other.invite([], now=NOW, valid_seconds=60, member_seconds=60)
