@@ -18,7 +18,15 @@ from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.issuer import issuer_app
-from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
+from swarm_node.cli.options import (
+    AssignOption,
+    ConfigOption,
+    HomeOption,
+    JsonOption,
+    ModelOption,
+    SamplerOption,
+    TicketFileOption,
+)
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.cli.train_host import train_host
@@ -94,17 +102,12 @@ def init(
 
 @app.command(rich_help_panel=_BASIC)
 def join(
-    model: Annotated[
-        str | None,
-        typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
-    ] = None,
+    model: ModelOption = None,
     ticket: Annotated[
         str | None,
         typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
     ] = None,
-    ticket_file: Annotated[
-        Path | None, typer.Option(help="File with the ticket; - reads standard input.")
-    ] = None,
+    ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
     families: Annotated[

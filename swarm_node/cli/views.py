@@ -74,7 +74,10 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
         Column("seen", lambda peer: f"{_span(peer.seconds_since_seen)} ago"),
         Column("published", lambda peer: str(peer.published)),
         Column("received", lambda peer: str(peer.received)),
+        Column("of training", lambda peer: f"{peer.share:.0%}"),
+        Column("score", lambda peer: f"{peer.score:.2f}"),
         Column("refused", lambda peer: _counts(peer.refused)),
+        Column("left alone", lambda peer: _span(peer.left_seconds) if peer.left_seconds else "-"),
         Column("address", _address),
     )
     table = Table(*(column.title for column in columns))

@@ -7,7 +7,7 @@ from functools import partial
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.node.derive import mixture_settings, replay_settings
+from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
 from swarm_node.node.home import Membership
@@ -17,9 +17,10 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
-from swarm_node.p2p.gates import PeerGates, SizeGate
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -29,8 +30,6 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-_REQUESTS_PER_SECOND = 50.0
-_REQUEST_BURST = 500.0
 _MAX_FORMER = 200
 
 
@@ -49,11 +48,14 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
 
 def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
     """What the loops of the node of `membership` share, empty."""
-    buffer = ReplayBuffer(replay_settings(settings))
+    buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
+    members = Members(membership.swarm, parts.clock.wall, parts.office, parts.banned)
     return Shared(
         tally=Tally(),
         directory=Directory(membership.identity.peer_id),
-        members=Members(membership.swarm, parts.clock.wall, parts.office, parts.banned),
+        members=members,
+        traffic=Traffic(wants, members.issuer),
+        effort=Effort(wants.external, members.issuer),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
@@ -98,6 +100,7 @@ def _open_work(
         settings.sampling,
         parts,
         shared.tally,
+        shared.effort,
         tasks,
         shared.slots,
         harvest,
@@ -162,7 +165,7 @@ def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -
         storage=parts.storage,
         members=shared.members,
         directory=shared.directory,
-        gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
+        traffic=shared.traffic,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
@@ -196,6 +199,8 @@ def _exchange(
         verifier=verifier,
         members=shared.members,
         directory=shared.directory,
+        traffic=shared.traffic,
+        effort=shared.effort,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,

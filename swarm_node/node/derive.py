@@ -8,6 +8,7 @@ from pathlib import Path
 
 from swarm_node.config import Settings
 from swarm_node.node.fit import Fit, rows_at_once
+from swarm_node.p2p.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.policy.memory.footprint import Training, context_tokens
@@ -109,6 +110,19 @@ def mixture_settings(settings: Settings) -> MixtureSettings | None:
     their sum; None where the mixture is fixed."""
     experience = settings.experience
     return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
+
+
+def peers_wants(settings: Settings) -> Wants:
+    """What this node wants of its peers, by which it measures what they want."""
+    replay = replay_settings(settings)
+    return Wants.of(
+        own=replay.own,
+        external=replay.external,
+        batches=replay.external_batches,
+        poll=settings.network.poll_seconds,
+        answers=settings.sampling.group_size,
+        tokens=settings.sampling.max_new_tokens,
+    )
 
 
 def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:

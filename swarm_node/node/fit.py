@@ -190,7 +190,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
         rows=rows_at_once(settings),
         max_new_tokens=sampling.max_new_tokens,
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
-        dtype="bfloat16" if machine.where.half else "float32",
+        dtype=machine.where.products,
         eight_bit=training.optimizer == "adamw8bit",
         # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
         can_sleep=False,

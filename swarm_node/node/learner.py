@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import structlog
 
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
+from swarm_node.node.consequences import kept, recall
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
@@ -25,6 +27,8 @@ from swarm_node.policy.training.trainer import UpdateStats
 Reject = Callable[[Rejected, str | None], None]
 
 _KEEP_EVALS = 2000
+#: Groups by author are halved at so many.
+_RECENT_GROUPS = 4096
 _BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +56,7 @@ class Learner:
         self._checkpoint_updates = checkpoint_updates
         self._parts = parts
         self._tally = shared.tally
+        self._directory = shared.directory
         self._buffer = shared.buffer
         self._slots = shared.slots
         self.mixer = mixer
@@ -78,6 +83,7 @@ class Learner:
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
             self.mixer.resume(saved.mixture)
+            recall(self._directory, saved.dropped, self._parts.clock)
 
     async def step(self, stopping: Callable[[], bool], reject: Reject) -> bool:
         """One update; False when no batch is ready. Groups that the trainer did not take go to
@@ -142,7 +148,13 @@ class Learner:
         """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
         and logged, not raised."""
         tally = self._tally
-        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self.mixer.state)
+        saved = Saved(
+            tally.updates,
+            tally.groups,
+            tally.evals[-_KEEP_EVALS:],
+            self.mixer.state,
+            kept(self._directory, self._parts.clock),
+        )
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
             await self._parts.trainer.checkpoint(extra, wait=wait)
@@ -178,6 +190,9 @@ class Learner:
         tally = self._tally
         tally.groups.trained_own += drawn.own_count
         tally.groups.trained_external += drawn.external_count
+        tally.trained_by.update(group.author for group in drawn.groups)
+        if tally.trained_by.total() > _RECENT_GROUPS:
+            tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
         if stats.skipped is None:
             tally.updates += 1
         else:
@@ -191,6 +206,7 @@ class Learner:
             mean_reward=sum(rewards) / len(rewards),
             clipped_share=stats.clipped_share,
             kl=stats.kl,
+            entropy=stats.entropy,
             tokens=stats.tokens,
             seconds=stats.seconds,
         )

@@ -34,7 +34,8 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, Rejected, SwarmNodeError
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
+from swarm_node.node.consequences import watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
@@ -90,7 +91,6 @@ class Node:
         self._parts = parts
         self._shared = shared
         self._tally = shared.tally
-        self._directory = shared.directory
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
@@ -128,7 +128,7 @@ class Node:
             own, _ = group.split(SwarmNodeError)
             if own is None:
                 raise
-            raise _first(own) from group
+            raise first_of(own) from group
         finally:
             await self.close()
 
@@ -209,9 +209,8 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._work.exchange.publisher.publish(
-            scored, self._parts.trainer.version
-        ):
+        publish = self._work.exchange.publisher.publish
+        for group in await publish(scored, self._parts.trainer.version):
             self._admit(group)
         self._tally.groups.published += len(scored)
         await self._notify()
@@ -235,6 +234,7 @@ class Node:
         while True:
             free = self._free_external()
             wanted = free(None) - self._work.exchange.puller.on_offer(free)
+            watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
             self._tally.offered += await self._work.exchange.puller.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self._buffer.collect_departed())
@@ -278,7 +278,7 @@ class Node:
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
                 await self._work.exchange.meeting.beat(self._parts.trainer.version, heartbeat)
-                for peer in self._directory.live(clock.now(), pause):
+                for peer in self._shared.directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
                 pause = min(heartbeat, pause * 1.5)
@@ -301,7 +301,7 @@ class Node:
                 "progress",
                 version=self._parts.trainer.version,
                 held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self._directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
+                peers=len(self._shared.directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
                 published=tally.groups.published,
                 trained_own=tally.groups.trained_own,
                 trained_external=tally.groups.trained_external,
@@ -372,9 +372,3 @@ class Node:
 async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:
     with contextlib.suppress(SwarmNodeError):
         await close()
-
-
-def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
-    """The first leaf of a group: the error that ended the others."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

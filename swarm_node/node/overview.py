@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import asdict
 
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.consequences import former_rows, peer_rows
 from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared
-from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, PeerRow, Snapshot
+from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, Snapshot
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
@@ -52,7 +53,7 @@ def take_snapshot(
         evals=tally.evals[-_SHOWN_EVALS:],
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=_peer_rows(shared, now),
+        peers=peer_rows(shared, now)[:_SHOWN_PEERS],
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
@@ -62,17 +63,6 @@ def take_snapshot(
         sandbox=info.sandbox.described() if info and info.sandbox else "",
         engine=parts.engine(),
         membership=own,
-        former=_former_rows(shared, now),
+        former=former_rows(shared, now),
         alarms=[*(own.alarms(parts.clock.wall()) if own else ()), *tally.alarms.values()],
     )
-
-
-def _peer_rows(shared: Shared, now: float) -> list[PeerRow]:
-    """The peers seen last, the most recent first."""
-    known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: -peer.last_seen)
-    return [PeerRow.of(peer, now, shared.members) for peer in known[:_SHOWN_PEERS]]
-
-
-def _former_rows(shared: Shared, now: float) -> list[PeerRow]:
-    gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
-    return [PeerRow.of(peer, now, shared.members) for peer in gone]

@@ -36,6 +36,16 @@ class GroupCounts(msgspec.Struct):
     received: int = 0
 
 
+class DroppedRow(msgspec.Struct, frozen=True):
+    """A peer that was dropped, how often, and until when, in Unix seconds: it is asked for nothing
+    until `off_until` and gets no answer until `cut_until`."""
+
+    peer_id: str
+    offences: int
+    off_until: float
+    cut_until: float
+
+
 class Saved(msgspec.Struct):
     """What a node keeps in a checkpoint besides the training state."""
 
@@ -43,12 +53,17 @@ class Saved(msgspec.Struct):
     groups: GroupCounts
     evals: list[EvalPoint]
     mixture: MixtureState | None = None
+    dropped: list[DroppedRow] = []
 
 
 class PeerRow(msgspec.Struct, frozen=True):
     """What is known of one peer. `name` is what its ticket was made for, `issuer` who signed its
     certificate, `issuer_key` (hex) who admitted it, and `until` (Unix seconds) when its membership
-    ends. `standing` is "member", or why it is none. `refused` counts by reason what was refused."""
+    ends. `standing` is "member", or why it is none.
+
+    `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
+    refused by reason, `share` is its part of the groups trained on lately, and it is asked for
+    nothing for `left_seconds` more."""
 
     peer_id: str
     version: int
@@ -62,10 +77,13 @@ class PeerRow(msgspec.Struct, frozen=True):
     issuer_key: str = ""
     until: int = 0
     standing: str = ""
+    score: float = 0.0
     refused: dict[str, int] = {}
+    share: float = 0.0
+    left_seconds: float = 0.0
 
     @classmethod
-    def of(cls, peer: Peer, now: float, members: Members) -> Self:
+    def of(cls, peer: Peer, now: float, members: Members, share: float = 0.0) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
             peer_id=peer.peer_id,
@@ -76,7 +94,10 @@ class PeerRow(msgspec.Struct, frozen=True):
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
             standing="unknown_member",
+            score=peer.standing.score,
             refused=dict(peer.rejected),
+            share=share,
+            left_seconds=max(0.0, peer.standing.left_until - now),
         )
         shown = members.shown(peer.peer_id)
         if shown is None:
@@ -139,6 +160,7 @@ class UpdateRow(msgspec.Struct, frozen=True):
     kl: float
     tokens: int
     seconds: float
+    entropy: float = 0.0
 
 
 class MixtureRow(msgspec.Struct, frozen=True):

@@ -179,19 +179,20 @@ class Windows:
 
 
 class TokenBucket:
-    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full."""
+    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full. A charge of
+    more than is left is a debt."""
 
     def __init__(self, rate: float, burst: float) -> None:
         if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
             raise ValueError("a bucket needs a finite rate >= 0 and a finite burst > 0")
+        self.burst = burst
         self._rate = rate
-        self._burst = burst
         self._tokens = burst
         self._last: float | None = None
 
     @property
     def tokens(self) -> float:
-        """Units left after the last `take`; in [0, burst]."""
+        """Units left after the last call; at most `burst`, below 0 for a debt."""
         return self._tokens
 
     def take(self, now: float, n: float = 1.0) -> bool:
@@ -199,15 +200,24 @@ class TokenBucket:
         clock that goes backwards adds no units."""
         if not n >= 0:
             raise ValueError("only a number >= 0 can be taken")
-        if self._last is None:
-            self._last = now
-        if now > self._last:
-            self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate)
-            self._last = now
-        if n > self._tokens:
+        if not self.holds(now, n):
             return False
         self._tokens -= n
         return True
+
+    def holds(self, now: float, n: float) -> bool:
+        """Whether `n` units are left at monotonic second `now`."""
+        if self._last is None:
+            self._last = now
+        if now > self._last:
+            self._tokens = min(self.burst, self._tokens + (now - self._last) * self._rate)
+            self._last = now
+        return n <= self._tokens
+
+    def charge(self, now: float, n: float) -> None:
+        """Take `n` units at monotonic second `now`, also if fewer are left."""
+        self.holds(now, n)
+        self._tokens -= n
 
 
 class PeerGates:
@@ -229,10 +239,17 @@ class PeerGates:
 
     def take(self, peer: str, now: float, n: float = 1.0) -> bool:
         """Take `n` units from the bucket of `peer` at monotonic second `now`."""
+        return self._bucket(peer).take(now, n)
+
+    def charge(self, peer: str, now: float, n: float) -> None:
+        """Take `n` units, also if fewer are left."""
+        self._bucket(peer).charge(now, n)
+
+    def _bucket(self, peer: str) -> TokenBucket:
         bucket = self._buckets.get(peer)
         if bucket is None:
             if len(self._buckets) >= self._capacity:
                 self._buckets.popitem(last=False)
             bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst)
         self._buckets.move_to_end(peer)
-        return bucket.take(now, n)
+        return bucket

@@ -111,6 +111,8 @@ class MemoryNetwork:
         handler = receiver.handler(protocol)
         if handler is None:
             raise TransportError(f"the peer does not serve {protocol}")
+        if receiver.severed(source.peer_id):
+            raise TransportError("the peer cut the link: ask again later")
         reply = await answer(handler, source.peer_id, protocol, payload)
         if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
             check_size("reply", len(reply.payload), max_reply)
@@ -152,6 +154,7 @@ class MemoryTransport:
         self._handlers: dict[str, Handler] = {}
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
+        self._severed: dict[str, float] = {}
 
     @property
     def peer_id(self) -> str:
@@ -213,6 +216,13 @@ class MemoryTransport:
             for peer, presence in found.items()
             if self._vouches(presence, peer) and self._is_member(peer)
         }
+
+    def sever(self, peer: str, seconds: float) -> None:
+        self._severed[peer] = asyncio.get_running_loop().time() + seconds
+
+    def severed(self, peer: str) -> bool:
+        """Whether the link of `peer` is cut now."""
+        return self._severed.get(peer, 0.0) > asyncio.get_running_loop().time()
 
     def _reaches(self, peer: str) -> bool:
         return (

@@ -93,3 +93,8 @@ class Transport(Protocol):
         """peer id -> newest heartbeat of every peer that can be found, without this node's own.
         The bytes are as that peer published them; the caller verifies them."""
         ...
+
+    def sever(self, peer: str, seconds: float) -> None:
+        """Serve no request of `peer` for that long, and cut its link when it sends one. Needs no
+        link; a later call replaces an earlier one."""
+        ...

@@ -35,7 +35,8 @@ class Judged(Protocol):
     def lost(self) -> str: ...
 
 
-Judge = Callable[[TaskRef, Sequence[str]], Awaitable[Judged]]
+#: Judges the texts of a group by the author, whose share of the time for judging is limited.
+Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
 #: Whether a kin group's token ids really spell its texts; the policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]
 #: Spells a foreign answer in this node's tokens.
@@ -110,7 +111,9 @@ class GroupVerifier:
         if refused is not None:
             return refused
         try:
-            judged = await self._judge(group.task, [c.text for c in group.completions])
+            judged = await self._judge(
+                group.task, [c.text for c in group.completions], offer.author
+            )
         except UnknownTaskError as error:
             return Rejected("task", str(error))
         if judged.lost:
@@ -129,8 +132,10 @@ class GroupVerifier:
     def _open(
         self, offer: Offer, sealed: bytes
     ) -> tuple[wire.GroupHeader, RolloutGroup] | Rejected:
-        if len(sealed) != offer.size or content_id(sealed) != offer.id:
+        if content_id(sealed) != offer.id:
             return Rejected("hash", "not the bytes that were announced")
+        if len(sealed) != offer.size:
+            return Rejected("size", "the announcement states another size")
         opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT, max_bytes=wire.MAX_SEALED_BYTES)
         if isinstance(opened, Rejected):
             return opened

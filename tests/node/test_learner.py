@@ -161,6 +161,7 @@ def test_an_update_moves_the_sampler_to_the_new_weights(tmp_path: Path) -> None:
         assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
         assert life.tally.last_update is not None
         assert life.tally.last_update.mean_reward == 0.5
+        assert life.tally.last_update.entropy > 0
         assert life.tally.updating.count == 1
         assert not await life.step()
         await life.close()

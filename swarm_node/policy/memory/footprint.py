@@ -15,8 +15,9 @@ from swarm_node.policy.models.config import Qwen2Config
 
 Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
-#: Most logits held at once, in elements (128 MiB of float32); more are computed in pieces.
-LOGIT_ELEMENTS = 1 << 25
+#: Logits that may be held at once whatever the memory, in elements: smaller pieces read the head
+#: more often than they save memory (docs/benchmarks.md).
+LEAST_LOGITS = 1 << 24
 #: Tokens of a typical prompt: a guess.
 PROMPT_TOKENS = 256
 #: So many checkpoints are on a disk that has the room, the one that is being written included.
@@ -29,8 +30,6 @@ _GRAPH = _MIB // 8
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
 _MOMENTS, _MOMENTS_8BIT = 8, 2
-#: Copies of logits alive at once, in float32: log-softmax, and its two gradients.
-_LOGIT_COPIES = 3
 #: Tokens of one prefill step.
 PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
@@ -199,6 +198,7 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
     tokens = max(training.micro_batch_tokens, longest_row)
     h, width = model.hidden_size, _size(training.dtype)
+    half = 2 if width < 4 else 0
     layer = tokens * _layer_bytes(model, training)
     # With checkpointing only the inputs of layers are kept, and one layer is recomputed at a time
     # (arXiv 1604.06174).
@@ -206,20 +206,44 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     kept = model.num_hidden_layers * (tokens * h * width if training.checkpointing else layer)
     # A micro-batch's gradient of the embedding and of a layer, before they are added to the sums.
     embedding = 0 if training.lora_rank else 4 * h * model.vocab_size
-    matrix = 0 if training.lora_rank else 4 * h * 2 * model.intermediate_size
-    logits = max(model.vocab_size, min(LOGIT_ELEMENTS, tokens * model.vocab_size))
-    half = 2 if width < 4 else 0
+    logits = logit_elements(model, training, longest_row=longest_row)
+    logits = max(model.vocab_size, min(logits, tokens * model.vocab_size))
     # float32 weights are cast for the products, and the casts kept for the backward pass.
     casts = half * _trained_count(model, training.lora_rank)
     working = 4 * 4 * (model.intermediate_size + h) * tokens
     return casts + max(
         # The peak is in the head, where no memory is freed yet,
-        kept + 4 * 4 * h * tokens + (4 * _LOGIT_COPIES + half) * logits + embedding,
+        kept + 4 * 4 * h * tokens + _head_bytes(model, training, logits) + embedding,
         # in the last layer, the first of the backward pass,
-        kept + again + working + matrix + embedding,
+        kept + again + working + _matrix_gradient(model, training) + embedding,
         # or at the end, where a tied embedding gets its second gradient.
         layer + working + 2 * embedding,
     )
+
+
+def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
+    """Most logits that the trainer holds at once in a micro-batch: as many as do not raise its
+    peak, which is in the last layer, but at least `LEAST_LOGITS`. Others are computed in pieces."""
+    tokens = max(training.micro_batch_tokens, longest_row)
+    room = 4 * 4 * model.intermediate_size * tokens + _matrix_gradient(model, training)
+    room += tokens * _layer_bytes(model, training) if training.checkpointing else 0
+    room -= _head_bytes(model, training, 0)
+    return max(LEAST_LOGITS, room // _logit_bytes(training))
+
+
+def _matrix_gradient(model: Qwen2Config, training: Training) -> int:
+    """A micro-batch's gradient of a layer's largest matrix."""
+    return 0 if training.lora_rank else 4 * model.hidden_size * 2 * model.intermediate_size
+
+
+def _head_bytes(model: Qwen2Config, training: Training, logits: int) -> int:
+    """The logits, in float32 and cast for products, and the gradient of a head cast likewise."""
+    cast = 2 if training.dtype == "bfloat16" and not training.lora_rank else 0
+    return _logit_bytes(training) * logits + cast * model.vocab_size * model.hidden_size
+
+
+def _logit_bytes(training: Training) -> int:
+    return 4 if training.dtype == "float32" else 4 + 2
 
 
 def _layer_bytes(model: Qwen2Config, training: Training) -> int:

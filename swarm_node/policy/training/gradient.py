@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 from torch import nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import Training, logit_elements
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import (
     ReferencePolicy,
     RowReference,
     claimed_tokens,
-    completion_logprobs,
+    completion_scores,
     token_vectors,
 )
 from swarm_node.policy.training.losses import (
@@ -39,6 +40,9 @@ class Accumulated:
 
     loss: float = 0.0
     implausible: int = 0
+    tokens: int = 0
+    #: Of the policy at these tokens, in nats.
+    entropy: float = 0.0
     sums: LossSums = field(default_factory=LossSums)
     #: How many rows of each group were left out as unlikely.
     unlikely: list[int] = field(default_factory=list)
@@ -49,6 +53,7 @@ class GradientPass:
 
     `token_budget` bounds rows × longest row of a micro-batch. When memory runs out, the budget is
     halved for good, and for single rows activations are recomputed; `halvings` counts how often.
+    `way` says what is trained, in which type.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class GradientPass:
         *,
         temperature: float,
         token_budget: int,
+        way: Training,
         reference: ReferencePolicy | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -70,6 +76,7 @@ class GradientPass:
         self._loss = loss
         self._bounds = bounds
         self._temperature = temperature
+        self._way = way
         self._reference = reference
         self._ranks = ranks
 
@@ -122,7 +129,9 @@ class GradientPass:
             references = self._reference.judge(self._model, rows, self._temperature, mine)
         for indices in mine:
             part = [rows[index] for index in indices] or [min(rows, key=len)]
-            logp = completion_logprobs(self._model, part, self._temperature)
+            logp, entropy = completion_scores(
+                self._model, part, self._temperature, self._most_logits
+            )
             if not indices:  # no row left here, but every process must take part in the pass
                 (0.0 * logp.sum()).backward()  # type: ignore[no-untyped-call]
                 continue
@@ -134,6 +143,8 @@ class GradientPass:
             claimed = claimed_tokens(part)[likely]
             tokens, implausible = check_claims(tokens.select(likely), claimed)
             done.implausible += implausible
+            done.tokens += len(logp)
+            done.entropy += entropy
             loss, sums = self._loss(tokens, self._bounds, size)
             loss.backward()  # type: ignore[no-untyped-call]
             done.loss += float(loss.detach())
@@ -143,10 +154,16 @@ class GradientPass:
 
     def _added(self, done: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [done.loss, done.implausible, *astuple(done.sums)]
-        loss, implausible, *sums = self._ranks.sums([*counts, *done.unlikely])
-        unlikely = [round(count) for count in sums[len(counts) - 2 :]]
-        return Accumulated(loss, round(implausible), LossSums(*sums[: len(counts) - 2]), unlikely)
+        counts = [done.loss, done.implausible, done.tokens, done.entropy]
+        parts = astuple(done.sums)
+        added = self._ranks.sums([*counts, *parts, *done.unlikely])
+        loss, implausible, tokens, entropy, *rest = added
+        sums, unlikely = LossSums(*rest[: len(parts)]), [round(n) for n in rest[len(parts) :]]
+        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely)
+
+    def _most_logits(self, tokens: int) -> int:
+        way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)
+        return logit_elements(self._model.config, way, longest_row=0)
 
     def _clear(self) -> None:
         for parameter in self._parameters:

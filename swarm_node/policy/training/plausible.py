@@ -48,8 +48,21 @@ def least_likely(logp: NDArray[np.float32]) -> tuple[float, ...]:
 class OwnAnswers:
     """How likely the last own answers were when they were sampled."""
 
-    def __init__(self) -> None:
-        self._lows: deque[tuple[float, ...]] = deque(maxlen=_MOST)
+    def __init__(self, stored: bytes = b"") -> None:
+        """
+        Raises:
+            ValueError: not what `stored` returned.
+        """
+        if len(stored) % (8 * len(_FRESH)) or len(stored) > 8 * len(_FRESH) * _MOST:
+            raise ValueError("the checkpoint's log-probs of own answers are damaged")
+        lows = np.frombuffer(stored, dtype="<f8").reshape(-1, len(_FRESH))
+        if not np.isfinite(lows).all():
+            raise ValueError("the checkpoint's log-probs of own answers are damaged")
+        self._lows = deque((tuple(row) for row in lows.tolist()), maxlen=_MOST)
+
+    def stored(self) -> bytes:
+        """For a checkpoint: a restart must not open the gate for peers."""
+        return np.array(self._lows, dtype="<f8").tobytes()
 
     def note(self, rows: Sequence[TrainRow]) -> None:
         """Remember the own rows among `rows`, good and bad: the sampler measured their log-probs,

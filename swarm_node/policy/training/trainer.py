@@ -18,6 +18,7 @@ from torch import Tensor
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
@@ -53,6 +54,8 @@ class UpdateStats:
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
     over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
+    `entropy` is the policy's mean over all tokens of informative rows, in nats at the sampler's
+    temperature.
     `grad_norm` is the norm before clipping. `seconds` are wall time. `halvings` counts how often
     the micro-batches were halved for lack of memory; `micro_batch_tokens` is their size after that.
     `skipped` says why the update was not applied; None if it was.
@@ -72,6 +75,7 @@ class UpdateStats:
     mean_ratio: float
     kl: float
     mean_abs_delta: float
+    entropy: float
     seconds: float
     halvings: int
     micro_batch_tokens: int
@@ -117,9 +121,8 @@ class TrainerCore:
             self.adapter = Adapter(
                 self.model, settings.lora_rank, base=str(model_dir), seed=settings.seed
             )
-        self._trained = (
-            self.adapter.parameters if self.adapter else dict(self.model.named_parameters())
-        )
+        trained = self.adapter.parameters if self.adapter else self.model.named_parameters()
+        self._trained = dict(trained)
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
@@ -127,16 +130,7 @@ class TrainerCore:
         #: Called before each step, which changes the weights and the moments.
         self.before_step: Callable[[], None] = lambda: None
         self._base = policy_digests(model_dir)[0] if digest is None else digest
-        self._gradient = GradientPass(
-            self.model,
-            self._trained.values(),
-            LOSSES[settings.loss],
-            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
-            temperature=settings.temperature,
-            token_budget=settings.micro_batch_tokens,
-            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
-            ranks=ranks,
-        )
+        self._gradient = self._gradient_pass(model_dir)
         #: This process's parts of the trained parameters, by the parameters' names.
         self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
         self._optimizer = make_optimizer(
@@ -184,6 +178,7 @@ class TrainerCore:
             mean_ratio=done.sums.mean("ratio", 1.0),
             kl=done.sums.mean("kl", 0.0),
             mean_abs_delta=done.sums.mean("absolute", 0.0),
+            entropy=done.entropy / max(done.tokens, 1),
             seconds=self._clock.now() - started,
             halvings=self._gradient.halvings - halvings,
             micro_batch_tokens=self._gradient.token_budget,
@@ -225,6 +220,7 @@ class TrainerCore:
             settings=self.settings.plain(),
             model=self._base,
             extra=extra,
+            own_answers=self._own_answers.stored(),
         )
 
     def restore(self, state: TrainingState) -> None:
@@ -271,8 +267,28 @@ class TrainerCore:
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
                 for kind, value in self._optimizer.layout(stored).items()
             }
+        try:
+            self._own_answers = OwnAnswers(state.own_answers)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{error}: move its directory away to use an older one"
+            ) from error
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _gradient_pass(self, model_dir: Path) -> GradientPass:
+        settings = self.settings
+        return GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            way=Training(settings.lora_rank, dtype=self.placement.products),
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=self._ranks,
+        )
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0

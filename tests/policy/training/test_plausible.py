@@ -117,3 +117,15 @@ def test_a_peers_row_beyond_own_ones_must_fit_a_micro_batch(random_qwen2: Path) 
     assert stats.too_long == (2,)
     assert stats.refused == 1
     assert stats.informative == 2
+
+
+def test_what_is_known_of_own_answers_survives_a_restart() -> None:
+    answers = OwnAnswers(known(-0.3).stored())
+    assert answers.floors() == known(-0.3).floors()
+    assert left_out([-4.0] * 8, answers)
+
+
+@pytest.mark.parametrize("damaged", [b"short", bytes(32 * 1025), b"\xff" * 32])
+def test_damaged_bytes_are_not_taken_for_own_answers(damaged: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        OwnAnswers(damaged)

@@ -95,6 +95,7 @@ def assert_alike(
         for name in ("version", "rows", "informative", "implausible", "unlikely", "skipped"):
             assert getattr(one, name) == getattr(other, name)
         assert one.kl == pytest.approx(other.kl, abs=1e-4)
+        assert one.entropy == pytest.approx(other.entropy, rel=1e-4)
     left, right = load_file(ours[1]), load_file(theirs[1])
     assert left.keys() == right.keys()
     for name, value in left.items():
