@@ -17,6 +17,8 @@ from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import ConfigError, NotRunningError, TicketError
 
 if TYPE_CHECKING:
+    from swarm_node.node.admitting import Invitation
+    from swarm_node.node.home import Home
     from swarm_node.node.ledger import Admission
     from swarm_node.node.snapshot import PeerRow
 
@@ -68,37 +70,46 @@ def invite(
             "say whom the ticket admits and where to write it, such as "
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
-    from swarm_node.node.admitting import invite as admit
-    from swarm_node.node.admitting import invite_from_stock
-
     place, printed = chosen_home(home), str(out) == "-"
     place.swarm()
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
-    seconds = seconds_of("7d" if expires is None else expires, _LONGEST_TICKET)
     addresses = address or _own_addresses(home)
-    if place.is_owner:
-        made = admit(
-            place,
-            name,
-            addresses,
-            now=time.time(),
-            valid_seconds=seconds,
-            member_seconds=(member_days or MEMBER_DAYS) * DAY,
-            uses=uses or 1,
-        )
-    elif any(option is not None for option in (expires, uses, member_days)):
-        raise ConfigError(
-            "without root.key here, the issuer file decides how long tickets and memberships last: "
-            "leave --expires, --uses and --member-days out"
-        )
-    else:
-        made = invite_from_stock(place, name, addresses, time.time())
+    made = _admit(place, name, addresses, expires, uses, member_days)
     if printed:
         typer.echo(made.ticket)
     else:
         write_secret(out, made.ticket.encode("ascii") + b"\n")
     _explain(made.admission, None if printed else out)
+
+
+def _admit(
+    home: Home,
+    name: str,
+    addresses: list[str],
+    expires: str | None,
+    uses: int | None,
+    member_days: int | None,
+) -> Invitation:
+    """A ticket by root.key, or from an issuer file, which has decided the rest."""
+    from swarm_node.node import admitting
+
+    if home.is_owner:
+        return admitting.invite(
+            home,
+            name,
+            addresses,
+            now=time.time(),
+            valid_seconds=seconds_of("7d" if expires is None else expires, _LONGEST_TICKET),
+            member_seconds=(member_days or MEMBER_DAYS) * DAY,
+            uses=uses or 1,
+        )
+    if any(option is not None for option in (expires, uses, member_days)):
+        raise ConfigError(
+            "without root.key here, the issuer file decides how long tickets and memberships last: "
+            "leave --expires, --uses and --member-days out"
+        )
+    return admitting.invite_from_stock(home, name, addresses, time.time())
 
 
 def _explain(admission: Admission, out: Path | None) -> None:

@@ -95,7 +95,7 @@ def members_view(
         for peer in met:
             table.add_row(
                 plain(names.get(peer.issuer_key, peer.name) or "?"),
-                short(peer.peer_id),
+                plain(short(peer.peer_id)),
                 plain(peer.issuer or "?"),
                 plain(standing(peer)),
                 f"{peer.seconds_since_seen:.0f} s ago",
