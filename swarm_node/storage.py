@@ -17,65 +17,39 @@ import os
 import sqlite3
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import structlog
+
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
+from swarm_node.schema import MIGRATIONS, PRUNE, explain
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
+MAX_AUTHORS = 4096
 MAX_ADDRESSES = 16
+#: Digests of groups that are kept; three of each group.
+MAX_DIGESTS = 1 << 16
 _BUSY_SECONDS = 5.0
 _WAL_BYTES = 16 << 20
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
+_log = structlog.get_logger(__name__)
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
-
-#: Statements that migrate schema version i to i + 1. A released one is never edited.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-        """CREATE TABLE groups (
-            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
-            id BLOB NOT NULL UNIQUE,
-            author TEXT NOT NULL,
-            epoch INTEGER NOT NULL,
-            seq INTEGER NOT NULL,
-            provenance TEXT NOT NULL,
-            prompt TEXT NOT NULL,
-            rewards BLOB NOT NULL,
-            arrived INTEGER NOT NULL,
-            uses INTEGER NOT NULL DEFAULT 0,
-            retired INTEGER NOT NULL DEFAULT 0,
-            size INTEGER NOT NULL,
-            blob BLOB NOT NULL
-        )""",
-        "CREATE INDEX live ON groups (arrival) WHERE NOT retired",
-        "CREATE TABLE log (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, announcement BLOB NOT NULL)",
-        """CREATE TABLE windows (
-            author TEXT PRIMARY KEY,
-            epoch INTEGER NOT NULL,
-            high INTEGER NOT NULL,
-            bitmap BLOB NOT NULL
-        ) WITHOUT ROWID""",
-        """CREATE TABLE peers (
-            peer_id TEXT PRIMARY KEY,
-            addresses TEXT NOT NULL,
-            last_seen REAL NOT NULL
-        ) WITHOUT ROWID""",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
     the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
-    version when it was stored, and `uses` counts the updates that began with it."""
+    version when it was stored, and `uses` counts the updates that began with it. No two stored
+    groups have one of their `digests` in common (`p2p/content.py`)."""
 
     id: bytes
     author: str
@@ -87,6 +61,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     arrived: int
     uses: int = 0
+    digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +119,10 @@ class Storage:
         except HomeError:
             self._connection.close()
             raise
-        #: The epoch of this node's log. A new database cannot know which sequence numbers a lost
-        #: one had used, so it starts a greater epoch.
+        #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
+        #: How many damaged rows were set aside, as "storage".
+        self.faults: Counter[str] = Counter()
 
     async def run(
         self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
@@ -161,12 +137,27 @@ class Storage:
         with self._lock, self._explained():
             self._connection.close()
 
+    def begin_epoch(self) -> None:
+        """Start a greater epoch, with an empty log; a node does it at every start. No database can
+        know whether it is an older copy, and whoever continued such a one would sign numbers that
+        are used already. Groups of earlier epochs stay stored and are still served."""
+        with self._transaction() as db:
+            _set_meta(db, "earlier", self.published())
+            _set_meta(db, "head", 0)
+            _set_meta(db, "epoch", max(self.epoch + 1, int(self._wall() * 1000)))
+            db.execute("DELETE FROM log")
+        self.epoch = self._meta("epoch")
+
+    def published(self) -> int:
+        """How many groups this node has published, in all epochs."""
+        return self._meta("earlier") + self.head()
+
     def next_seq(self) -> int:
         """The sequence number that the next published group must bear; numbers start at 1."""
         return self.head() + 1
 
     def head(self) -> int:
-        """The newest sequence number published, 0 if none."""
+        """The newest sequence number published in this epoch, 0 if none."""
         return self._meta("head")
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
@@ -209,13 +200,20 @@ class Storage:
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         """Store a verified group and its author's window in one transaction, so that no restart
-        can admit it again. False, and nothing stored, if a group with its id is stored."""
+        can admit it again. False, and nothing stored, if a group with its id or one of its digests
+        is stored."""
         with self._transaction() as db:
-            if db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone():
+            known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
+            if known or any(self.author_of(digest) for digest in row.digests):
                 return False
             _insert(db, row)
             _put_window(db, window)
         return True
+
+    def author_of(self, digest: bytes) -> str | None:
+        """The author of the group with this digest, None if it is not among the newest ones."""
+        rows = self._rows("SELECT author FROM contents WHERE digest = ?", digest)
+        return rows[0][0] if rows else None
 
     def save_window(self, window: WindowRow) -> None:
         """Replace the author's window, after a group that is not kept."""
@@ -223,10 +221,9 @@ class Storage:
             _put_window(db, window)
 
     def windows(self) -> list[WindowRow]:
-        """All authors' windows."""
-        return [
-            WindowRow(*row) for row in self._rows("SELECT author, epoch, high, bitmap FROM windows")
-        ]
+        """All authors' windows, the one marked last at the end."""
+        query = "SELECT author, epoch, high, bitmap FROM windows ORDER BY marked"
+        return [WindowRow(*row) for row in self._rows(query)]
 
     def record_use(self, identifiers: Sequence[bytes]) -> None:
         """Count one use of each group; call it before training on them."""
@@ -242,7 +239,23 @@ class Storage:
             f"SELECT {_GROUP_COLUMNS} FROM groups WHERE NOT retired AND uses < ? ORDER BY arrival",  # noqa: S608 - constants
             max_uses,
         )
-        return [_group(row) for row in rows]
+        found = []
+        for row in rows:
+            try:
+                found.append(_group(row))
+            except (ValueError, TypeError):
+                self.forget(row[0])
+        return found
+
+    def forget(self, identifier: bytes) -> None:
+        """Delete a group whose row is damaged, and count a fault."""
+        self._mark("DELETE FROM groups WHERE id = ?", [identifier])
+        self.damaged(f"the group {bytes(identifier).hex()} is deleted")
+
+    def damaged(self, done: str) -> None:
+        """Count a damaged row, and say what was `done` about it."""
+        self.faults["storage"] += 1
+        _log.warning("a row of the database is damaged: check the disk", done=done)
 
     def counter(self, name: str) -> int:
         """The value of a counter, 0 if it was never advanced."""
@@ -264,21 +277,14 @@ class Storage:
     def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
         """Delete all but the newest: `keep_log` own groups with their announcements,
         `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
-        stay, so a deleted group is not admitted again."""
+        of the MAX_AUTHORS marked last stay, so a deleted group is not admitted again."""
+        limits = {
+            **{"own": keep_log, "received": keep_received, "bytes": max_bytes},
+            **{"authors": MAX_AUTHORS, "digests": MAX_DIGESTS},
+        }
         with self._transaction() as db:
-            own, received = "provenance = 'own'", "provenance <> 'own'"
-            for kind, keep in ((own, keep_log), (received, keep_received)):
-                db.execute(
-                    f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
-                    f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET ?)",
-                    (keep,),
-                )
-            db.execute(
-                "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
-                "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > ?)",
-                (max_bytes,),
-            )
-            db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
+            for statement in PRUNE:
+                db.execute(statement, limits)
 
     def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
         """Store a peer's addresses and the time. The MAX_PEERS last met are kept."""
@@ -298,7 +304,14 @@ class Storage:
             "LIMIT ?",
             limit,
         )
-        return [KnownPeer(peer_id, tuple(json.loads(raw)), seen) for peer_id, raw, seen in rows]
+        known = []
+        for peer_id, raw, seen in rows:
+            try:
+                known.append(KnownPeer(peer_id, tuple(map(str, json.loads(raw))), float(seen)))
+            except (ValueError, TypeError):
+                self._mark("DELETE FROM peers WHERE peer_id = ?", [peer_id])
+                self.damaged(f"the peer {peer_id!r} is forgotten")
+        return known
 
     def _prepare(self) -> None:
         db = self._connection
@@ -307,12 +320,12 @@ class Storage:
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         with self._transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > len(_MIGRATIONS):
+            if version > len(MIGRATIONS):
                 raise HomeError(f"{self._path} was written by a newer swarm-node: upgrade this one")
-            for statements in _MIGRATIONS[version:]:
+            for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     db.execute(statement)
-            db.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
             if version == 0:
                 _set_meta(db, "epoch", int(self._wall() * 1000))
 
@@ -320,7 +333,7 @@ class Storage:
         rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
         return int(rows[0][0]) if rows else 0
 
-    def _mark(self, statement: str, identifiers: Sequence[bytes]) -> None:
+    def _mark(self, statement: str, identifiers: Sequence[bytes | str]) -> None:
         with self._transaction() as db:
             db.executemany(statement, [(identifier,) for identifier in identifiers])
 
@@ -348,7 +361,7 @@ class Storage:
         except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
             raise
         except (sqlite3.Error, OSError) as error:
-            raise HomeError(_explain(self._path, error)) from error
+            raise HomeError(explain(self._path, error)) from error
 
 
 def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
@@ -358,6 +371,10 @@ def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
     )
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
+    db.executemany(
+        "INSERT OR IGNORE INTO contents (digest, author) VALUES (?, ?)",
+        [(digest, row.author) for digest in row.digests],
+    )
 
 
 def _group(row: Sequence[Any]) -> StoredGroup:
@@ -372,26 +389,10 @@ def _group(row: Sequence[Any]) -> StoredGroup:
 
 def _put_window(db: sqlite3.Connection, window: WindowRow) -> None:
     db.execute(
-        "REPLACE INTO windows VALUES (?, ?, ?, ?)",
+        "REPLACE INTO windows SELECT ?, ?, ?, ?, coalesce(max(marked), 0) + 1 FROM windows",
         (window.author, window.epoch, window.high, window.bitmap),
     )
 
 
 def _set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
     db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def _explain(path: Path, error: sqlite3.Error | OSError) -> str:
-    # The low byte is the primary result code; the rest says where it happened.
-    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-        case sqlite3.SQLITE_FULL:
-            return f"no space left for {path}: free some, nothing stored so far is lost"
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return (
-                f"{path} is damaged ({error}): move it away and start again; key, membership and "
-                "checkpoints are in other files"
-            )
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"{path} is in use by another process: stop that one first"
-        case _:
-            return f"cannot use the database {path} ({error}): check the disk and its permissions"

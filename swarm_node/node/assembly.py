@@ -7,7 +7,7 @@ from functools import partial
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.node.derive import mixture_settings, replay_settings
+from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
 from swarm_node.node.home import Membership
@@ -17,8 +17,11 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
-from swarm_node.p2p.exchange import Exchange
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import Credentials
+from swarm_node.p2p.exchange import Exchange, open_exchange
+from swarm_node.p2p.gates import SizeGate
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -27,13 +30,12 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-_REQUESTS_PER_SECOND = 50.0
-_REQUEST_BURST = 500.0
+_MAX_FORMER = 200
 
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership.identity.peer_id)
+    shared = make_shared(settings, membership, parts)
     return Node(
         settings=settings,
         membership=membership,
@@ -44,12 +46,16 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, peer_id: str) -> Shared:
-    """What the loops of the node `peer_id` share, empty."""
-    buffer = ReplayBuffer(replay_settings(settings))
+def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
+    """What the loops of the node of `membership` share, empty."""
+    buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
+    members = Members(membership.swarm, parts.clock.wall, parts.office, parts.banned)
     return Shared(
         tally=Tally(),
-        directory=Directory(peer_id),
+        directory=Directory(membership.identity.peer_id),
+        members=members,
+        traffic=Traffic(wants, members.issuer),
+        effort=Effort(wants.external, members.issuer),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
@@ -64,6 +70,7 @@ def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared)
         _rng("train", settings, peer_id),
         correction=settings.experience.correction,
         advantage=settings.training.advantage,
+        group_size=settings.sampling.group_size,
         checkpoint_updates=settings.run.checkpoint_updates,
     )
 
@@ -93,6 +100,7 @@ def _open_work(
         settings.sampling,
         parts,
         shared.tally,
+        shared.effort,
         tasks,
         shared.slots,
         harvest,
@@ -112,26 +120,52 @@ def _open_work(
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,
-        Expected(info.name, info.version, frozenset(info.families), parts.policy),
+        _expected(settings, peer_id, parts, info),
         parts.storage,
         maker.judge,
         partial(check_tokens, parts.codec),
+        parts.codec.encode_answer,
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    _serve(membership, parts, shared, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
+    own = _credentials(membership, parts, shared.members)
+    _serve(own, parts, shared, rng)
+    return Work(maker, evaluator, _exchange(own, membership, parts, shared, verifier, rng))
 
 
-def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
+    sampling = settings.sampling
+    return Expected(
+        info.name,
+        info.version,
+        frozenset(info.families),
+        parts.policy,
+        SizeGate.of(sampling.group_size, sampling.max_new_tokens),
+        own_tasks="" if sampling.common_share else peer_id,
+    )
+
+
+def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
+    return Credentials(
+        membership.identity,
+        membership.swarm,
+        membership.chain,
+        members=members,
+        office=parts.office,
+        wall=parts.clock.wall,
+        use_secret=parts.transport.use_secret,
+    )
+
+
+def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
-        swarm=membership.swarm,
-        chain=membership.chain,
+        credentials=own,
         storage=parts.storage,
+        members=shared.members,
         directory=shared.directory,
-        gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
+        traffic=shared.traffic,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
@@ -139,20 +173,34 @@ def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Ran
 
 
 def _exchange(
+    own: Credentials,
     membership: Membership,
     parts: Parts,
     shared: Shared,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
-    return Exchange(
+    def let_go(peer_id: str) -> None:
+        peer = shared.directory.get(peer_id)
+        if peer is not None:
+            shared.former[peer_id] = peer
+        while len(shared.former) > _MAX_FORMER:
+            del shared.former[next(iter(shared.former))]
+        shared.directory.forget(peer_id)
+        shared.buffer.forget(peer_id)
+
+    return open_exchange(
         transport=parts.transport,
         identity=membership.identity,
-        swarm=membership.swarm,
-        chain=membership.chain,
+        swarm_id=membership.swarm.swarm_id,
+        credentials=own,
+        let_go=let_go,
         storage=parts.storage,
         verifier=verifier,
+        members=shared.members,
         directory=shared.directory,
+        traffic=shared.traffic,
+        effort=shared.effort,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,

@@ -12,6 +12,8 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -36,7 +38,7 @@ from swarm_node.policy.memory.plan import (
     unplanned_ways,
 )
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import Placement, hardware, has_bitsandbytes, place
+from swarm_node.policy.placement import Hardware, Placement, hardware, has_bitsandbytes, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
@@ -45,6 +47,7 @@ from swarm_node.policy.sampling.vllm.engine import (
     choose_engine,
     installed_vllm,
 )
+from swarm_node.policy.weights import KEEP_VERSIONS
 from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
@@ -55,8 +58,6 @@ _NO_HALF = (
     f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
     "sampler with `--sampler torch`"
 )
-#: Versions of the weights in shared memory: the newest two, and one that is being written.
-_SHARED_COPIES = 3
 
 
 class GpuMemory(NamedTuple):
@@ -106,16 +107,35 @@ def this_machine(settings: Settings) -> Machine:
     """The machine this runs on, as `settings` want to use it.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: see `computed_on`.
     """
     found = hardware(settings.run.device)
+    where, gpu = computed_on(
+        settings, found, lambda *cards: gpu_memory(*cards) or torch_memory(*cards)
+    )
+    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
+
+
+def computed_on(
+    settings: Settings, found: Hardware, memory: Callable[[int, int], GpuMemory | None]
+) -> tuple[Placement, GpuMemory | None]:
+    """Where `settings` want the policy to be computed, and the memory of that GPU, which `memory`
+    says of so many GPUs from one on; None on a CPU.
+
+    Raises:
+        ConfigError: there is no such device, or nobody knows its memory.
+    """
     processes = settings.run.trainer_processes
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
-    gpu = None
-    if where.device != "cpu":
-        first = int(where.device.partition(":")[2])
-        gpu = gpu_memory(first, processes) or _torch_memory(first, processes)
-    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
+    if where.device == "cpu":
+        return where, None
+    gpu = memory(int(where.device.partition(":")[2]), processes)
+    if gpu is None:
+        raise ConfigError(
+            f"neither nvidia-smi nor torch says how much memory of {where.device} is free: repair "
+            'the driver, or set run.device to "cpu"'
+        )
+    return where, gpu
 
 
 def card(settings: Settings, vram: int) -> Machine:
@@ -165,7 +185,7 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
     one_base &= settings.run.ranks == 1 and not engine.vllm
     training, sampling = settings.training, settings.sampling
     return Job(
-        rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
+        rows=rows_at_once(settings),
         max_new_tokens=sampling.max_new_tokens,
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
         dtype=machine.where.products,
@@ -177,6 +197,11 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
         processes=settings.run.ranks,
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
     )
+
+
+def rows_at_once(settings: Settings) -> int:
+    """How many answers are wanted at once."""
+    return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
 def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
@@ -260,14 +285,14 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
     next one, and a base that both processes map."""
     width = 2 if found.where.half else 4
-    rank = found.training.lora_rank
+    rank, copies = found.training.lora_rank, KEEP_VERSIONS + 1
     if found.ipc:
         return 0
     if rank and (found.vllm or found.shares_base):
         mapped = found.shares_base and found.where.device == "cpu"
-        versions = _SHARED_COPIES * 4 * adapter_count(shape, rank)
+        versions = copies * 4 * adapter_count(shape, rank)
         return versions + (width * shape.weight_count if mapped else 0)
-    return _SHARED_COPIES * width * shape.weight_count
+    return copies * width * shape.weight_count
 
 
 def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
@@ -280,8 +305,22 @@ def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
     if command is None or not all(names):
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
+    return _answered([command, *query], seconds=20)
+
+
+def torch_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
+    """The same as torch says, in a process that may die, and whose context goes with it."""
+    program = (
+        "from swarm_node.policy.placement import hardware; hardware(); import torch; "
+        f"[print(*(size >> 20 for size in torch.cuda.mem_get_info({first} + n)), sep=', ')"
+        f" for n in range({count})]"
+    )
+    return _answered([sys.executable, "-c", program], seconds=90)
+
+
+def _answered(command: list[str], seconds: float) -> GpuMemory | None:
     try:
-        done = bounded_run([command, *query], seconds=20)
+        done = bounded_run(command, seconds)
         return None if done.returncode else parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -302,7 +341,7 @@ def visible_gpu(index: int) -> str | None:
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
-    """The one with the least free of the cards that nvidia-smi told, each in a line "free, total"
+    """The one with the least free of the cards that a program told, each in a line "free, total"
     in MiB; None where one makes no sense."""
     lines = [re.fullmatch(rb"\s*(\d{1,9}), *(\d{1,9})\s*", line) for line in answer.splitlines()]
     cards = [GpuMemory(int(one[1]) << 20, int(one[2]) << 20) for one in lines if one]
@@ -359,9 +398,3 @@ def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
         reason = "needs processes that share the GPU's memory, as they do not under WSL2"
     if reason:
         raise ConfigError(f'training.base = "nf4" {reason}, or set training.base to "whole"')
-
-
-def _torch_memory(first: int, count: int) -> GpuMemory:
-    import torch
-
-    return min(GpuMemory(*torch.cuda.mem_get_info(first + n)) for n in range(count))

@@ -12,25 +12,29 @@ from pathlib import Path
 import structlog
 from pydantic import SecretStr
 
-from swarm_node.config import Settings
+from swarm_node.config import Settings, default_home
 from swarm_node.errors import TicketError, TicketExpiredError
 from swarm_node.node.defaults import for_model, for_training
-from swarm_node.node.doctor import examine, refuse
+from swarm_node.node.doctor import examine, machine_of, refuse
 from swarm_node.node.facts import Seen, gather
-from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
-from swarm_node.node.fit import check_disk, fit, this_machine
+from swarm_node.node.first_lines import (
+    Line,
+    download_line,
+    finding_line,
+    invite_line,
+    start_lines,
+    tell,
+)
+from swarm_node.node.fit import check_disk, fit
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.policy.memory.free import checkpoint_room
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import hardware
 
 _MAX_TICKET_FILE = 16 * 1024
-TICKET_SECONDS = 7 * 86_400
-MEMBER_SECONDS = 90 * 86_400
 
 
 def join_swarm(settings: Settings) -> None:
@@ -41,7 +45,7 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    from swarm_node.node.derive import resumed, trainer_settings  # imports torch
+    from swarm_node.node.derive import resumed  # imports torch
 
     home, settings = Home(settings.home), with_ticket(settings)
     home.check()
@@ -50,20 +54,18 @@ def join_swarm(settings: Settings) -> None:
     run = settings.run
     facts = gather(home, run.device, wanted, ticket_text(settings), seen, run.trainer_processes)
     refuse(examine(facts, settings, None))
-    machine = this_machine(settings)
-    room = checkpoint_room(home.checkpoints)
+    machine = machine_of(facts, settings)
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:
         wanted = for_model(settings, shape)
         found = fit(wanted, shape, machine)
-        check_disk(wanted, shape, found, room)
+        check_disk(wanted, shape, found, facts.disk)
         findings = examine(facts, wanted, shape)
         refuse(findings)
         wanted = for_training(wanted, shape, found.training)
-        rate = trainer_settings(wanted, found).learning_rate
         tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        tell([*start_lines(wanted, facts, machine, found, shape, rate)])
+        tell([*start_lines(wanted, facts, machine, found, shape)])
 
     def download(wanted: Download) -> None:
         downloads.append(wanted)
@@ -84,9 +86,9 @@ def join_swarm(settings: Settings) -> None:
         from swarm_node.node.build import run_node  # imports torch and the network stack
 
         def on_running(addresses: Sequence[str]) -> None:
-            if founded:
-                _offer_ticket(home, addresses)
             tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
+            if founded:
+                tell([invite_line(membership.swarm.name, home.path, default_home())])
             notify("READY=1")
 
         asyncio.run(run_node(settings, home, membership, model, found, on_running))
@@ -157,23 +159,15 @@ def ticket_text(settings: Settings) -> str | None:
     if not text.startswith("@"):
         return text
     path = Path(text[1:])
-    if str(path) == "-":
-        return sys.stdin.read(_MAX_TICKET_FILE)
     try:
+        if str(path) == "-":
+            return sys.stdin.read(_MAX_TICKET_FILE)
+        if path.exists() and not path.is_file():  # a pipe may never have an end
+            raise TicketError(
+                f"cannot read the ticket file {path}: it is no regular file. Name one, or give the "
+                "ticket on standard input (--ticket-file -)"
+            )
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:
         raise TicketError(f"cannot read the ticket file {path}: {error}") from error
-
-
-def _offer_ticket(home: Home, addresses: Sequence[str]) -> None:
-    """A newly founded swarm has one member: say how the next one joins."""
-    ticket = home.invite(
-        addresses,
-        now=time.time(),
-        valid_seconds=TICKET_SECONDS,
-        member_seconds=MEMBER_SECONDS,
-    )
-    print(f"Founded swarm {home.swarm().name!r}. The next node joins it (within a week) with:")
-    print(f"  swarm-node join --ticket {ticket}")
-    print("Who has this ticket can join: send it as you would send a password.", flush=True)

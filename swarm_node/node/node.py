@@ -26,25 +26,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, Rejected, SwarmNodeError
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
+from swarm_node.node.consequences import watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
+from swarm_node.node.overview import take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
+from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
-from swarm_node.p2p.verify import restored_group
+from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
 _HEAL_SECONDS = 5.0
@@ -53,12 +54,8 @@ _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
-_LIST_PEERS = 3
-_PARALLEL_PULLS = 4
-_KNOWN_PEERS = 32
+_LIST_PEERS, _PARALLEL_PULLS, _KNOWN_PEERS = 3, 4, 32
 _KEEP_OWN_GROUPS = 4096
-_SHOWN_EVALS = 2000
-_SHOWN_PEERS = 200
 _log = structlog.get_logger(__name__)
 
 
@@ -92,8 +89,8 @@ class Node:
         self._settings = settings
         self._membership = membership
         self._parts = parts
+        self._shared = shared
         self._tally = shared.tally
-        self._directory = shared.directory
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
@@ -108,7 +105,7 @@ class Node:
         self._changed = asyncio.Condition()
 
     def stop(self) -> None:
-        """End `run` soon: finish the running update, store a checkpoint, close every part."""
+        """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
 
     async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -119,7 +116,8 @@ class Node:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
-            await self._open()
+            if not await self._opens():
+                return
             self._state = "running"
             self._running_since = self._parts.clock.now()
             if on_running is not None:
@@ -130,7 +128,7 @@ class Node:
             own, _ = group.split(SwarmNodeError)
             if own is None:
                 raise
-            raise _first(own) from group
+            raise first_of(own) from group
         finally:
             await self.close()
 
@@ -162,42 +160,16 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
-        parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
-        now = parts.clock.now()
-        known = self._directory.live(now, float("inf"))
-        known.sort(key=lambda peer: now - peer.last_seen)
-        buffer = asdict(self._buffer.stats()).items()
-        busy = None
-        if self._running_since is not None:
-            seconds = now - self._running_since
-            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, seconds)
-        return Snapshot(
-            schema=SCHEMA,
-            peer_id=self._membership.identity.peer_id,
-            swarm=swarm.name,
-            swarm_id=swarm.swarm_id.hex(),
+        return take_snapshot(
+            self._membership,
+            self._parts,
+            self._shared,
             model=self._settings.model,
             state=self._state,
-            seconds=now - self._started,
-            version=parts.trainer.version,
-            updates=tally.updates,
-            skipped_updates=tally.skipped_updates,
-            trainer_restarts=tally.trainer_restarts,
-            groups=tally.groups,
-            rejected=dict(tally.rejected),
-            faults=dict(tally.faults + Counter(parts.sampler.faults)),
-            evals=tally.evals[-_SHOWN_EVALS:],
-            families=list(info.families) if info else [],
-            own_families=list(self._own_families),
-            peers=[PeerRow.of(peer, now) for peer in known[:_SHOWN_PEERS]],
-            buffer={key: value for key, value in buffer if isinstance(value, int)},
-            update=tally.last_update,
-            addresses=parts.transport.addresses() if self._state == "running" else [],
-            processes=dict(parts.processes()),
-            mixture=tally.mixture,
-            busy=busy,
-            sandbox=info.sandbox.described() if info and info.sandbox else "",
-            engine=parts.engine(),
+            started=self._started,
+            running_since=self._running_since,
+            info=self._info,
+            own_families=self._own_families,
         )
 
     async def _live(self) -> None:
@@ -208,7 +180,8 @@ class Node:
             await self._stop.wait()
             self._state = "stopping"
             await self._notify()
-            await asyncio.wait({loops["train"]}, timeout=_STOP_SECONDS)
+            patience = 0.0 if self._learner.restarting else _STOP_SECONDS
+            await asyncio.wait({loops["train"]}, timeout=patience)
             for task in loops.values():
                 task.cancel()
 
@@ -236,7 +209,8 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._work.exchange.publish(scored, self._parts.trainer.version):
+        publish = self._work.exchange.publisher.publish
+        for group in await publish(scored, self._parts.trainer.version):
             self._admit(group)
         self._tally.groups.published += len(scored)
         await self._notify()
@@ -248,7 +222,8 @@ class Node:
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
             if limit and self._tally.updates >= limit:
                 self._stop.set()
@@ -258,8 +233,9 @@ class Node:
         storage = self._parts.storage
         while True:
             free = self._free_external()
-            wanted = free(None) - self._work.exchange.on_offer(free)
-            self._tally.offered += await self._work.exchange.list_some(_LIST_PEERS, wanted)
+            wanted = free(None) - self._work.exchange.puller.on_offer(free)
+            watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
+            self._tally.offered += await self._work.exchange.puller.list_some(_LIST_PEERS, wanted)
             await self._notify()
             await storage.run(storage.retire, self._buffer.collect_departed())
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)
@@ -274,10 +250,12 @@ class Node:
 
     async def _pull_singly(self) -> None:
         while True:
-            await self._until(lambda: self._work.exchange.on_offer(self._free_external()) > 0)
+            await self._until(
+                lambda: self._work.exchange.puller.on_offer(self._free_external()) > 0
+            )
             version = self._parts.trainer.version
             try:
-                group = await self._work.exchange.pull(self._free_external(), version)
+                group = await self._work.exchange.puller.pull(self._free_external(), version)
             except ChildError as error:
                 await self._environment_failed(error)
                 continue
@@ -299,8 +277,8 @@ class Node:
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if clock.now() >= next_beat:
-                await self._work.exchange.beat(self._parts.trainer.version, heartbeat)
-                for peer in self._directory.live(clock.now(), pause):
+                await self._work.exchange.meeting.beat(self._parts.trainer.version, heartbeat)
+                for peer in self._shared.directory.live(clock.now(), pause):
                     await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
                 next_beat = clock.now() + pause
                 pause = min(heartbeat, pause * 1.5)
@@ -323,12 +301,21 @@ class Node:
                 "progress",
                 version=self._parts.trainer.version,
                 held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self._directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
+                peers=len(self._shared.directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
                 published=tally.groups.published,
                 trained_own=tally.groups.trained_own,
                 trained_external=tally.groups.trained_external,
                 rejected=tally.rejected.total(),
             )
+
+    async def _opens(self) -> bool:
+        """Open all parts; False where `stop` came first."""
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(self._open())
+            stopping = group.create_task(self._stop.wait())
+            opening.add_done_callback(lambda _: stopping.cancel())
+            stopping.add_done_callback(lambda _: opening.cancel())
+        return not opening.cancelled()
 
     async def _open(self) -> None:
         parts = self._parts
@@ -339,11 +326,11 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self._tally.groups.published = await parts.storage.run(parts.storage.head)
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
-        for row in await parts.storage.run(parts.storage.live, 1):
-            self._buffer.admit(restored_group(row), parts.trainer.version)
+        for group in await parts.storage.run(restored_groups, parts.storage):
+            self._buffer.admit(group, parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",
@@ -365,7 +352,7 @@ class Node:
     def _admit(self, group: VerifiedGroup) -> None:
         refused = self._buffer.admit(group, self._parts.trainer.version)
         if isinstance(refused, Rejected):
-            self._work.exchange.reject(refused, group.author)
+            self._work.exchange.asker.reject(refused, group.author)
 
     async def _environment_failed(self, error: SwarmNodeError) -> None:
         """Count and log the fault, then pause so that the environment's process can recover."""
@@ -385,9 +372,3 @@ class Node:
 async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:
     with contextlib.suppress(SwarmNodeError):
         await close()
-
-
-def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
-    """The first leaf of a group: the error that ended the others."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

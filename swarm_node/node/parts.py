@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import MemoryOffice, Office
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -23,7 +26,8 @@ from swarm_node.storage import Storage
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples."""
+    what samples, `banned` whom `Members` refuses here. `office` keeps what the swarm states: a
+    home, or the memory."""
 
     transport: Transport
     sampler: Sampler
@@ -35,6 +39,8 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
+    banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False
+    office: Office = field(default_factory=MemoryOffice)
 
 
 @dataclass
@@ -61,7 +67,8 @@ class Tally:
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
     groups that peers announced as informative. `sampling` is the time per own group
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
-    `updating` the time per update.
+    `updating` the time per update. `trained_by` counts the groups trained on lately by author;
+    older ones count less. `alarms` are sentences for the owner, by kind.
     """
 
     updates: int = 0
@@ -78,14 +85,21 @@ class Tally:
     drawing: Timing = field(default_factory=Timing)
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
+    trained_by: Counter[str] = field(default_factory=Counter)
+    alarms: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Shared:
     """What the loops of one node share: its counters, the peers it knows, the groups it may train
-    on, and the slots of groups under way."""
+    on, the slots of groups under way, who is a member, what peers may take, and former members by
+    peer id."""
 
     tally: Tally
     directory: Directory
+    members: Members
+    traffic: Traffic
+    effort: Effort
     buffer: ReplayBuffer
     slots: Slots
+    former: dict[str, Peer] = field(default_factory=dict)

@@ -18,10 +18,8 @@ NodeStarter = Callable[..., Any]
 
 def _ticket(node: Any, path: Path) -> str:
     node.wait(lambda status: status["state"] == "running")
-    done = node.run("invite")
+    done = node.run("invite", "--name", "others", "--uses", "2", "--out", str(path))
     assert done.returncode == 0, done.stderr
-    path.write_text(done.stdout)
-    path.chmod(0o600)
     return str(path)
 
 
@@ -102,7 +100,8 @@ def test_a_killed_node_resumes_and_trains_nothing_twice(
 
 def _stored(database: Path) -> tuple[int, dict[bytes, int]]:
     with sqlite3.connect(database) as connection:
-        (published,) = connection.execute("SELECT value FROM meta WHERE key = 'head'").fetchone()
+        counted = "SELECT sum(value) FROM meta WHERE key IN ('earlier', 'head')"
+        (published,) = connection.execute(counted).fetchone()
         uses = dict(connection.execute("SELECT id, uses FROM groups"))
     connection.close()
     return published, uses

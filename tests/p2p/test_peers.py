@@ -45,7 +45,7 @@ def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None
     directory = _directory(known=1, greeted=1)
     directory.meet("peer 000", 0.0).offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     drawn = 0
-    while offer := directory.draw_offer(random.Random(1), lambda _: 9, 0.0):
+    while offer := directory.draw_offer(random.Random(1), lambda _: 9, str, 0.0):
         drawn += 1
         directory.give_back(offer)
     assert drawn == TRIES
@@ -57,7 +57,7 @@ def test_nothing_is_drawn_from_a_peer_that_is_left_alone() -> None:
     peer.offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     peer.failed(0.0)
     assert directory.offered(lambda _: 9, 0.5) == 0
-    assert directory.draw_offer(random.Random(1), lambda _: 9, 0.5) is None
+    assert directory.draw_offer(random.Random(1), lambda _: 9, str, 0.5) is None
     assert directory.offered(lambda _: 9, 1.0) == 1
 
 

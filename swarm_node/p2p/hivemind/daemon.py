@@ -37,7 +37,9 @@ LOOKUP_SECONDS = 15.0
 REPLICAS = 20
 
 
-def new_store(key: str, wall: Callable[[], float]) -> tuple[bytes, HeartbeatStore]:
+def new_store(
+    key: str, wall: Callable[[], float], is_member: Callable[[str], bool]
+) -> tuple[bytes, HeartbeatStore]:
     """The 20-byte id that hivemind gives `key`, and an empty store for it."""
     from hivemind.dht.routing import DHTID
     from hivemind.dht.storage import DictionaryDHTValue
@@ -50,7 +52,7 @@ def new_store(key: str, wall: Callable[[], float]) -> tuple[bytes, HeartbeatStor
         return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
 
     key_id = DHTID.generate(source=key)
-    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack)
+    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member)
 
 
 class DhtNode:
@@ -203,6 +205,21 @@ class DhtNode:
                     return reader, writer
         except TimeoutError:
             raise TransportError(f"{peer_id} did not answer in {patience:g} s") from None
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer; it may open new ones."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        peer = PeerID.from_base58(peer_id).to_bytes()
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=peer)
+        )
+        with contextlib.suppress(TimeoutError, TransportError):  # it has gone, or goes on
+            async with asyncio.timeout(RPC_SECONDS):
+                with hivemind_errors("cannot disconnect"):
+                    _, _, writer = await self._command(request)
+                    writer.close()
 
     async def connections(self, patience: float) -> int | None:
         """How many peers p2pd is connected to; None if it died or does not answer in time."""

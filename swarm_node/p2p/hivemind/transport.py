@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import TransportError
+from swarm_node.errors import OversizeError, TransportError
 from swarm_node.p2p.frames import (
     Reply,
     answer,
@@ -28,6 +28,7 @@ from swarm_node.p2p.frames import (
     send_reply,
     send_request,
 )
+from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.hivemind.addresses import (
     is_endpoint,
     is_peer_id,
@@ -46,11 +47,11 @@ from swarm_node.p2p.hivemind.records import (
 )
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.transport import (
-    MAX_HEARTBEAT_BYTES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     Handler,
 )
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 #: From accepting a stream to the ack of its reply.
 STREAM_SECONDS = 60.0
@@ -62,6 +63,12 @@ PROBE_SECONDS = 3.0
 #: Streams of one peer that may wait while others of it run, and streams of all peers together.
 MAX_WAITING_PER_PEER = 64
 MAX_STREAMS = 512
+#: Peers whose links are cut; of more, the one cut longest ago is forgotten.
+_MAX_SEVERED = 4096
+#: What a stream over the limit costs its peer, and streams that end early: more than a few a second
+#: are no accident.
+_JUNK_SECONDS = 60.0
+_EARLY_ENDS = (1.0, 64.0)
 
 log = structlog.get_logger(__name__)
 
@@ -101,9 +108,13 @@ class HivemindTransport:
         self._key = heartbeat_key(swarm_id)
         self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
         self._handlers: dict[str, Handler] = {}
+        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._is_member: Callable[[str], bool] = lambda peer: True
         self._slots = _PeerSlots(max_concurrent_per_peer)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
+        self._severed: OrderedDict[str, float] = OrderedDict()
+        self._early_ends = PeerGates(*_EARLY_ENDS)
         self._published_until = 0.0
         self._node: DhtNode | None = None
         self._started = False
@@ -140,6 +151,16 @@ class HivemindTransport:
         if self._started:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
+
+    def screen(
+        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+    ) -> None:
+        if self._started:
+            raise RuntimeError("screen() comes before start()")
+        self._vouches, self._is_member = vouches, is_member
+
+    def use_secret(self, secret: bytes) -> None:
+        self._authorizer.use(secret)
 
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         node = self._running()
@@ -197,7 +218,7 @@ class HivemindTransport:
         """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
         heartbeat must never expire before the one it replaces. `ttl` is at most an hour."""
         node = self._running()
-        check_size("heartbeat", len(heartbeat), MAX_HEARTBEAT_BYTES)
+        check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
         if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half allows for wrong clocks
             raise ValueError("a heartbeat lives between 0 and 3600 seconds")
         expires = max(self._clock.wall() + ttl, self._published_until + 0.001)
@@ -208,6 +229,12 @@ class HivemindTransport:
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
+    def sever(self, peer: str, seconds: float) -> None:
+        self._severed[peer] = self._clock.now() + seconds
+        self._severed.move_to_end(peer)
+        if len(self._severed) > _MAX_SEVERED:
+            self._severed.popitem(last=False)
+
     def _running(self) -> DhtNode:
         if not self._started:
             raise TransportError("the transport is not running: start it first")
@@ -217,8 +244,9 @@ class HivemindTransport:
 
     async def _start_node(self, listen: Sequence[str]) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats
-            key_id, store = new_store(self._key, self._clock.wall)
-            self._records = HeartbeatRecords(self._identity, key_id, self._clock.wall), store
+            wall = self._clock.wall
+            key_id, store = new_store(self._key, wall, self._is_member)
+            self._records = HeartbeatRecords(self._identity, key_id, wall, self._vouches), store
         records, store = self._records
         require_free_ports(listen)
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -261,8 +289,11 @@ class HivemindTransport:
     async def _serve_stream(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if len(self._streams) >= 2 * MAX_STREAMS:  # too many even to refuse each
+        severed = self._severed.get(peer, 0.0) > self._clock.now()
+        if severed or len(self._streams) >= 2 * MAX_STREAMS:  # too many even to refuse each
             writer.transport.abort()
+            if severed and self._node is not None:
+                await self._node.disconnect(peer)
             return
         task = asyncio.current_task()
         assert task is not None
@@ -273,6 +304,9 @@ class HivemindTransport:
             finished = True
         except (TransportError, TimeoutError) as error:
             log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
+            junk = isinstance(error, OversizeError)
+            if junk or not self._early_ends.take(peer, self._clock.now()):
+                self.sever(peer, _JUNK_SECONDS)
         finally:
             del self._streams[task]
             if finished:

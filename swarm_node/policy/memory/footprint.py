@@ -1,6 +1,6 @@
 """How many bytes of memory each part of a node takes: formulas, no torch.
 
-The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and torch_sampler.py;
+The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and generating.py;
 benchmarks/plan.py compares them with measured use. Names: h hidden size, i intermediate size, q and
 k widths of all query and of all key heads, L layers, V vocabulary, r rank, T tokens of a
 micro-batch.
@@ -126,10 +126,8 @@ def footprint(
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
     do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters. An
     engine is spread over so many `cards`: weights, keys and values."""
-    count, width = model.weight_count, _size(training.dtype)
-    trained = adapter_count(model, training.lora_rank) if training.lora_rank else count
-    context = context_tokens(model, max_new_tokens)
-    moments = _MOMENTS_8BIT if training.eight_bit else _MOMENTS
+    width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
+    trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
     sampled = width * trained if training.lora_rank and one_base else -(-base // cards)
     # A matrix of four bits is dequantized for its product.
@@ -140,7 +138,7 @@ def footprint(
     return Footprint(
         sampler_weights=sampled,
         trainer_weights=4 * held + (base if training.lora_rank else 0),
-        optimizer=(_GRADIENT + moments) * held,
+        optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * held,
         kv=-(-kv_bytes(model, rows, max_new_tokens, width) // cards),
         activations=activation_bytes(model, training, longest_row=context) + again,
         workspace=_workspace(model, rows, context, width) + again,
@@ -159,8 +157,7 @@ def engine_cards(model: Qwen2Config, cards: int) -> int:
 def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = False) -> int:
     """Bytes of one checkpoint, and of its copy in memory: the trained weights in float32, with
     their moments."""
-    trained = adapter_count(model, lora_rank) if lora_rank else model.weight_count
-    return (4 + (_MOMENTS_8BIT if eight_bit else _MOMENTS)) * trained
+    return (4 + _moment_bytes(eight_bit)) * _trained_count(model, lora_rank)
 
 
 def graph_sizes(rows: int) -> list[int]:
@@ -320,6 +317,14 @@ def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
     step = rows * model.vocab_size * (width + 4 + 4 + 8)
     keys = rows * context * model.num_hidden_layers * model.key_value_size * width
     return prefill + step + keys
+
+
+def _trained_count(model: Qwen2Config, lora_rank: int) -> int:
+    return adapter_count(model, lora_rank) or model.weight_count
+
+
+def _moment_bytes(eight_bit: bool) -> int:
+    return _MOMENTS_8BIT if eight_bit else _MOMENTS
 
 
 def _size(precision: Precision) -> int:

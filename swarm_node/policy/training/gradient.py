@@ -28,6 +28,7 @@ from swarm_node.policy.training.losses import (
     check_claims,
 )
 from swarm_node.policy.training.packing import padded_tokens
+from swarm_node.policy.training.plausible import likely_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class Accumulated:
     #: Of the policy at these tokens, in nats.
     entropy: float = 0.0
     sums: LossSums = field(default_factory=LossSums)
+    #: How many rows of each group were left out as unlikely.
+    unlikely: list[int] = field(default_factory=list)
 
 
 class GradientPass:
@@ -77,9 +80,12 @@ class GradientPass:
         self._reference = reference
         self._ranks = ranks
 
-    def accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
+    def accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
         """Accumulate the gradient of `rows` (at least one) for an update of policy `version`. With
-        several processes, each computes the gradient of its share, and all get the sum.
+        several processes, each computes the gradient of its share, and all get the sum. `floors`
+        are those of `likely_tokens`.
 
         When memory runs out, a single process discards the gradient and starts again with
         micro-batches of half the tokens. The result is the same up to the order of summation. One
@@ -90,7 +96,7 @@ class GradientPass:
             ModelError: a single row does not fit in memory.
         """
         while True:
-            done = self._attempt(rows, size, version)
+            done = self._attempt(rows, size, version, floors)
             if done is not None:
                 return done
             # Not in an exception handler: there the traceback would keep the tensors alive.
@@ -99,12 +105,12 @@ class GradientPass:
             self._halve(rows)
 
     def _attempt(
-        self, rows: Sequence[TrainRow], size: BatchSize, version: int
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated | None:
         """None when memory ran out."""
         self._clear()
         try:
-            return self._accumulate(rows, size, version)
+            return self._accumulate(rows, size, version, floors)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -113,8 +119,10 @@ class GradientPass:
                 raise
             return None
 
-    def _accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
-        done = Accumulated()
+    def _accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
+        done = Accumulated(unlikely=[0] * (1 + max(row.group for row in rows)))
         references: dict[int, RowReference] | None = None
         mine = self._rounds(rows)
         if self._reference is not None:
@@ -129,7 +137,11 @@ class GradientPass:
                 continue
             known = [references[index] for index in indices] if references else None
             tokens = token_vectors(part, logp, version, known)
-            tokens, implausible = check_claims(tokens, claimed_tokens(part))
+            likely, left_out = likely_tokens(logp.detach().numpy(), part, floors)
+            for group in left_out:
+                done.unlikely[group] += 1
+            claimed = claimed_tokens(part)[likely]
+            tokens, implausible = check_claims(tokens.select(likely), claimed)
             done.implausible += implausible
             done.tokens += len(logp)
             done.entropy += entropy
@@ -143,8 +155,11 @@ class GradientPass:
     def _added(self, done: Accumulated) -> Accumulated:
         """The sums over all processes."""
         counts = [done.loss, done.implausible, done.tokens, done.entropy]
-        loss, implausible, tokens, entropy, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
-        return Accumulated(loss, round(implausible), round(tokens), entropy, LossSums(*sums))
+        parts = astuple(done.sums)
+        added = self._ranks.sums([*counts, *parts, *done.unlikely])
+        loss, implausible, tokens, entropy, *rest = added
+        sums, unlikely = LossSums(*rest[: len(parts)]), [round(n) for n in rest[len(parts) :]]
+        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely)
 
     def _most_logits(self, tokens: int) -> int:
         way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ from swarm_node.policy.training.logprobs import ReferencePolicy
 from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
 from swarm_node.policy.training.moments import are_usable
 from swarm_node.policy.training.optimizer import make_optimizer
+from swarm_node.policy.training.plausible import OwnAnswers
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.weights.base import make_base
+from swarm_node.rollout import Provenance
 
 #: This many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
@@ -46,8 +48,9 @@ class UpdateStats:
 
     `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
-    fit the model: they are too long, or have token ids outside its vocabulary. `implausible` have
-    stated log-probs that were not believed.
+    fit the model or its memory: they are too long, or have token ids outside its vocabulary.
+    `implausible` have stated log-probs that were not believed. `too_long` and `unlikely` are the
+    numbers of peers' groups of which rows were refused, or left out by `likely_tokens`.
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
     over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
@@ -66,6 +69,8 @@ class UpdateStats:
     informative: int
     refused: int
     implausible: int
+    too_long: tuple[int, ...]
+    unlikely: tuple[int, ...]
     clipped_share: float
     mean_ratio: float
     kl: float
@@ -121,20 +126,11 @@ class TrainerCore:
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
+        self._own_answers = OwnAnswers()
         #: Called before each step, which changes the weights and the moments.
         self.before_step: Callable[[], None] = lambda: None
         self._base = policy_digests(model_dir)[0] if digest is None else digest
-        self._gradient = GradientPass(
-            self.model,
-            self._trained.values(),
-            LOSSES[settings.loss],
-            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
-            temperature=settings.temperature,
-            token_budget=settings.micro_batch_tokens,
-            way=Training(settings.lora_rank, dtype=self.placement.products, processes=ranks.count),
-            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
-            ranks=ranks,
-        )
+        self._gradient = self._gradient_pass(model_dir)
         #: This process's parts of the trained parameters, by the parameters' names.
         self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
         self._optimizer = make_optimizer(
@@ -153,6 +149,7 @@ class TrainerCore:
         """
         started = self._clock.now()
         rows = [row for row in batch.rows if self._fits(row)]
+        self._own_answers.note(rows)
         informative = [row for row in rows if row.informative]
         tokens = sum(row.completion_ids.size for row in rows)
         done, grad_norm = Accumulated(), 0.0
@@ -160,7 +157,8 @@ class TrainerCore:
         skipped: str | None = "no informative row"
         if informative:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
-            done = self._gradient.accumulate(informative, size, self.version)
+            floors = self._own_answers.floors()
+            done = self._gradient.accumulate(informative, size, self.version, floors)
             grad_norm = self._clip_gradient()
             skipped = self._non_finite_fault(done.loss, grad_norm)
         if skipped is None:
@@ -174,6 +172,8 @@ class TrainerCore:
             informative=len(informative),
             refused=len(batch.rows) - len(rows),
             implausible=done.implausible,
+            too_long=_peers_groups(row for row in batch.rows if not self._fits(row)),
+            unlikely=tuple(group for group, count in enumerate(done.unlikely) if count),
             clipped_share=done.sums.mean("clipped", 0.0),
             mean_ratio=done.sums.mean("ratio", 1.0),
             kl=done.sums.mean("kl", 0.0),
@@ -220,6 +220,7 @@ class TrainerCore:
             settings=self.settings.plain(),
             model=self._base,
             extra=extra,
+            own_answers=self._own_answers.stored(),
         )
 
     def restore(self, state: TrainingState) -> None:
@@ -266,8 +267,30 @@ class TrainerCore:
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
                 for kind, value in self._optimizer.layout(stored).items()
             }
+        try:
+            self._own_answers = OwnAnswers(state.own_answers)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{error}: move its directory away to use an older one"
+            ) from error
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _gradient_pass(self, model_dir: Path) -> GradientPass:
+        settings = self.settings
+        return GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            way=Training(
+                settings.lora_rank, dtype=self.placement.products, processes=self._ranks.count
+            ),
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=self._ranks,
+        )
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
@@ -303,10 +326,15 @@ class TrainerCore:
 
     def _fits(self, row: TrainRow) -> bool:
         """Whether the model can take `row`. A peer's row that it cannot is left out, so that the
-        update does not fail."""
+        update does not fail. One that is longer than own ones must also fit a micro-batch, so that
+        it does not use up the memory."""
         config = self.model.config
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
-        return largest < config.vocab_size and len(row) <= config.max_position_embeddings
+        as_own = row.completion_ids.size <= self.settings.longest_answer
+        most = config.max_position_embeddings
+        if row.provenance is not Provenance.OWN and not as_own:
+            most = min(most, self._gradient.token_budget)
+        return largest < config.vocab_size and len(row) <= most
 
     def _clip_gradient(self) -> float:
         longest = self.settings.max_grad_norm
@@ -336,3 +364,8 @@ class TrainerCore:
             part.grad = None
         self._updates += 1
         self.version += 1
+
+
+def _peers_groups(rows: Iterable[TrainRow]) -> tuple[int, ...]:
+    """The numbers of the groups of peers' rows."""
+    return tuple(sorted({row.group for row in rows if row.provenance is not Provenance.OWN}))

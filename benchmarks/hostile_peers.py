@@ -1,0 +1,265 @@
+"""What hostile members take from a node's learning: ratios of interleaved phases.
+
+    python benchmarks/hostile_peers.py [--seconds 24] [--repetitions 1] [--attacks costly,long,…]
+
+A real node runs on the first core. An honest member that publishes slowly and the attacker share
+the second. Each attack begins with new keys:
+
+costly  groups of 64 kB texts of shapes that cost parsers much (tests/hostile_member.py)
+long    answers of 30,000 tokens
+junk    malformed, badly signed and repeated requests, as fast as the sender can (tests/flooder.py)
+leech   lists and pulls everything, again and again
+
+`costly` and `long` are compared with the time before and after, `junk` and `leech` with slices of
+three seconds during which the sender is stopped. `rate` is the ratio of batches per second, and
+`work` that of batches per second of processor time of the node and its children, which the load of
+the machine changes less. `dropped` is when the attacker was left alone for longer than ten seconds,
+after its first refusal. In the end the trainer is stopped, so that the node soon waits, and `idle
+node` is what junk and leech then cost its process and its network daemon.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from node_process import Memory, NodeProcess, cpu_seconds
+
+from swarm_node.node.snapshot import PeerRow, Snapshot
+
+ROOT = Path(__file__).resolve().parents[1]
+QUIET = ["run.eval_seconds=3600"]
+ATTACKS = ("costly", "long", "junk", "leech")
+SENDERS = ("junk", "leech")
+SLICE_SECONDS = 3.0
+
+
+@dataclass
+class Spent:
+    """Batches, and seconds: of the clock, of the node's whole tree, of node and network daemon."""
+
+    batches: int = 0
+    clock: float = 0.0
+    tree: float = 0.0
+    network: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        mine, others = vars(self), vars(other)
+        return Spent(**{name: mine[name] + others[name] for name in mine})
+
+    def __sub__(self, other: Spent) -> Spent:
+        mine, others = vars(self), vars(other)
+        return Spent(**{name: mine[name] - others[name] for name in mine})
+
+
+class Watch:
+    """Watches the node, and when it drops the attacker."""
+
+    def __init__(self, founder: NodeProcess, attacker: str = "") -> None:
+        self._founder = founder
+        self.attacker = attacker
+        self._first: float | None = None
+        self.dropped: float | None = None
+        self.status = founder.status()
+
+    def spend(self, seconds: float) -> Spent:
+        """What this time brings and costs."""
+        before, until = self._now(), time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.5, left))
+            self._look()
+        return self._now() - before
+
+    def _look(self) -> None:
+        self.status = self._founder.status()
+        row, now = peer(self.status, self.attacker), time.monotonic()
+        if row is not None and row.rejected and self._first is None:
+            self._first = now
+        if self._first and self.dropped is None and getattr(row, "left_seconds", 0.0) > 10.0:
+            self.dropped = now - self._first
+
+    def _now(self) -> Spent:
+        self._look()
+        status, pid = self.status, self._founder.process.pid
+        pids = pid, status.processes["network"]
+        return Spent(
+            # Those without an advantage count too.
+            status.updates + status.skipped_updates,
+            time.monotonic(),
+            cpu_seconds(pid),
+            sum(sum(psutil.Process(each).cpu_times()[:2]) for each in pids),
+        )
+
+
+def peer(status: Snapshot, peer_id: str) -> PeerRow | None:
+    return next((row for row in status.peers if row.peer_id == peer_id), None)
+
+
+class Attacker:
+    """A process that attacks: a modified node, or the flooder."""
+
+    def __init__(self, kind: str, place: Path, ticket: Path, address: str) -> None:
+        place.mkdir()
+        self._log = place / "log"
+        self._node: NodeProcess | None = None
+        if kind not in SENDERS:
+            member = str(ROOT / "tests" / "hostile_member.py")
+            self._node = NodeProcess(place, QUIET, (member, kind), ticket)
+            self.peer_id = self._node.start().peer_id
+            return
+        program = [sys.executable, str(ROOT / "tests" / "flooder.py"), kind]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*program, str(place / "home"), str(ticket), address], stdout=log
+            )
+        while not self.said() and self._process.poll() is None:
+            time.sleep(0.1)
+        self.peer_id = str(self.said()["peer"])
+        self._pids = self._process.pid, int(str(self.said()["pid"]))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to a sender and to its network daemon."""
+        for pid in self._pids:
+            os.kill(pid, number)
+
+    def end(self) -> None:
+        if self._node is not None:
+            self._node.stop()
+        else:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
+
+    def said(self) -> dict[str, object]:
+        """What the flooder says of itself."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return json.loads(lines[-1]) if lines else {}
+
+
+def around(founder: NodeProcess, start: list[object], seconds: float) -> tuple[Spent, Spent, Watch]:
+    """Without and with a modified node: before, during, after."""
+    before = Watch(founder).spend(seconds / 2)
+    attacker = Attacker(*start)
+    watch = Watch(founder, attacker.peer_id)
+    during = watch.spend(seconds)
+    attacker.end()
+    return before + Watch(founder).spend(seconds / 2), during, watch
+
+
+def sliced(
+    founder: NodeProcess, start: list[object], seconds: float
+) -> tuple[Spent, Spent, Watch, Attacker]:
+    """Without and with a sender, in turns."""
+    attacker = Attacker(*start)
+    watch = Watch(founder, attacker.peer_id)
+    without, during = Spent(), Spent()
+    for _ in range(max(1, int(seconds / SLICE_SECONDS))):
+        during += watch.spend(SLICE_SECONDS)
+        attacker.signal(signal.SIGSTOP)
+        without += watch.spend(SLICE_SECONDS)
+        attacker.signal(signal.SIGCONT)
+    attacker.end()
+    return without, during, watch, attacker
+
+
+def attack(
+    kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path
+) -> tuple[float, float]:
+    """One attack and a line about it; the ratios of both rates."""
+    start = [kind, place, ticket, founder.status().addresses[0]]
+    memory, said = Memory.of(founder.process.pid).rss, {}
+    if kind in SENDERS:
+        without, during, watch, sender = sliced(founder, start, seconds)
+        said = sender.said()
+    else:
+        without, during, watch = around(founder, start, seconds)
+    rates = [spent.batches / spent.clock for spent in (without, during)]
+    work = [spent.batches / spent.tree for spent in (without, during)]
+    row = peer(watch.status, watch.attacker)
+    dropped = "no" if watch.dropped is None else f"{watch.dropped:.1f} s"
+    print(
+        f"{kind:6}  rate {rates[1] / rates[0]:.2f} ({rates[0]:.1f} -> {rates[1]:.1f}/s)"
+        f"  work {work[1] / work[0]:.2f} ({work[0]:.1f} -> {work[1]:.1f})"
+        f"  memory {Memory.of(founder.process.pid).rss - memory:+.0f} MiB  dropped {dropped}"
+        f"  refused {getattr(row, 'refused', row and row.rejected)}"
+        f"  sent {said}  load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    return rates[1] / rates[0], work[1] / work[0]
+
+
+def idle(kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path) -> None:
+    """What the requests of a sender cost a node that does nothing else."""
+    status = founder.status()
+    trainer = psutil.Process(status.processes["trainer"])
+    trainer.suspend()
+    try:
+        time.sleep(10)
+        memory = Memory.of(founder.process.pid).rss
+        without, during, _, sender = sliced(
+            founder, [kind, place, ticket, status.addresses[0]], seconds
+        )
+        more = Memory.of(founder.process.pid).rss - memory
+    finally:
+        trainer.resume()
+    cores = [spent.network / spent.clock for spent in (without, during)]
+    print(
+        f"idle node, {kind}: {cores[0]:.3f} -> {cores[1]:.3f} cores  memory {more:+.0f} MiB"
+        f"  sent {sender.said()}  load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=24.0)
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--attacks", default=",".join(ATTACKS))
+    wanted = parser.parse_args()
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in wanted.attacks.split(",")}
+    with tempfile.TemporaryDirectory() as directory:
+        place, ticket = Path(directory), Path(directory, "ticket")
+        (place / "honest").mkdir()
+        founder = NodeProcess(place, QUIET)
+        member = str(ROOT / "tests" / "hostile_member.py")
+        honest = NodeProcess(place / "honest", QUIET, (member, "honest"), ticket)
+        try:
+            os.sched_setaffinity(0, {0})
+            addresses, day = founder.start().addresses, 86400.0
+            ticket.write_text(
+                founder.home.invite(
+                    addresses, now=time.time(), valid_seconds=day, member_seconds=day
+                )
+            )
+            os.sched_setaffinity(0, {1})
+            peer_id = honest.start().peer_id
+            time.sleep(5)
+            for number in range(wanted.repetitions):
+                for kind, ratios in found.items():
+                    home = place / f"{kind} {number}"
+                    ratios.append(attack(kind, home, wanted.seconds, founder, ticket))
+            for kind in found.keys() & set(SENDERS):
+                idle(kind, place / f"idle {kind}", wanted.seconds, founder, ticket)
+            status = founder.status()
+        finally:
+            honest.stop()
+            founder.stop()
+    for kind, ratios in found.items():
+        rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
+        print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
+    row = peer(status, peer_id)
+    print(f"refused of the honest member: {getattr(row, 'refused', row and row.rejected)}")
+    print(f"all refusals {status.rejected}\nalarms {getattr(status, 'alarms', None)}")
+
+
+if __name__ == "__main__":
+    main()

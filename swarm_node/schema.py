@@ -1,0 +1,84 @@
+"""The tables of the database, and what its errors mean."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+#: Statements that migrate schema version i to i + 1. A released one is never edited.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+        """CREATE TABLE groups (
+            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+            id BLOB NOT NULL UNIQUE,
+            author TEXT NOT NULL,
+            epoch INTEGER NOT NULL,
+            seq INTEGER NOT NULL,
+            provenance TEXT NOT NULL,
+            prompt TEXT NOT NULL,
+            rewards BLOB NOT NULL,
+            arrived INTEGER NOT NULL,
+            uses INTEGER NOT NULL DEFAULT 0,
+            retired INTEGER NOT NULL DEFAULT 0,
+            size INTEGER NOT NULL,
+            blob BLOB NOT NULL
+        )""",
+        "CREATE INDEX live ON groups (arrival) WHERE NOT retired",
+        "CREATE TABLE log (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, announcement BLOB NOT NULL)",
+        """CREATE TABLE windows (
+            author TEXT PRIMARY KEY,
+            epoch INTEGER NOT NULL,
+            high INTEGER NOT NULL,
+            bitmap BLOB NOT NULL
+        ) WITHOUT ROWID""",
+        """CREATE TABLE peers (
+            peer_id TEXT PRIMARY KEY,
+            addresses TEXT NOT NULL,
+            last_seen REAL NOT NULL
+        ) WITHOUT ROWID""",
+    ),
+    (
+        "ALTER TABLE windows ADD COLUMN marked INTEGER NOT NULL DEFAULT 0",
+        "CREATE INDEX newest_windows ON windows (marked)",
+    ),
+    (
+        """CREATE TABLE contents (
+            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+            digest BLOB NOT NULL UNIQUE,
+            author TEXT NOT NULL
+        )""",
+    ),
+)
+
+#: Statements that bound the database by the named limits, in this order.
+PRUNE = (
+    *(
+        f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
+        f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET :{limit})"
+        for kind, limit in (("provenance = 'own'", "own"), ("provenance <> 'own'", "received"))
+    ),
+    "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
+    "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > :bytes)",
+    "DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)",
+    "DELETE FROM windows WHERE marked <= "
+    "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET :authors)",
+    "DELETE FROM contents WHERE arrival <= (SELECT max(arrival) FROM contents) - :digests",
+)
+
+
+def explain(path: Path, error: sqlite3.Error | OSError) -> str:
+    """One line for the person who runs the node."""
+    # The low byte is the primary result code; the rest says where it happened.
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"no space left for {path}: free some, nothing stored so far is lost"
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return (
+                f"{path} is damaged ({error}): move it away and start again; key, membership and "
+                "checkpoints are in other files"
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"{path} is in use by another process: stop that one first"
+        case _:
+            return f"cannot use the database {path} ({error}): check the disk and its permissions"
