@@ -35,6 +35,8 @@ ROOMS: dict[str, list[list[str]]] = {
     "p2p/gates.py": [["tests/p2p/test_gates_property.py"], _P2P, _EXCHANGE],
     "p2p/hivemind/records.py": [["tests/p2p/hivemind/test_records.py"], _P2P],
     "p2p/members.py": [["tests/p2p/test_members.py"], _P2P, _EXCHANGE],
+    "p2p/statements.py": [["tests/p2p/test_vectors.py", "tests/p2p/test_statements.py"], _P2P],
+    "p2p/credentials.py": [["tests/p2p/test_credentials.py"], _P2P],
     "p2p/membership.py": [["tests/p2p/test_membership.py", "tests/p2p/test_vectors.py"], _P2P],
     "p2p/frames.py": [["tests/p2p/test_frames.py"], _P2P],
     "p2p/serving.py": [_EXCHANGE, _P2P],

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from swarm_node.errors import TransportError
+from swarm_node.p2p.hivemind import records as hivemind_records
 from swarm_node.p2p.hivemind.process import private_file, private_key
 from swarm_node.p2p.hivemind.records import SwarmAuthorizer
 from swarm_node.p2p.hivemind.transport import HivemindTransport
@@ -386,7 +387,7 @@ def test_requests_are_authorized_once_while_fresh_and_untouched() -> None:
         for shift in (61.0, -61.0, float("nan")):
             other_time = await request()
             other_time.auth.time += shift
-            other_time.auth.signature = member._mac(other_time)
+            other_time.auth.signature = hivemind_records._mac(other_time, member._key)
             assert not await guard.validate_request(other_time)
 
         asked = await request()
@@ -401,6 +402,34 @@ def test_requests_are_authorized_once_while_fresh_and_untouched() -> None:
         now[0] += 3600
         assert await guard.validate_request(await request())
         assert len(guard._nonces) == 1
+
+    asyncio.run(main())
+
+
+def test_a_new_secret_leaves_time_to_hear_of_it() -> None:
+    from hivemind.proto import dht_pb2
+
+    async def main() -> None:
+        now = [1000.0]
+        late = SwarmAuthorizer(SECRET, SWARM, lambda: now[0])
+        early = SwarmAuthorizer(SECRET, SWARM, lambda: now[0])
+        early.use(bytes(32))
+
+        async def answered(asking: SwarmAuthorizer, asked: SwarmAuthorizer) -> bool:
+            request, response = dht_pb2.FindRequest(keys=[b"key"]), dht_pb2.FindResponse()
+            await asking.sign_request(request, None)
+            if not await asked.validate_request(request):
+                return False
+            await asked.sign_response(response, request)
+            return await asking.validate_response(response, request)
+
+        assert await answered(late, early)
+        assert not await answered(early, late)
+        now[0] += hivemind_records.OVERLAP_SECONDS
+        assert not await answered(late, early)
+        late.use(bytes(32))
+        assert await answered(late, early)
+        assert await answered(early, late)
 
     asyncio.run(main())
 

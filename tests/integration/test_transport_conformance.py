@@ -15,11 +15,11 @@ from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.transport import (
-    MAX_HEARTBEAT_BYTES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     Transport,
 )
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 ECHO = "/swarm-node/echo/1"
 SIZED = "/swarm-node/sized/1"
@@ -228,8 +228,8 @@ def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
     async def main() -> None:
         async with swarm(make, 1) as (lonely,):
             with pytest.raises(TransportError, match="over the limit"):
-                await lonely.publish_heartbeat(bytes(MAX_HEARTBEAT_BYTES + 1), ttl=60)
-            await lonely.publish_heartbeat(bytes(MAX_HEARTBEAT_BYTES), ttl=60)
+                await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES + 1), ttl=60)
+            await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES), ttl=60)
             assert await lonely.heartbeats() == {}
 
     asyncio.run(main())
