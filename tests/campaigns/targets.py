@@ -28,6 +28,7 @@ from swarm_node.p2p import frames, membership, statements, ticket, wire
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import SwarmInfo
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
@@ -89,7 +90,19 @@ MEMBER_CERTIFICATE = membership.issue_member(
     ISSUER, SWARM, NODE.public_key, name="issuer", not_before=NOW, not_after=NOW + 3600
 )
 CHAIN = (ISSUER_CERTIFICATE, MEMBER_CERTIFICATE)
-HEARTBEAT = bytes(range(200))
+HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0, False))
+
+
+def presence(head: bytes = HEAD) -> bytes:
+    """What the DHT carries of NODE."""
+    return wire.pack(wire.Presence(seal(NODE, SWARM.swarm_id, Kind.HEAD, head), *CHAIN))
+
+
+def members() -> Members:
+    """A reader that has met nobody."""
+    return Members(SWARM, lambda: float(NOW))
+
+
 #: What each kind of envelope carries. `_Group` has checks that its type cannot express.
 CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.ROLLOUT: wire._Group,
@@ -158,6 +171,8 @@ def targets() -> list[Target]:
         _altered_ticket(),
         _dht(),
         _forged_dht(),
+        _presence(),
+        _forged_presence(),
         _request(),
         _reply(),
         _pipe(),
@@ -316,8 +331,8 @@ class _Record:
 
 
 def _dht() -> Target:
-    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW))
-    record = _Record(b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(HEARTBEAT), NOW + 60.0)
+    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
+    record = _Record(b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(presence()), NOW + 60.0)
     record.value = records.sign_value(record)
     fields = [record.key, record.subkey, record.value, record.expiration_time]
 
@@ -341,7 +356,7 @@ def _dht() -> Target:
 
 def _forged_dht() -> Target:
     """A member publishes any value under its own name."""
-    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW))
+    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
     subkey = msgpack.packb(NODE.peer_id)
 
     def run(value: bytes) -> bool:
@@ -349,7 +364,25 @@ def _forged_dht() -> Target:
         record.value = records.sign_value(record)
         return records.validate(record)
 
-    return Target("re-signed DHT record", [msgpack.packb(HEARTBEAT)], run, structured=True)
+    return Target("re-signed DHT record", [msgpack.packb(presence())], run, structured=True)
+
+
+def _presence() -> Target:
+    def run(data: bytes) -> bool:
+        return not isinstance(members().hear(data), Rejected)
+
+    return Target("presence", [presence()], run, structured=True)
+
+
+def _forged_presence() -> Target:
+    """A member says anything in its heartbeat."""
+
+    def run(head: bytes) -> bool:
+        sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head)
+        whole = msgpack.packb([sealed, *CHAIN])
+        return not isinstance(members().hear(whole), Rejected)
+
+    return Target("re-signed presence", [HEAD], run, structured=True)
 
 
 class _Sink:
