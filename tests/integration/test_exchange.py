@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -292,6 +293,44 @@ def test_a_tampered_envelope_is_refused(in_swarm, change, reason: str) -> None:
     in_swarm(body)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"id": content_id(b"something else")}, "hash"), ({"size": 4000}, "size")],
+)
+def test_what_is_sent_must_be_what_was_announced(in_swarm, change, reason: str) -> None:
+    """A well signed group with the announced number, and another hash or size than announced."""
+
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        ref = mallory.task()
+        group = make_group(ref, [await _right_answer(mallory, ref), "wrong"], [1.0, 0.0])
+        place = {"epoch": mallory.storage.epoch, "seq": 1}
+        packed = wire.pack_group(group, created_ms=0, **place)
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+        await _announce_raw(mallory, group, sealed, **place, **change)
+        assert await bob.fetch() == []
+        assert bob.rejected[reason] == 1
+        assert bob.storage.live(1) == []
+
+    in_swarm(body)
+
+
+def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        judge = bob.verifier._judge
+
+        async def dies(*arguments: Any) -> Any:
+            return replace(await judge(*arguments), lost="crashed")
+
+        bob.verifier._judge = dies
+        await mallory.publish(0)
+        assert await bob.fetch() == []
+        assert bob.rejected["judging"] == 1
+        assert bob.storage.live(1) == []
+
+    in_swarm(body)
+
+
 async def _serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int) -> None:
     """Publish a group whose stored bytes were changed after they were sealed."""
     ref = side.task()
@@ -306,9 +345,9 @@ async def _serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int
 
 
 async def _announce_raw(
-    side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int
+    side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int, **changes: Any
 ) -> None:
-    announcement = wire.Announcement(
+    fields: dict[str, Any] = dict(
         v=1,
         epoch=epoch,
         seq=seq,
@@ -323,6 +362,7 @@ async def _announce_raw(
         completions=len(group.completions),
         mixed=True,
     )
+    announcement = wire.Announcement(**{**fields, **changes})
     record = seal(
         side.membership.identity,
         side.membership.swarm.swarm_id,
