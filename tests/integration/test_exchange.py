@@ -315,6 +315,52 @@ def test_what_is_sent_must_be_what_was_announced(in_swarm, change, reason: str) 
     in_swarm(body)
 
 
+def test_two_groups_of_one_number_that_arrive_at_once_are_one(in_swarm) -> None:
+    """An author that signs a number twice must not end the node that pulls both together."""
+
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        place = {"epoch": mallory.storage.epoch, "seq": 1}
+        sealed = {}
+        for index in range(4):
+            ref = mallory.task(index)
+            group = make_group(ref, [await _right_answer(mallory, ref), "wrong"], [1.0, 0.0])
+            packed = wire.pack_group(group, created_ms=0, **place)
+            envelope = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+            sealed[content_id(envelope)] = envelope
+            await _announce_raw(mallory, group, envelope, **place)
+            await bob.exchange.meeting.beat(0, 20.0)
+            await bob.exchange.puller.list_some(8, 64)
+            peer = bob.directory.get(mallory.peer_id)
+            assert peer is not None
+            peer.cursor = (0, 0)
+
+        async def pulled(_: str, request: bytes) -> bytes:
+            asked = wire.unpack(wire.PullRequest, request, max_bytes=100)
+            assert isinstance(asked, wire.PullRequest)
+            return sealed[asked.id]
+
+        mallory.transport._handlers[PULL] = pulled
+        pulls = [bob.exchange.puller.pull(lambda _: 64, 0) for _ in range(4)]
+        got = await asyncio.gather(*pulls)
+        assert len([group for group in got if group]) == 1
+        assert len(bob.storage.live(1)) == 1
+
+    in_swarm(body)
+
+
+def test_a_well_signed_body_that_is_no_group_is_refused(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, b"\x90")
+        group = make_group(mallory.task(), ["right", "wrong"], [1.0, 0.0])
+        await _announce_raw(mallory, group, sealed, epoch=mallory.storage.epoch, seq=1)
+        assert await bob.fetch() == []
+        assert bob.rejected["schema"] == 1
+
+    in_swarm(body)
+
+
 def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
     async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
         judge = bob.verifier._judge
