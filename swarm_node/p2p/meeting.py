@@ -86,16 +86,16 @@ class Meeting:
             found = await self._transport.heartbeats()
             self._unread = len(found) // _HEARTBEATS_PER_BEAT
             for peer_id, raw in found.items():
-                self._hear(raw, expected=peer_id)
+                self._hear(raw, expected=peer_id, teller=None)
         for peer in self._directory.draw(self._rng, 1, self._clock.now()):
             await self._exchange_peers(peer)
 
-    def _hear(self, raw: bytes, expected: str | None) -> None:
-        """Check a presence, from the DHT or from another peer, and note what it says. Nobody is
-        blamed for what a peer tells of another."""
+    def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
+        """Check a presence, from the DHT or from the peer `teller`, and note what it says. An
+        honest peer has checked what it passes on, so it answers for all but times and lists."""
         heard = self._members.hear(raw, expected)
         if isinstance(heard, Rejected):
-            return self._asker.reject(heard, None)
+            return self._asker.reject(heard, teller)
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
         if peer_id == self._identity.peer_id:
             return
@@ -114,5 +114,5 @@ class Meeting:
         peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
         if isinstance(peers, Rejected):
             return self._asker.reject(peers, peer.peer_id)
-        for raw in peers.presences:
-            self._hear(raw, expected=None)
+        for raw in peers.presences[:_PEERS_LIMIT]:
+            self._hear(raw, expected=None, teller=peer.peer_id)

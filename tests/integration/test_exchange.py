@@ -644,6 +644,34 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
     in_swarm(body, 3)
 
 
+def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(0, 30)
+        await alice.exchange.meeting.beat(0, 30)
+        asked = alice.directory.get(bob.peer_id)
+        assert asked is not None
+
+        async def invented(caller: str, payload: bytes) -> bytes:
+            made = []
+            for _ in range(50):
+                ghost = Identity.generate()
+                head = wire.Heartbeat(
+                    *(1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + ghost.peer_id,), 0, 1, 0),
+                    *(int(NOW * 1000), "ghost", 0, 0, False),
+                )
+                sealed = seal(ghost, alice.membership.swarm.swarm_id, Kind.HEAD, wire.pack(head))
+                made.append(wire.pack(wire.Presence(sealed, *bob.membership.chain)))
+            return wire.pack(wire.PeersReply(tuple(made)))
+
+        bob.transport._handlers[PEERS] = invented
+        await alice.exchange.meeting.beat(0, 30)
+        assert len(alice.directory) == 1
+        assert alice.rejected["wrong_subject"] > 0
+        assert asked.standing.cut_until > SYSTEM_CLOCK.now()
+
+    in_swarm(body)
+
+
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
         other = Home(tmp_path / "other").found_swarm("other", NOW)

@@ -134,6 +134,7 @@ def test_an_engine_gets_its_part_in_vllms_words() -> None:
         "kv_cache_memory_bytes": plan.parts.kv,
         "gpu_memory_utilization": 0.02,
         "enable_sleep_mode": False,
+        "tensor_parallel_size": 1,
     }
     # Keys and values of 28 layers, 2 heads of 128, in bfloat16.
     assert plan.parts.kv == 2 * 28 * 2 * 128 * 2 * max(plan.rows * (256 + 512), 4096 + 512 + 128)
