@@ -40,7 +40,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "ALTER TABLE windows ADD COLUMN marked INTEGER NOT NULL DEFAULT 0",
-        "CREATE INDEX marks ON windows (marked)",
+        "CREATE INDEX newest_windows ON windows (marked)",
     ),
     (
         """CREATE TABLE contents (

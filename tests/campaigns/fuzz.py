@@ -15,6 +15,7 @@ import sys
 import time
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from campaigns.mutator import Mutator
@@ -125,14 +126,13 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def run(inputs: int, seed: int, only: str = "") -> dict[str, Score]:
+def run(inputs: int, seed: int, only: str = "") -> Iterator[tuple[str, Score]]:
     """Divide `inputs` among the targets; each has a seed of its own."""
     chosen = [target for target in targets() if only in target.name]
     total = sum(target.weight for target in chosen)
-    return {
-        target.name: fuzz(target, max(1, round(inputs * target.weight / total)), seed + index)
-        for index, target in enumerate(chosen)
-    }
+    for index, target in enumerate(chosen):
+        count = max(1, round(inputs * target.weight / total))
+        yield target.name, fuzz(target, count, seed + index)
 
 
 def main() -> int:
@@ -141,18 +141,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    scores = run(options.inputs, options.seed, options.only)
+    inputs = defects = 0
     print(f"{'target':28}{'inputs':>10}{'accepted':>10}{'in/s':>9}{'slowest':>10}{'memory':>9}")
-    for name, score in scores.items():
+    for name, score in run(options.inputs, options.seed, options.only):
+        inputs, defects = inputs + score.inputs, defects + score.defects.total()
         print(
             f"{name:28}{score.inputs:>10,}{score.accepted:>10,}"
             f"{score.inputs / score.seconds:>9,.0f}{1000 * score.slowest:>7.1f} ms"
-            f"{score.most_bytes / (1 << 20):>5.1f} MiB"
+            f"{score.most_bytes / (1 << 20):>5.1f} MiB",
+            flush=True,
         )
         for what, number in score.defects.most_common(5):
             print(f"  DEFECT {number} times: {what}\n    {score.examples[what][:80].hex()}")
-    defects = sum(score.defects.total() for score in scores.values())
-    print(f"{sum(score.inputs for score in scores.values()):,} inputs, {defects} defects")
+    print(f"{inputs:,} inputs, {defects} defects, {time.process_time():.0f} s")
     return min(1, defects)
 
 

@@ -137,3 +137,23 @@ def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:
     assert "revoked" in expelled
     text = shown(msgspec.structs.replace(QUIET, membership=row))
     assert "alice, until 1970-04-01" in text
+
+
+def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:
+    row = PeerRow(
+        peer_id="12D3KooWpeer",
+        version=3,
+        seconds_since_seen=1.0,
+        published=9,
+        received=4,
+        rejected=3,
+        addresses=[],
+        score=0.34,
+        refused={"hash": 1, "too_long": 2},
+        share=0.12,
+        left_seconds=55.0,
+    )
+    text = printed(peers_view(msgspec.structs.replace(QUIET, peers=[row]), {}))
+    line = next(line for line in text.splitlines() if "KooWpeer" in line)
+    for part in ("0.34", "1 hash, 2 too_long", "12%", "55 s"):
+        assert part in line

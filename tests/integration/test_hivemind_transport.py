@@ -22,6 +22,7 @@ from swarm_node.p2p.hivemind.process import private_file, private_key
 from swarm_node.p2p.hivemind.records import SwarmAuthorizer
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.transport import MAX_REQUEST_BYTES
 
 ECHO = "/swarm-node/echo/1"
 HOLD = "/swarm-node/hold/1"
@@ -288,6 +289,38 @@ def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
             assert refused
             assert {str(o) for o in refused} == {"too many of your requests at once: slow down"}
             assert await other.request(one.peer_id, HOLD, b"next") == b"next"
+
+    asyncio.run(main())
+
+
+async def _send_stream(sender: HivemindTransport, peer: str, junk: bytes) -> None:
+    assert sender._node is not None
+    _, writer = await sender._node.open_stream(peer, ECHO, 5.0)
+    writer.write(junk)
+    await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("junk", "streams"),
+    [((MAX_REQUEST_BYTES + 1).to_bytes(8, "big"), 1), (b"", 80)],
+    ids=["oversize", "ends early"],
+)
+def test_streams_that_no_honest_peer_opens_cut_its_link(
+    tmp_path: Path, junk: bytes, streams: int
+) -> None:
+    async def main() -> None:
+        one, sender, other = (transport(tmp_path) for _ in range(3))
+        async with running(one, sender, other):
+            for each in (sender, other):
+                assert await each.dial(one.addresses()) == 1
+            with contextlib.suppress(TransportError):  # its link may be cut before the last
+                for _ in range(streams):
+                    await _send_stream(sender, one.peer_id, junk)
+            await until(lambda: sender.peer_id in one._severed)
+            with pytest.raises(TransportError):
+                await sender.request(one.peer_id, ECHO, b"x")
+            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
 
     asyncio.run(main())
 

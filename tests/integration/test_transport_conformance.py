@@ -323,3 +323,25 @@ def test_heal_finds_nothing_to_do_among_peers(make: Factory) -> None:
             assert await other.heal([]) == "ok"
 
     asyncio.run(main())
+
+
+def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 3) as (one, junk, other):
+            assert await junk.request(one.peer_id, ECHO, b"before") == b"before"
+            one.sever(junk.peer_id, 60.0)
+            for _ in range(3):
+                with pytest.raises(TransportError):
+                    await junk.request(one.peer_id, ECHO, b"x")
+            assert await other.request(one.peer_id, ECHO, b"other") == b"other"
+            one.sever(junk.peer_id, 0.0)  # its time is over
+
+            async def served() -> bool:
+                with contextlib.suppress(TransportError):
+                    await junk.dial(one.addresses())
+                    return await junk.request(one.peer_id, ECHO, b"after") == b"after"
+                return False
+
+            await until(served)
+
+    asyncio.run(main())
