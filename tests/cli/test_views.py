@@ -69,6 +69,14 @@ def test_status_shows_every_alarm_as_plain_text() -> None:
     assert "alarm" not in shown(QUIET)
 
 
+def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:
+    refused = {"hash": 1, "too_long": 2}
+    row = peer("alice", score=0.34, refused=refused, share=0.12, left_seconds=55.0)
+    text = printed(peers_view(msgspec.structs.replace(QUIET, peers=[row]), {}))
+    for part in ("0.34", "12%", "…12345678: refused 1 hash, 2 too_long; left alone for 55 s"):
+        assert part in text
+
+
 def test_peers_names_people_and_says_what_was_refused_and_why() -> None:
     rows = [
         peer("alice", refused={"stale": 3, "author": 1}),
@@ -141,22 +149,3 @@ def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:
     assert "revoked" in expelled
     text = shown(msgspec.structs.replace(QUIET, membership=row))
     assert "alice, until 1970-04-01" in text
-
-
-def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:
-    row = PeerRow(
-        peer_id="12D3KooWpeer",
-        version=3,
-        seconds_since_seen=1.0,
-        published=9,
-        received=4,
-        rejected=3,
-        addresses=[],
-        score=0.34,
-        refused={"hash": 1, "too_long": 2},
-        share=0.12,
-        left_seconds=55.0,
-    )
-    text = printed(peers_view(msgspec.structs.replace(QUIET, peers=[row]), {}))
-    for part in ("0.34", "KooWpeer: refused 1 hash, 2 too_long", "12%", "left alone for 55 s"):
-        assert part in text

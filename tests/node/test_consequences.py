@@ -7,10 +7,10 @@ from in_memory import small_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.assembly import make_shared
-from swarm_node.node.consequences import kept, peer_rows, recall, watch
+from swarm_node.node.consequences import kept, peer_rows, recall, refusals, watch
 from swarm_node.node.parts import Shared
 from swarm_node.p2p.conduct import FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.simulation.seeded import Seeded
 
 OWN = "me"
