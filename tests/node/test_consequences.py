@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from in_memory import small_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.node.assembly import make_shared
 from swarm_node.node.consequences import kept, peer_rows, recall, refusals, watch
-from swarm_node.node.parts import Shared
+from swarm_node.node.parts import Shared, Tally
+from swarm_node.p2p.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.conduct import FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.simulation.seeded import Seeded
 
 OWN = "me"
@@ -18,7 +20,16 @@ OWN = "me"
 
 @pytest.fixture
 def shared() -> Shared:
-    return make_shared(small_settings(), Seeded(0).memberships(1)[0], SYSTEM_CLOCK)
+    buffer, issuer = ReplayBuffer(ReplaySettings()), "one ticket for all".format
+    return Shared(
+        tally=Tally(),
+        directory=Directory(OWN),
+        members=Members(Seeded(0).memberships(1)[0].swarm, SYSTEM_CLOCK.wall),
+        traffic=Traffic(Wants(16.0, 4096, 1.0), issuer),
+        effort=Effort(1.0, issuer),
+        buffer=buffer,
+        slots=Slots(buffer, 8),
+    )
 
 
 def _clock(now: float, wall: float) -> Clock:
