@@ -19,9 +19,10 @@ from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import SizeGate
-from swarm_node.p2p.members import Members
+from swarm_node.p2p.members import Keeper, Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -33,7 +34,7 @@ from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership, parts.clock)
+    shared = make_shared(settings, membership, parts.clock, parts.office)
     return Node(
         settings=settings,
         membership=membership,
@@ -44,10 +45,12 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, membership: Membership, clock: Clock) -> Shared:
+def make_shared(
+    settings: Settings, membership: Membership, clock: Clock, keeper: Keeper | None = None
+) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
-    members = Members(membership.swarm, clock.wall)
+    members = Members(membership.swarm, clock.wall, keeper)
     return Shared(
         tally=Tally(),
         directory=Directory(membership.identity.peer_id),
@@ -126,8 +129,9 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    _serve(membership, parts, shared, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, verifier, rng))
+    own = _credentials(membership, parts, shared.members)
+    _serve(own, parts, shared, rng)
+    return Work(maker, evaluator, _exchange(own, membership, parts, shared, verifier, rng))
 
 
 def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
@@ -142,11 +146,23 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
     )
 
 
-def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
+    return Credentials(
+        membership.identity,
+        membership.swarm,
+        membership.chain,
+        members=members,
+        office=parts.office,
+        wall=parts.clock.wall,
+        use_secret=parts.transport.use_secret,
+    )
+
+
+def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
-        chain=membership.chain,
+        credentials=own,
         storage=parts.storage,
         members=shared.members,
         directory=shared.directory,
@@ -158,17 +174,23 @@ def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Ran
 
 
 def _exchange(
+    own: Credentials,
     membership: Membership,
     parts: Parts,
     shared: Shared,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
+    def let_go(peer_id: str) -> None:
+        shared.directory.forget(peer_id)
+        shared.buffer.forget(peer_id)
+
     return open_exchange(
         transport=parts.transport,
         identity=membership.identity,
         swarm_id=membership.swarm.swarm_id,
-        chain=membership.chain,
+        credentials=own,
+        let_go=let_go,
         storage=parts.storage,
         verifier=verifier,
         members=shared.members,

@@ -81,6 +81,7 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
+        office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
     )
 

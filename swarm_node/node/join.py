@@ -46,7 +46,8 @@ def join_swarm(settings: Settings) -> None:
     home.check()
     settings = resumed(settings, home.checkpoints)
     wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
-    facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
+    run = settings.run
+    facts = gather(home, run.device, wanted, ticket_text(settings), seen, run.trainer_processes)
     refuse(examine(facts, settings, None))
     machine = machine_of(facts, settings)
     downloads: list[Download] = []

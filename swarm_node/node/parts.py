@@ -10,6 +10,7 @@ from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import Transport
@@ -25,7 +26,7 @@ from swarm_node.storage import Storage
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples."""
+    what samples. `office` keeps what the swarm states: a home, or the memory."""
 
     transport: Transport
     sampler: Sampler
@@ -37,6 +38,7 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
+    office: Office = field(default_factory=MemoryOffice)
 
 
 @dataclass

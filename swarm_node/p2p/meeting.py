@@ -7,12 +7,15 @@ import random
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
+from swarm_node.p2p.affairs import Affairs
 from swarm_node.p2p.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.serving import PEERS
-from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
+from swarm_node.p2p.transport import Transport
 from swarm_node.storage import Storage
 
 _PEERS_LIMIT = 8
@@ -29,6 +32,9 @@ class Meeting:
         *,
         transport: Transport,
         identity: Identity,
+        credentials: Credentials,
+        members: Members,
+        affairs: Affairs,
         swarm_id: bytes,
         storage: Storage,
         directory: Directory,
@@ -38,6 +44,9 @@ class Meeting:
         self._asker = asker
         self._transport = transport
         self._identity = identity
+        self._credentials = credentials
+        self._members = members
+        self._affairs = affairs
         self._swarm_id = swarm_id
         self._storage = storage
         self._directory = directory
@@ -52,6 +61,8 @@ class Meeting:
         grow with the swarm. Between two reads a node meets newcomers that greet it or whose
         heartbeats another peer sends.
         """
+        await self._affairs.tend()
+        own = self._credentials
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
@@ -61,33 +72,34 @@ class Meeting:
                 head=await self._storage.run(self._storage.head),
                 issued_ms=int(self._clock.wall() * 1000),
                 agent="swarm-node",
-                revoked=0,
-                secret=0,
-                steward=False,
+                revoked=own.lists.number,
+                secret=own.secrets.number,
+                steward=own.steward is not None,
             )
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
-        await self._transport.publish_heartbeat(sealed, seconds * _HEARTBEAT_LIVES)
+        presence = wire.pack(wire.Presence(sealed, *own.chain))
+        await self._transport.publish_heartbeat(presence, seconds * _HEARTBEAT_LIVES)
         if self._unread:
             self._unread -= 1
         else:
             found = await self._transport.heartbeats()
             self._unread = len(found) // _HEARTBEATS_PER_BEAT
             for peer_id, raw in found.items():
-                self._hear(raw, expected=peer_id)
+                self._hear(raw, expected=peer_id, teller=None)
         for peer in self._directory.draw(self._rng, 1, self._clock.now()):
             await self._exchange_peers(peer)
 
-    def _hear(self, raw: bytes, expected: str | None) -> None:
-        """Check a heartbeat, from the DHT or from another peer, and note what it says."""
-        opened = self._asker.opened(raw, Kind.HEAD, MAX_HEARTBEAT_BYTES, expected)
-        if opened is None or opened.author == self._identity.peer_id:
+    def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
+        """Check a presence, from the DHT or from the peer `teller`, and note what it says. An
+        honest peer has checked what it passes on, so it answers for all but times and lists."""
+        heard = self._members.hear(raw, expected)
+        if isinstance(heard, Rejected):
+            return self._asker.reject(heard, teller)
+        beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
+        if peer_id == self._identity.peer_id:
             return
-        beat = wire.unpack(wire.Heartbeat, opened.body, max_bytes=MAX_HEARTBEAT_BYTES)
-        if isinstance(beat, Rejected):
-            return self._asker.reject(beat, opened.author)
-        now = self._clock.now()
-        peer = self._directory.meet(opened.author, now)
+        peer = self._directory.meet(peer_id, now)
         if beat.issued_ms <= peer.issued_ms:
             return
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
@@ -102,5 +114,5 @@ class Meeting:
         peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
         if isinstance(peers, Rejected):
             return self._asker.reject(peers, peer.peer_id)
-        for raw in peers.presences:
-            self._hear(raw, expected=None)
+        for raw in peers.presences[:_PEERS_LIMIT]:
+            self._hear(raw, expected=None, teller=peer.peer_id)
