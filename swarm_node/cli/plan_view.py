@@ -68,8 +68,8 @@ def card_view(name: str, shape: Qwen2Config, card: Card) -> RenderableType:
     table.add_column(justify="right")
     scale = max(vram, shown.total)
     explained = _explained(shown, job)
-    for part, size in shown.parts.summary().items():
-        table.add_row(part, _gib(size), _bar(size, scale), _dim(explained[part]))
+    for part, bytes_of in shown.parts.summary().items():
+        table.add_row(part, _gib(bytes_of), _bar(bytes_of, scale), _dim(explained[part]))
     if shown.sharing == "sleep":
         spared = shown.parts.total() - shown.total
         table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
@@ -22,7 +21,7 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import SizeGate
-from swarm_node.p2p.members import Keeper, Members
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -31,10 +30,12 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
+_MAX_FORMER = 200
+
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership, parts.clock, parts.office)
+    shared = make_shared(settings, membership, parts)
     return Node(
         settings=settings,
         membership=membership,
@@ -45,12 +46,10 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(
-    settings: Settings, membership: Membership, clock: Clock, keeper: Keeper | None = None
-) -> Shared:
+def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
-    members = Members(membership.swarm, clock.wall, keeper)
+    members = Members(membership.swarm, parts.clock.wall, parts.office, parts.banned)
     return Shared(
         tally=Tally(),
         directory=Directory(membership.identity.peer_id),
@@ -182,6 +181,11 @@ def _exchange(
     rng: random.Random,
 ) -> Exchange:
     def let_go(peer_id: str) -> None:
+        peer = shared.directory.get(peer_id)
+        if peer is not None:
+            shared.former[peer_id] = peer
+        while len(shared.former) > _MAX_FORMER:
+            del shared.former[next(iter(shared.former))]
         shared.directory.forget(peer_id)
         shared.buffer.forget(peer_id)
 

@@ -34,6 +34,8 @@ MAX_MEMBERS = 4096
 MAX_HEAD_SECONDS: Final = 900
 #: Subjects, of all issuers whose uses are limited.
 _MAX_COUNTED = 65_536
+#: Peers that are members no more, for their owner to see.
+_MAX_FORMER = 256
 _ADMITTED = "admitted"
 
 
@@ -89,19 +91,27 @@ class Members:
     forgotten, the one admitted longest ago, so no ticket crowds out the members of another."""
 
     def __init__(
-        self, swarm: SwarmInfo, wall: Callable[[], float], keeper: Keeper | None = None
+        self,
+        swarm: SwarmInfo,
+        wall: Callable[[], float],
+        keeper: Keeper | None = None,
+        banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False,
     ) -> None:
-        """
+        """`banned` says of a peer id, and of the key of the issuer that first admitted the peer,
+        whether this node alone shuns it.
+
         Raises:
             HomeError: what `keeper` holds is damaged.
         """
         self._swarm = swarm
         self._wall = wall
         self._keeper = keeper
+        self._banned = banned
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
         self._revoked: frozenset[bytes] = frozenset()
         self._expelled: set[bytes] = set()
+        self._former: OrderedDict[str, Member] = OrderedDict()
         self._admitted = _load_admitted(keeper)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
@@ -126,6 +136,16 @@ class Members:
     def is_member(self, peer_id: str) -> bool:
         """Whether `check` finds a member."""
         return isinstance(self.check(peer_id), Member)
+
+    def shown(self, peer_id: str) -> tuple[Member, str] | None:
+        """What a peer has shown, also a former member, with "member" or the reason why it is none;
+        None for any other peer."""
+        known = self._known.get(peer_id)
+        member = known.member if known else self._former.get(peer_id)
+        if member is None:
+            return None
+        refused = self._refused(member)
+        return member, refused.reason if refused else "member"
 
     def issuer(self, peer_id: str) -> str:
         """The key (hex) of who admitted a peer that this node has met, "" for any other."""
@@ -202,7 +222,10 @@ class Members:
         the last call: this node may hold groups of a peer that it has not met since its start."""
         gone = [peer for peer, known in self._known.items() if self._refused(known.member)]
         for peer_id in gone:
+            self._former[peer_id] = self._known[peer_id].member
             self._forget(peer_id)
+        while len(self._former) > _MAX_FORMER:
+            self._former.popitem(last=False)
         expelled = {peer_id_of(key) for key in self._expelled}
         self._expelled = set()
         return sorted(expelled.union(gone))
@@ -211,6 +234,8 @@ class Members:
         keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
         if not self._revoked.isdisjoint(keys):
             return Rejected("revoked", "the swarm's owner has expelled it")
+        if self._banned(member.peer_id, member.admitted_by):
+            return Rejected("banned", "the owner of this node shuns it")
         return check_times(member.issuer, member.body, self._wall())
 
     def _count(self, member: Member) -> Rejected | None:

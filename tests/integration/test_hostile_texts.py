@@ -24,7 +24,8 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
     founder = start_node("founder")
     founder.wait(lambda status: status["updates"] >= 5)
     ticket = tmp_path / "ticket"
-    ticket.write_text(founder.run("invite").stdout)
+    done = founder.run("invite", "--name", "hostile", "--out", str(ticket))
+    assert done.returncode == 0, done.stderr
     canary = tmp_path / "canary"
     member = start_node(
         "member",
