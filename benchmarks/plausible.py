@@ -1,0 +1,137 @@
+"""How likely are honest and hostile answers under the policy that would be trained on them?
+
+    python benchmarks/plausible.py words                      # an attacker's texts, first policy
+    python benchmarks/plausible.py honest --rounds 60         # rows trained on in an honest swarm
+    python benchmarks/plausible.py foreign --other DIRECTORY  # right answers of another model
+
+Nats per token: the mean of an answer, and its least likely windows (`least_likely`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.seeds import task_seed
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.training import gradient
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.plausible import OwnAnswers, least_likely
+from swarm_node.rollout import Provenance, TaskRef
+from swarm_node.simulation.models import SimulatedModel
+from swarm_node.simulation.run import simulation_settings
+from swarm_node.simulation.swarm import Scenario, simulate
+
+TEXTS = (
+    *("Answer: {a}", "zq zq <answer>{a}</answer>", "zq zq = {a}", "Answer: zq: {a}"),
+    *("I do not know. zq: {a}", "zAnswer: {a}"),
+)
+ENVIRONMENT = create_environment("swarm_node.simulation.lenient:create", {})
+
+
+def tasks(count: int) -> list[TaskRef]:
+    env = ENVIRONMENT
+    seeds = [(family, task_seed("x", i)) for i in range(count) for family in env.families]
+    return [TaskRef(env.name, env.version, family, seed) for family, seed in seeds]
+
+
+def reader(model: SimulatedModel):
+    """Log-probs of a text as the answer to a prompt."""
+    policy, codec = Qwen2.from_directory(model.directory), model.codec
+
+    @torch.no_grad()
+    def read(prompt: str, text: str) -> np.ndarray:
+        ids = np.array([*codec.encode_answer(text), codec.eos_id], np.uint32)
+        prompt_ids = np.array(codec.encode_prompt(prompt), np.uint32)
+        row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.KIN)
+        return completion_logprobs(policy, [row], 1.0).numpy()
+
+    return read
+
+
+def show(what: str, lows: Sequence[Sequence[float]], at: Sequence[float]) -> None:
+    quantiles = np.quantile(lows, at, axis=0)
+    print(f"{what:34} {len(lows):5}", *(np.round(line, 1).tolist() for line in quantiles))
+
+
+def words() -> None:
+    read, env = reader(SimulatedModel("tiny")), ENVIRONMENT
+    print("text, number, median, likeliest of mean, 1, 2 and 4 tokens")
+    derived = [env.derive(ref) for ref in tasks(6)]
+    for text in TEXTS:
+        said = [(env.render(t), text.format(a=t.payload["answer"])) for t in derived]
+        show(text, [least_likely(read(*each)) for each in said], (0.5, 1.0))
+
+
+def honest(rounds: int) -> None:
+    rows: list[tuple[bool, bool, tuple[float, ...]]] = []
+    judge = gradient.likely_tokens
+
+    def recorded(logp, part, floors):
+        pieces = np.split(logp, np.cumsum([row.completion_ids.size for row in part])[:-1])
+        for row, piece in zip(part, pieces, strict=True):
+            own = row.provenance is Provenance.OWN
+            rows.append((own, row.advantage > 0, least_likely(piece)))
+        return judge(logp, part, floors)
+
+    gradient.likely_tokens = recorded
+    simulate(Scenario(4, rounds, seed=5, eval_rounds=rounds), simulation_settings(5, {}))
+    print("rows, number, quantiles 0.1%, 1% and 50%")
+    show("own", [lows for own, _, lows in rows if own], (0.001, 0.01, 0.5))
+    show("kin, good", [lows for own, good, lows in rows if good and not own], (0.001, 0.01, 0.5))
+
+
+def foreign(other: str) -> None:
+    asyncio.run(_foreign({"tiny": SimulatedModel("tiny"), "other": SimulatedModel(other)}))
+
+
+async def _foreign(models: dict[str, SimulatedModel]) -> None:
+    env, host, refs = ENVIRONMENT, InlineEnvironmentHost(ENVIRONMENT), tasks(12)
+    prompts = await host.render(refs)
+    texts, floors = {}, {}
+    for name, model in models.items():
+        encode, asked = model.codec.encode_prompt, enumerate(prompts)
+        groups = await model.probe.sample(
+            [SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=1.0) for i, p in asked]
+        )
+        own = OwnAnswers()
+        own._lows.extend(least_likely(c.logprobs) for group in groups for c in group)
+        floors[name] = own.floors()
+        texts[f"right answers of {name}"] = [
+            (prompt, completion.text)
+            for ref, prompt, group in zip(refs, prompts, groups, strict=True)
+            for completion in group
+            if (await host.judge(ref, [completion.text])).rewards[0] == 1
+        ]
+    for text in ("zq zq = {a}", "Answer: zq: {a}"):
+        answers = [str(env.derive(ref).payload["answer"]) for ref in refs]
+        texts[text] = [(p, text.format(a=a)) for p, a in zip(prompts, answers, strict=True)]
+    for name, model in models.items():
+        read = reader(model)
+        for what, said in texts.items():
+            lows = [least_likely(read(*each)) for each in said]
+            below = sum(any(np.less(low, floors[name])) for low in lows)
+            print(f"{name} reads {what}: {below} of {len(lows)} below its floors")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("words", "honest", "foreign"))
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--other", default="tiny")
+    given = parser.parse_args()
+    if given.what == "honest":
+        honest(given.rounds)
+    elif given.what == "foreign":
+        foreign(given.other)
+    else:
+        words()
