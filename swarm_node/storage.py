@@ -18,13 +18,14 @@ import sqlite3
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
+from swarm_node.schema import MIGRATIONS
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
@@ -34,41 +35,6 @@ _WAL_BYTES = 16 << 20
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
-
-#: Statements that migrate schema version i to i + 1. A released one is never edited.
-_MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
-        """CREATE TABLE groups (
-            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
-            id BLOB NOT NULL UNIQUE,
-            author TEXT NOT NULL,
-            epoch INTEGER NOT NULL,
-            seq INTEGER NOT NULL,
-            provenance TEXT NOT NULL,
-            prompt TEXT NOT NULL,
-            rewards BLOB NOT NULL,
-            arrived INTEGER NOT NULL,
-            uses INTEGER NOT NULL DEFAULT 0,
-            retired INTEGER NOT NULL DEFAULT 0,
-            size INTEGER NOT NULL,
-            blob BLOB NOT NULL
-        )""",
-        "CREATE INDEX live ON groups (arrival) WHERE NOT retired",
-        "CREATE TABLE log (seq INTEGER PRIMARY KEY, id BLOB NOT NULL, announcement BLOB NOT NULL)",
-        """CREATE TABLE windows (
-            author TEXT PRIMARY KEY,
-            epoch INTEGER NOT NULL,
-            high INTEGER NOT NULL,
-            bitmap BLOB NOT NULL
-        ) WITHOUT ROWID""",
-        """CREATE TABLE peers (
-            peer_id TEXT PRIMARY KEY,
-            addresses TEXT NOT NULL,
-            last_seen REAL NOT NULL
-        ) WITHOUT ROWID""",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +68,16 @@ class WindowRow:
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer that this node has met, with its addresses; `last_seen` is in Unix seconds."""
+    """A peer that answered this node, with its addresses and the issuer that admits it.
+    `last_seen` is in Unix seconds, `failures` counts those since then. The node tries anchors
+    first when it starts."""
 
     peer_id: str
     addresses: tuple[str, ...]
     last_seen: float
+    issuer: str = ""
+    failures: int = 0
+    anchor: bool = False
 
 
 class Storage:
@@ -123,7 +94,7 @@ class Storage:
         """Open the database at `path`, or make a new one with mode 0600.
 
         Args:
-            wall: Unix seconds, for the epoch of a new database and for `remember_peer`.
+            wall: Unix seconds, for the epoch of a new database.
             threads: whether `run` uses a thread; not in a simulation on a virtual clock.
 
         Raises:
@@ -280,25 +251,28 @@ class Storage:
             )
             db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
 
-    def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Store a peer's addresses and the time. The MAX_PEERS last met are kept."""
-        kept = json.dumps(list(addresses)[:MAX_ADDRESSES])
+    def remember_peers(self, peers: Sequence[KnownPeer]) -> None:
+        """Store these peers in place of those stored before; the MAX_PEERS last seen are kept."""
+        newest = sorted(peers, key=lambda peer: (-peer.last_seen, peer.peer_id))[:MAX_PEERS]
+        rows = [
+            (peer_id, json.dumps(addresses[:MAX_ADDRESSES]), *others)
+            for peer_id, addresses, *others in map(astuple, newest)
+        ]
         with self._transaction() as db:
-            db.execute("REPLACE INTO peers VALUES (?, ?, ?)", (peer_id, kept, self._wall()))
-            db.execute(
-                "DELETE FROM peers WHERE peer_id NOT IN "
-                "(SELECT peer_id FROM peers ORDER BY last_seen DESC, peer_id LIMIT ?)",
-                (MAX_PEERS,),
-            )
+            db.execute("DELETE FROM peers")
+            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def known_peers(self, limit: int) -> list[KnownPeer]:
-        """Up to `limit` known peers, the last met first."""
+        """Up to `limit` stored peers: anchors first, then the last seen first."""
         rows = self._rows(
-            "SELECT peer_id, addresses, last_seen FROM peers ORDER BY last_seen DESC, peer_id "
-            "LIMIT ?",
+            "SELECT peer_id, addresses, last_seen, issuer, failures, anchor FROM peers "
+            "ORDER BY anchor DESC, last_seen DESC, peer_id LIMIT ?",
             limit,
         )
-        return [KnownPeer(peer_id, tuple(json.loads(raw)), seen) for peer_id, raw, seen in rows]
+        return [
+            KnownPeer(peer_id, tuple(json.loads(raw)), seen, issuer, failures, bool(anchor))
+            for peer_id, raw, seen, issuer, failures, anchor in rows
+        ]
 
     def _prepare(self) -> None:
         db = self._connection
@@ -307,12 +281,12 @@ class Storage:
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         with self._transaction() as db:
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > len(_MIGRATIONS):
+            if version > len(MIGRATIONS):
                 raise HomeError(f"{self._path} was written by a newer swarm-node: upgrade this one")
-            for statements in _MIGRATIONS[version:]:
+            for statements in MIGRATIONS[version:]:
                 for statement in statements:
                     db.execute(statement)
-            db.execute(f"PRAGMA user_version = {len(_MIGRATIONS)}")
+            db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
             if version == 0:
                 _set_meta(db, "epoch", int(self._wall() * 1000))
 

@@ -21,7 +21,7 @@ WRITER = """
 import json, random, sys
 from pathlib import Path
 from swarm_node.rollout import Provenance
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 rng = random.Random(int(sys.argv[2]))
 storage = Storage(Path(sys.argv[1]))
@@ -62,7 +62,8 @@ while True:
         case 3:
             say("claimed", storage.advance("tasks", 5))
         case 4:
-            storage.remember_peer(f"peer {rng.randrange(50)}", ["/ip4/10.0.0.1/tcp/1"])
+            peers = [KnownPeer(f"peer {i}", ("/ip4/10.0.0.1/tcp/1",), 1.0) for i in range(50)]
+            storage.remember_peers(rng.sample(peers, 20))
 """
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.company import Company
 from swarm_node.node.derive import mixture_settings, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
@@ -122,7 +123,18 @@ def _open_work(
     rng = _rng("share", settings, peer_id)
     members = Members(membership.swarm, parts.clock.wall)
     _serve(membership, parts, shared, members, rng)
-    return Work(maker, evaluator, _exchange(membership, parts, shared, members, verifier, rng))
+    exchange = _exchange(membership, parts, shared, members, verifier, rng)
+    company = Company(
+        exchange.meeting,
+        transport=parts.transport,
+        storage=parts.storage,
+        directory=shared.directory,
+        clock=parts.clock,
+        bootstrap=settings.network.bootstrap,
+        poll_seconds=settings.network.poll_seconds,
+        version=lambda: parts.trainer.version,
+    )
+    return Work(maker, evaluator, exchange, company)
 
 
 def _serve(

@@ -19,6 +19,8 @@ from swarm_node.p2p.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
 _REQUEST_SECONDS = 10.0
+#: For a peer that is no partner now; TCP, Noise and the greeting take six round trips.
+_FEEL_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -80,6 +82,20 @@ class Asker:
         peer.answered(self._clock.now())
         return reply
 
+    async def greet(self, peer: Peer) -> bool:
+        """Whether a peer that this node does not work with now, or no longer, answers a greeting as
+        a member. A failure is counted."""
+        try:
+            async with asyncio.timeout(_FEEL_SECONDS):
+                await self._greet(peer)
+        except (TransportError, TimeoutError) as error:
+            peer.failed(self._clock.now())
+            self._rejected["unreachable"] += 1
+            _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
+            return False
+        peer.answered(self._clock.now())
+        return True
+
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer that sent the message."""
         self._rejected[rejected.reason] += 1
@@ -101,8 +117,10 @@ class Asker:
 
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains; raises TransportError if the peer is no member."""
-        if peer.addresses:
-            await self._transport.dial(peer.addresses)
+        reached = not peer.addresses or await self._transport.dial(peer.addresses)
+        if not reached and self._directory.get(peer.peer_id) is None:
+            # The stack would dial the same addresses again. Who has greeted us may be connected.
+            raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._chain, self._transport))
         raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)

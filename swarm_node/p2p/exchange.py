@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from swarm_node.clock import Clock
+from swarm_node.p2p.addressbook import AddressBook
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.meeting import Meeting
@@ -59,10 +60,12 @@ def open_exchange(
     )
     meeting = Meeting(
         asker,
+        AddressBook(identity.peer_id, identity.seed()),
         transport=transport,
         identity=identity,
         swarm_id=swarm_id,
         storage=storage,
+        members=members,
         directory=directory,
         clock=clock,
         rng=rng,

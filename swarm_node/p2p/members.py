@@ -59,3 +59,8 @@ class Members:
     def is_member(self, peer_id: str) -> bool:
         """Whether `check` finds a member."""
         return isinstance(self.check(peer_id), Member)
+
+    def issuer(self, peer_id: str) -> str:
+        """Who admitted a peer that this node has met, "" for any other."""
+        member = self._members.get(peer_id)
+        return member.issuer.issuer_key.hex() if member is not None else ""

@@ -1,20 +1,32 @@
-"""The peers that a node knows and the groups they offer. Pure state, no I/O.
+"""The peers that a node works with and the groups they offer. Pure state, no I/O.
 
-Both are bounded: peers by `limit` (the peer silent for longest is forgotten first), offers per peer
-by `OFFERS_PER_PEER` (the oldest is forgotten first, because the newest are the least stale).
+A peer is here because it answered this node or greeted it; `addressbook.py` keeps those that the
+node was told of. Partners are the peers that this node chose. Whoever greets it is here too, and
+cannot displace a partner. A peer that stops answering is asked for nothing until it answers a
+retry, and leaves after LOST_TRIES of them.
+
+Both are bounded: peers by `limit` (of those that are no partners, the one silent for longest is
+forgotten first), offers per peer by `OFFERS_PER_PEER` (the oldest is forgotten first, because the
+newest are the least stale).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 OFFERS_PER_PEER = 64
-#: In a large swarm a node draws from this many greeted peers, and with this probability from all.
+#: A node keeps this many partners, of as many issuers as it can.
 PARTNERS = 32
-_NEW_PARTNER = 0.02
+#: With this many partners, at least half of the draws are from them, however many others greet it.
+_ENOUGH = 8
+#: Partners that are kept over a restart: those that were partners for longest.
+ANCHORS = 8
+#: Retries of a peer that stopped answering.
+LOST_TRIES = 5
 #: How often a node requests a group before it forgets the offer.
 TRIES = 3
 #: Reasons of rejection that say nothing about the peer: no free slot, stale, or a duplicate.
@@ -60,13 +72,23 @@ class Peer:
     failures: int = 0
     offences: int = 0
     shunned_until: float = 0.0
-    retry_at: float = 0.0
+    failed_until: float = 0.0
+    #: The issuer that admits it, "" if unknown; since when it is a partner; its next retry.
+    issuer: str = ""
+    partner_since: float | None = None
+    feel_at: float = 0.0
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
+    @property
+    def retry_at(self) -> float:
+        """When the peer may be asked again."""
+        return max(self.failed_until, self.shunned_until)
+
     def failed(self, now: float) -> None:
-        """Ask the peer nothing for a while, twice as long after each failure in a row."""
+        """Ask the peer nothing until it answers a retry. Each comes twice as late as the last."""
         shortest, longest = _BACKOFF_SECONDS
-        self.retry_at = max(now + min(longest, shortest * 2.0**self.failures), self.shunned_until)
+        self.failed_until = math.inf
+        self.feel_at = now + min(longest, shortest * 2.0**self.failures)
         self.failures = min(self.failures + 1, 16)
         if self.failures > 1:  # after a single lost message no new greeting is needed
             self.greeted = False
@@ -79,21 +101,21 @@ class Peer:
             self.offences = 0
         self.shunned_until = now + min(longest, shortest * 2.0**self.offences)
         self.offences = min(self.offences + 1, 16)
-        self.retry_at = max(self.retry_at, self.shunned_until)
 
     def answered(self, now: float) -> None:
         self.failures = 0
-        self.retry_at = max(now, self.shunned_until)  # an answer to an earlier request lifts no ban
-        self.last_seen = now
+        self.failed_until = self.last_seen = now
 
 
 class Directory:
     """All known peers."""
 
-    def __init__(self, own_id: str, limit: int = 1024) -> None:
+    def __init__(self, own_id: str, limit: int = 256) -> None:
         self._own_id = own_id
         self._limit = limit
         self._peers: dict[str, Peer] = {}
+        #: This node's newest heartbeat, for peers that ask for some.
+        self.heartbeat = b""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -108,7 +130,10 @@ class Directory:
         peer = self._peers.get(peer_id)
         if peer is None:
             if len(self._peers) >= self._limit:
-                stalest = min(self._peers.values(), key=lambda known: known.last_seen)
+                stalest = min(
+                    self._peers.values(),
+                    key=lambda known: (known.partner_since is not None, known.last_seen),
+                )
                 del self._peers[stalest.peer_id]
             peer = self._peers[peer_id] = Peer(peer_id, now)
         return peer
@@ -126,16 +151,75 @@ class Directory:
             if now - self._peers[key].last_seen <= patience
         ]
 
-    def draw(self, rng: random.Random, count: int, now: float) -> list[Peer]:
-        """Up to `count` random peers that may be asked now. Once PARTNERS are greeted, most draws
-        are from them: each greeting costs, and in a large swarm greetings would never end."""
-        ready = [
-            self._peers[key] for key in sorted(self._peers) if self._peers[key].retry_at <= now
+    def draw(
+        self, rng: random.Random, count: int, now: float, without: Collection[str] = ()
+    ) -> list[Peer]:
+        """Up to `count` random peers that answered last time, none of them in `without`."""
+        partners, others = self._answering(now, without)
+        rng.shuffle(partners)
+        rng.shuffle(others)
+        share = len(partners) / max(1, len(partners) + len(others))
+        if len(partners) >= _ENOUGH:
+            share = max(share, 0.5)
+        drawn: list[Peer] = []
+        while len(drawn) < count and (partners or others):
+            first = not others or (bool(partners) and rng.random() < share)
+            drawn.append((partners if first else others).pop())
+        return drawn
+
+    def answering(self, now: float) -> int:
+        """How many peers may be asked now."""
+        return sum(map(len, self._answering(now, ())))
+
+    def heard(self) -> float:
+        """When anybody was last heard."""
+        return max((peer.last_seen for peer in self._peers.values()), default=-math.inf)
+
+    def partners(self, now: float) -> list[Peer]:
+        """The partners that may be asked now; first those that have been partners for longest."""
+        found, _ = self._answering(now, ())
+        return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
+
+    def lost(self, rng: random.Random, now: float) -> Peer | None:
+        """A random peer that stopped answering and may be retried now."""
+        due = [
+            peer
+            for _, peer in sorted(self._peers.items())
+            if peer.failed_until == math.inf and max(peer.feel_at, peer.shunned_until) <= now
         ]
-        greeted = [peer for peer in ready if peer.greeted]
-        if len(greeted) >= PARTNERS and rng.random() >= _NEW_PARTNER:
-            ready = greeted
-        return rng.sample(ready, min(count, len(ready)))
+        return rng.choice(due) if due else None
+
+    def befriend(self, rng: random.Random, peer: Peer, now: float) -> None:
+        """Make `peer`, which answered, a partner. With enough of them it takes the place of a
+        random one that is no anchor, of the issuer that admits most of them. So partners come to be
+        of many issuers, and an attacker that came first does not stay the only one."""
+        if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
+            return
+        partners = self.partners(now)
+        if len(partners) >= PARTNERS:
+            issuers = Counter(partner.issuer for partner in partners)
+            most = max(issuers.values())
+            newer = [partner for partner in partners[ANCHORS:] if issuers[partner.issuer] == most]
+            rng.choice(newer or partners[ANCHORS:]).partner_since = None
+        peer.partner_since = now
+
+    def dismiss(self, now: float) -> None:
+        """Forget the peers that answered none of LOST_TRIES retries, unless they are shunned."""
+        for key, peer in list(self._peers.items()):
+            if peer.failures > LOST_TRIES and peer.shunned_until <= now:
+                del self._peers[key]
+
+    def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
+        """Partners and others that may be asked now, in a stable order."""
+        live = [
+            self._peers[key]
+            for key in sorted(self._peers)
+            if self._peers[key].retry_at <= now and key not in without
+        ]
+        return (
+            [peer for peer in live if peer.partner_since is not None],
+            [peer for peer in live if peer.partner_since is None],
+        )
 
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """How many groups could be drawn now, at most `slots(author)` of each author."""

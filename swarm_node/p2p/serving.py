@@ -75,7 +75,7 @@ class Server:
             self._rejected[member.reason] += 1
             raise TransportError(f"no member of this swarm: {member.reason}")
         peer = self._directory.meet(caller, now)
-        peer.last_seen = peer.retry_at = now
+        peer.last_seen = peer.failed_until = now
         # The reply is this node's greeting. A peer that did not get it answers UNKNOWN_MEMBER.
         peer.greeted = True
         if hello.addresses:
@@ -103,9 +103,11 @@ class Server:
         request = _parse(wire.PeersRequest, payload)
         known = [
             peer.heartbeat
-            for peer in self._directory.draw(self._rng, request.limit, self._clock.now())
+            for peer in self._directory.draw(self._rng, request.limit - 1, self._clock.now())
             if peer.heartbeat and peer.peer_id != caller
         ]
+        if self._directory.heartbeat:
+            known.append(self._directory.heartbeat)
         return wire.pack(wire.PeersReply(heartbeats=tuple(known)))
 
     def _admit(self, caller: str) -> None:

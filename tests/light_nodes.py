@@ -1,0 +1,195 @@
+"""Nodes without environment, sampler and trainer: a real server, exchange and company, in memory.
+
+Their logs are empty, so all they do is to meet, greet and list each other. Whoever does not run is
+silent, as behind a power cut: each try costs its caller the whole patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from swarm_node.clock import Clock
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.registry import create_environment
+from swarm_node.errors import TransportError
+from swarm_node.node.company import Company
+from swarm_node.node.home import Membership
+from swarm_node.p2p import wire
+from swarm_node.p2p.envelope import Kind, seal
+from swarm_node.p2p.exchange import open_exchange
+from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.serving import LIST, PEERS, Server
+from swarm_node.p2p.verify import Expected, GroupVerifier
+from swarm_node.rollout import PolicyRef
+from swarm_node.simulation.seeded import EPOCH
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
+from swarm_node.storage import Storage
+
+POLL_SECONDS = 2.0
+#: As the real transport waits for a stream that nobody opens.
+OPEN_SECONDS = 10.0
+
+
+class SilentNetwork(MemoryNetwork):
+    """`reached` counts requests that were answered, by caller and protocol."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(random.Random(seed))
+        self.reached: Counter[tuple[str, str]] = Counter()
+
+    async def exchange(
+        self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
+    ) -> bytes:
+        if self.running(target) is None:
+            await asyncio.sleep(OPEN_SECONDS)
+            raise TransportError(f"{target} did not answer")
+        reply = await super().exchange(source, target, protocol, payload, max_reply)
+        self.reached[source.peer_id, protocol] += 1
+        return reply
+
+
+class SilentTransport(MemoryTransport):
+    """`dialled` counts what each address was dialled."""
+
+    def __init__(self, network: SilentNetwork, membership: Membership) -> None:
+        super().__init__(network, membership.identity)
+        self.dialled: Counter[str] = Counter()
+
+    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+        self.dialled.update(addresses)
+        reached = await super().dial(addresses, patience)
+        if not reached:
+            await asyncio.sleep(patience)
+        return reached
+
+
+class LightNode:
+    """One node. It lives until `stop`; started again, it finds what the last one stored."""
+
+    def __init__(
+        self,
+        place: Path,
+        loop: VirtualTimeLoop,
+        network: SilentNetwork,
+        membership: Membership,
+        bootstrap: Sequence[str] = (),
+    ) -> None:
+        self.membership = membership
+        self.peer_id = membership.identity.peer_id
+        self.clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
+        self.network = network
+        self.transport = SilentTransport(network, membership)
+        self.directory = Directory(self.peer_id)
+        self.members = Members(membership.swarm, self.clock.wall)
+        self.rejected: Counter[str] = Counter()
+        self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
+        shared = {
+            "transport": self.transport,
+            "chain": membership.chain,
+            "storage": self.storage,
+            "members": self.members,
+            "directory": self.directory,
+            "rejected": self.rejected,
+            "clock": self.clock,
+            "rng": random.Random(self.peer_id),
+        }
+        self.server = Server(gates=PeerGates(50, 500), **shared)
+        self.exchange = open_exchange(
+            identity=membership.identity,
+            swarm_id=membership.swarm.swarm_id,
+            verifier=_verifier(membership, self.storage),
+            **shared,
+        )
+        self.company = Company(
+            self.exchange.meeting,
+            transport=self.transport,
+            storage=self.storage,
+            directory=self.directory,
+            clock=self.clock,
+            bootstrap=bootstrap,
+            poll_seconds=POLL_SECONDS,
+            version=lambda: 0,
+        )
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> LightNode:
+        self.task = asyncio.get_running_loop().create_task(self._live())
+        return self
+
+    async def stop(self) -> None:
+        """Stop without a goodbye, as a power cut does."""
+        self.network.cut(self.peer_id)
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        self.storage.close()
+
+    def lists(self) -> int:
+        """How many lists were answered."""
+        return self.network.reached[self.peer_id, LIST]
+
+    def partners(self) -> list[str]:
+        return [peer.peer_id for peer in self.directory.partners(self.clock.now())]
+
+    async def _live(self) -> None:
+        await self.transport.start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.company.meet())
+            group.create_task(self.company.feel())
+            while True:  # as Node._list
+                for turn in self.exchange.puller.turns(3, 64):
+                    group.create_task(self.exchange.puller.list_one(turn))
+                await asyncio.sleep(POLL_SECONDS)
+
+
+class HostileNode(LightNode):
+    """A member that names only those whose heartbeats are `named`."""
+
+    named: Sequence[bytes] = ()
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.transport.serve(PEERS, self._invent)
+        self._rng = random.Random(f"hostile {self.peer_id}")
+
+    async def _invent(self, caller: str, payload: bytes) -> bytes:
+        self.directory.heartbeat = b""
+        chosen = self._rng.sample(list(self.named), min(8, len(self.named)))
+        return wire.pack(wire.PeersReply(heartbeats=tuple(chosen)))
+
+
+def heartbeat(membership: Membership, now: float, address: str | None = None) -> bytes:
+    """What a member that lives at `address` would publish at Unix second `now`."""
+    body = wire.Heartbeat(
+        v=1,
+        addresses=(address or address_of(membership),),
+        policy_version=0,
+        epoch=1,
+        head=0,
+        issued_ms=int(now * 1000),
+        agent="swarm-node",
+    )
+    return seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))
+
+
+def address_of(membership: Membership) -> str:
+    return f"/memory/p2p/{membership.identity.peer_id}"
+
+
+def _verifier(membership: Membership, storage: Storage) -> GroupVerifier:
+    environment = InlineEnvironmentHost(create_environment("reasoning_gym", {}))
+    policy = PolicyRef(bytes(32), bytes(32), 0)
+    return GroupVerifier(
+        membership.swarm.swarm_id,
+        Expected("reasoning_gym", "1", frozenset(), policy),
+        storage,
+        environment.judge,
+        lambda group: None,
+    )
