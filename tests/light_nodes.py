@@ -24,7 +24,7 @@ from swarm_node.p2p.exchange import open_exchange
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.serving import LIST, PEERS, Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.rollout import PolicyRef
@@ -150,14 +150,23 @@ class LightNode:
 
 
 class HostileNode(LightNode):
-    """A member that names only those whose heartbeats are `named`."""
+    """A member that names only those whose heartbeats are `named`, greets `victims` once a minute,
+    and does nothing else."""
 
     named: Sequence[bytes] = ()
+    victims: Sequence[str] = ()
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.transport.serve(PEERS, self._invent)
         self._rng = random.Random(f"hostile {self.peer_id}")
+
+    async def _live(self) -> None:
+        await self.transport.start()
+        while True:
+            for victim in self.victims:
+                await self.exchange.asker.greet(Peer(victim, 0.0))
+            await asyncio.sleep(60.0)
 
     async def _invent(self, caller: str, payload: bytes) -> bytes:
         self.directory.heartbeat = b""

@@ -58,7 +58,7 @@ class Company:
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if self._clock.now() >= next_beat:
-                if not self._directory.answering(self._clock.now()):
+                if not any(self._directory.answering(self._clock.now())):
                     self._meeting.name(self._bootstrap)
                 await self._meeting.beat(self._version(), self._heartbeat)
                 next_beat = self._clock.now() + pause
@@ -69,6 +69,6 @@ class Company:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            few = self._directory.answering(self._clock.now()) < FEW
+            few = sum(self._directory.answering(self._clock.now())) < FEW
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
             await asyncio.sleep(answered if any(found) else silent)

@@ -32,13 +32,13 @@ _PEERS_LIMIT = 8
 #: Heartbeats of the transport's table that are checked per read, and beats from read to read once
 #: there are FEW peers. The cost then depends on neither the swarm nor the table.
 _HEARD_PER_READ = 32
-_BEATS_PER_READ = 32
+_BEATS_PER_READ = 128
 _HEARTBEAT_LIVES = 3
 #: With fewer peers than this a node looks for more with all it has.
 FEW = 4
-#: Seconds between two new peers that a node tries once it has all partners; Bitcoin Core's
-#: FEELER_INTERVAL.
-_FEELER_SECONDS = 120.0
+#: Seconds between two new peers that a node tries once it has all partners. Bitcoin Core's
+#: FEELER_INTERVAL is 120; a greeting with two certificates costs more than its handshake.
+_FEELER_SECONDS = 300.0
 
 
 class Meeting:
@@ -123,12 +123,13 @@ class Meeting:
         once while there are FEW peers.
         """
         now = self._clock.now()
-        self._directory.dismiss(now)
         lost = self._directory.lost(self._rng, now)
         if lost is not None and (self._rng.random() < 0.5 or not self._searching(now)):
+            asked_before, lost.felt_at = lost.felt_at, now
             lost.feel_at = math.inf  # until it is known how it went
             answered = await self._asker.greet(lost)
             self._note(lost.peer_id, answered)
+            self._directory.dismiss(lost, asked_before)
             return answered
         if not self._searching(now):
             return None
@@ -162,7 +163,7 @@ class Meeting:
 
     def _searching(self, now: float) -> bool:
         """Whether it is time for a peer of the book."""
-        return len(self._directory.partners(now)) < PARTNERS or now >= self._next_feeler
+        return now >= self._next_feeler or self._directory.answering(now)[0] < PARTNERS
 
     def _passed(self, peer_id: str) -> bool:
         """Whether the book need not name this peer: a partner, or one that is left alone."""
@@ -173,7 +174,7 @@ class Meeting:
 
     async def _read(self) -> None:
         """Read some heartbeats from the transport, if it is time."""
-        few = self._directory.answering(self._clock.now()) < FEW
+        few = sum(self._directory.answering(self._clock.now())) < FEW
         if self._unread and not few:
             self._unread -= 1
             return

@@ -73,9 +73,10 @@ class Peer:
     offences: int = 0
     shunned_until: float = 0.0
     failed_until: float = 0.0
-    #: The issuer that admits it, "" if unknown; since when it is a partner; its next retry.
+    #: The issuer that admits it, "" if unknown; since when it is a partner; last and next retry.
     issuer: str = ""
     partner_since: float | None = None
+    felt_at: float = 0.0
     feel_at: float = 0.0
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
@@ -110,7 +111,7 @@ class Peer:
 class Directory:
     """All known peers."""
 
-    def __init__(self, own_id: str, limit: int = 256) -> None:
+    def __init__(self, own_id: str, limit: int = 128) -> None:
         self._own_id = own_id
         self._limit = limit
         self._peers: dict[str, Peer] = {}
@@ -156,20 +157,22 @@ class Directory:
     ) -> list[Peer]:
         """Up to `count` random peers that answered last time, none of them in `without`."""
         partners, others = self._answering(now, without)
-        rng.shuffle(partners)
-        rng.shuffle(others)
         share = len(partners) / max(1, len(partners) + len(others))
         if len(partners) >= _ENOUGH:
             share = max(share, 0.5)
         drawn: list[Peer] = []
         while len(drawn) < count and (partners or others):
             first = not others or (bool(partners) and rng.random() < share)
-            drawn.append((partners if first else others).pop())
+            pool = partners if first else others
+            index = rng.randrange(len(pool))
+            pool[index], pool[-1] = pool[-1], pool[index]
+            drawn.append(pool.pop())
         return drawn
 
-    def answering(self, now: float) -> int:
-        """How many peers may be asked now."""
-        return sum(map(len, self._answering(now, ())))
+    def answering(self, now: float) -> tuple[int, int]:
+        """How many partners and how many others may be asked now."""
+        partners, others = self._answering(now, ())
+        return len(partners), len(others)
 
     def heard(self) -> float:
         """When anybody was last heard."""
@@ -184,7 +187,7 @@ class Directory:
         """A random peer that stopped answering and may be retried now."""
         due = [
             peer
-            for _, peer in sorted(self._peers.items())
+            for peer in self._peers.values()
             if peer.failed_until == math.inf and max(peer.feel_at, peer.shunned_until) <= now
         ]
         return rng.choice(due) if due else None
@@ -203,23 +206,20 @@ class Directory:
             rng.choice(newer or partners[ANCHORS:]).partner_since = None
         peer.partner_since = now
 
-    def dismiss(self, now: float) -> None:
-        """Forget the peers that answered none of LOST_TRIES retries, unless they are shunned."""
-        for key, peer in list(self._peers.items()):
-            if peer.failures > LOST_TRIES and peer.shunned_until <= now:
-                del self._peers[key]
+    def dismiss(self, peer: Peer, asked_before: float) -> None:
+        """Forget a peer that answered none of LOST_TRIES retries, if anybody else was heard since
+        this node `asked_before`: otherwise the fault may be its own."""
+        if peer.failures > LOST_TRIES and self.heard() > asked_before:
+            self._peers.pop(peer.peer_id, None)
 
     def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
-        """Partners and others that may be asked now, in a stable order."""
-        live = [
-            self._peers[key]
-            for key in sorted(self._peers)
-            if self._peers[key].retry_at <= now and key not in without
-        ]
-        return (
-            [peer for peer in live if peer.partner_since is not None],
-            [peer for peer in live if peer.partner_since is None],
-        )
+        """Partners and others that may be asked now, in the order in which they came."""
+        partners: list[Peer] = []
+        others: list[Peer] = []
+        for key, peer in self._peers.items():
+            if peer.retry_at <= now and key not in without:
+                (others if peer.partner_since is None else partners).append(peer)
+        return partners, others
 
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """How many groups could be drawn now, at most `slots(author)` of each author."""

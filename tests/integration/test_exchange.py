@@ -420,7 +420,7 @@ def test_with_peers_enough_heartbeats_are_read_rarely(in_swarm) -> None:
         network.heartbeats = counted  # type: ignore[method-assign]
         for side in sides[1:]:
             await side.exchange.meeting.beat(0, 20.0)
-        for _ in range(66):  # two periods of a node that has peers enough
+        for _ in range(258):  # two periods of a node that has peers enough
             await sides[0].exchange.meeting.beat(0, 20.0)
         assert sum(reads) == 2
 
