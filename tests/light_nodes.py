@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from swarm_node.clock import Clock
 from swarm_node.environments.host import InlineEnvironmentHost
@@ -26,6 +27,7 @@ from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.serving import LIST, PEERS, Server
+from swarm_node.p2p.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import EPOCH
@@ -38,11 +40,7 @@ OPEN_SECONDS = 10.0
 
 
 class SilentNetwork(MemoryNetwork):
-    """`reached` counts requests that were answered, by caller and protocol."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(random.Random(seed))
-        self.reached: Counter[tuple[str, str]] = Counter()
+    """Whoever does not run is silent."""
 
     async def exchange(
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
@@ -50,18 +48,31 @@ class SilentNetwork(MemoryNetwork):
         if self.running(target) is None:
             await asyncio.sleep(OPEN_SECONDS)
             raise TransportError(f"{target} did not answer")
-        reply = await super().exchange(source, target, protocol, payload, max_reply)
-        self.reached[source.peer_id, protocol] += 1
-        return reply
+        return await super().exchange(source, target, protocol, payload, max_reply)
 
 
-class SilentTransport(MemoryTransport):
-    """`dialled` counts what each address was dialled."""
+class Counting:
+    """A transport that counts: `reached` the requests that were answered, by protocol, `dialled`
+    how often each address was."""
 
-    def __init__(self, network: SilentNetwork, membership: Membership) -> None:
-        super().__init__(network, membership.identity)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reached: Counter[str] = Counter()
         self.dialled: Counter[str] = Counter()
 
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        reply: bytes = await super().request(peer, protocol, payload, max_reply=max_reply)  # type: ignore[misc]
+        self.reached[protocol] += 1
+        return reply
+
+    @property
+    def lists(self) -> int:
+        return self.reached[LIST]
+
+
+class SilentTransport(Counting, MemoryTransport):
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         self.dialled.update(addresses)
         reached = await super().dial(addresses, patience)
@@ -76,16 +87,15 @@ class LightNode:
     def __init__(
         self,
         place: Path,
-        loop: VirtualTimeLoop,
-        network: SilentNetwork,
+        clock: Clock,
+        transport: Transport,
         membership: Membership,
         bootstrap: Sequence[str] = (),
     ) -> None:
         self.membership = membership
         self.peer_id = membership.identity.peer_id
-        self.clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
-        self.network = network
-        self.transport = SilentTransport(network, membership)
+        self.clock = clock
+        self.transport = transport
         self.directory = Directory(self.peer_id)
         self.members = Members(membership.swarm, self.clock.wall)
         self.rejected: Counter[str] = Counter()
@@ -125,15 +135,11 @@ class LightNode:
 
     async def stop(self) -> None:
         """Stop without a goodbye, as a power cut does."""
-        self.network.cut(self.peer_id)
         assert self.task is not None
         self.task.cancel()
         await asyncio.wait({self.task})
+        await self.transport.stop()
         self.storage.close()
-
-    def lists(self) -> int:
-        """How many lists were answered."""
-        return self.network.reached[self.peer_id, LIST]
 
     def partners(self) -> list[str]:
         return [peer.peer_id for peer in self.directory.partners(self.clock.now())]
@@ -202,3 +208,8 @@ def _verifier(membership: Membership, storage: Storage) -> GroupVerifier:
         environment.judge,
         lambda group: None,
     )
+
+
+def virtual(loop: VirtualTimeLoop) -> Clock:
+    """The clock of a simulation, at which the certificates of `Seeded` begin."""
+    return Clock(now=loop.time, wall=lambda: EPOCH + loop.time())

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from light_nodes import HostileNode, LightNode, SilentNetwork, address_of, heartbeat
+from light_nodes import (
+    HostileNode,
+    LightNode,
+    SilentNetwork,
+    SilentTransport,
+    address_of,
+    heartbeat,
+    virtual,
+)
 
 from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -22,7 +31,7 @@ class Swarm:
 
     def __init__(self, loop: VirtualTimeLoop, place: Path, members: int, seed: int = 0) -> None:
         self.loop = loop
-        self.network = SilentNetwork(seed)
+        self.network = SilentNetwork(random.Random(seed))
         self.members = Seeded(seed).memberships(members)
         self.place = place
         self.running: list[LightNode] = []
@@ -31,7 +40,8 @@ class Swarm:
         self, index: int, kind: type[LightNode] = LightNode, know: range = range(LIVE)
     ) -> LightNode:
         addresses = [address_of(self.members[other]) for other in know if other != index]
-        node = kind(self.place, self.loop, self.network, self.members[index], addresses)
+        transport = SilentTransport(self.network, self.members[index].identity)
+        node = kind(self.place, virtual(self.loop), transport, self.members[index], addresses)
         self.running.append(node)
         return node.start()
 
@@ -62,9 +72,9 @@ def in_swarm(
 
 
 async def rate(node: LightNode, seconds: float) -> float:
-    before = node.lists()
+    before = node.transport.lists
     await asyncio.sleep(seconds)
-    return (node.lists() - before) / seconds
+    return (node.transport.lists - before) / seconds
 
 
 def test_a_hundred_dead_peers_cost_no_live_one_a_tenth(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Dialing:
             key = str(host)
             if isinstance(host, ipaddress.IPv6Address):
                 key = str(ipaddress.ip_network((int(host) >> 64 << 64, 64)))
-        return self._all.take(now) and self._hosts.take(key, now)
+        return self._hosts.take(key, now) and self._all.take(now)
 
     def answered(self, address: Address) -> None:
         """A member answered at this address, so it is no longer counted."""
