@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from endless import endless
 
-from swarm_node.policy.models.codec import Codec, load_tokenizer
+from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import Placement, hardware, place
@@ -166,10 +167,7 @@ def print_syncs(how: str, syncs: list[Sync]) -> None:
 
 async def measure(arguments: argparse.Namespace) -> None:
     path = resolve(arguments.model)
-    model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
-    # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
-    never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    codec = Codec(tokenizer, model.config.vocab_size, [never])
+    model, codec = endless(path)
     where = place("auto", "auto", hardware())
     plan = plan_engine(
         model.config, where=where, max_rows=arguments.rows, max_new_tokens=arguments.new

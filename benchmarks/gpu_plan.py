@@ -118,11 +118,7 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
     """Bytes planned and taken, the plan in words, and seconds of each update; or why there is no
     plan."""
     from swarm_node.errors import ModelError
-    from swarm_node.node.derive import cache_shape, trainer_settings
-    from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.models.config import Qwen2Config
-    from swarm_node.policy.sampling.torch_sampler import TorchSampler
-    from swarm_node.policy.training.process import ProcessTrainer
 
     shape = Qwen2Config.from_directory(directory)
     try:
@@ -130,6 +126,26 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
     except ModelError as refusal:
         return {"refused": str(refusal)}
     total, rows, words = described(shape, found, arguments.new)
+    results, peak = await at_work(directory, shape, settings, found, rows, arguments)
+    return {
+        "planned": total,
+        "taken": peak,
+        "words": words,
+        "seconds": [one.stats.seconds for one in results],
+        "halvings": sum(one.stats.halvings for one in results),
+        "skipped": [one.stats.skipped for one in results if one.stats.skipped],
+    }
+
+
+async def at_work(
+    directory: Path, shape: Any, settings: Any, found: Any, rows: int, arguments: argparse.Namespace
+) -> tuple[list[Any], int]:
+    """The results of the updates, and the most bytes that were taken meanwhile."""
+    from swarm_node.node.derive import cache_shape, trainer_settings
+    from swarm_node.policy.memory.footprint import PROMPT_TOKENS
+    from swarm_node.policy.sampling.torch_sampler import TorchSampler
+    from swarm_node.policy.training.process import ProcessTrainer
+
     longest = min(PROMPT_TOKENS + arguments.new, shape.max_position_embeddings)
     tokens = 2 * max(found.training.micro_batch_tokens, longest)
     batch = batch_of(shape.vocab_size, tokens, longest)
@@ -152,29 +168,21 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
             for turn in range(arguments.updates):
                 await sampler.load(weights, version)
                 requests = [replace(o, seed=o.seed + turn) for o in requests_of(arguments.new)]
-                drawing = asyncio.ensure_future(sampler.sample(requests))
-                updating = asyncio.ensure_future(trainer.update(batch))
-                while not updating.done():
-                    await asyncio.wait({updating}, timeout=0.05)
-                    peak = max(peak, used())
-                results.append(await updating)
-                if not (await asyncio.wait({drawing}, timeout=_DRAWING))[0]:
-                    drawing.cancel()
-                with suppress(asyncio.CancelledError):
-                    await drawing
+                async with asyncio.TaskGroup() as tasks:
+                    drawing = tasks.create_task(sampler.sample(requests))
+                    updating = tasks.create_task(trainer.update(batch))
+                    while not updating.done():
+                        await asyncio.wait({updating}, timeout=0.05)
+                        peak = max(peak, used())
+                    if not (await asyncio.wait({drawing}, timeout=_DRAWING))[0]:
+                        drawing.cancel()
                 peak = max(peak, used())
+                results.append(updating.result())
                 weights, version = results[-1].weights, results[-1].stats.version
         finally:
             await trainer.close()
             await sampler.close()
-    return {
-        "planned": total,
-        "taken": peak,
-        "words": words,
-        "seconds": [one.stats.seconds for one in results],
-        "halvings": sum(one.stats.halvings for one in results),
-        "skipped": [one.stats.skipped for one in results if one.stats.skipped],
-    }
+    return results, peak
 
 
 def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:

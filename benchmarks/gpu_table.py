@@ -62,7 +62,7 @@ def by_hand(model: Qwen2Config, plan: dict[str, Any], new: int) -> float:
     layer = T * (12 * h + 8 * i + 6 * q + 6 * k + 20 * k + 14 * r)
     kept = layers * (2 * h * T if training["checkpointing"] else layer)
     again = layer if training["checkpointing"] else 0
-    activations = kept + max(16 * h * T + 14 * 2**25, again + 16 * (h + i) * T)
+    activations = kept + max(16 * h * T + 6 * 2**24, again + 16 * (h + i) * T)
     sampler = 2048 * 2 * (3 * i + 4 * h) + 18 * rows * model.vocab_size
     sampler += 2 * rows * (256 + new) * layers * k
     return weights + 12 * adapters + 4 * layers * k * tokens + activations + sampler + 2**30

@@ -3,15 +3,16 @@
     python benchmarks/peer_sampling.py [--seeds 4]
 
 300 nodes with views of 16; in each of 100 rounds a node shuffles once. A tenth of them are hostile:
-they answer with hostile nodes only and push themselves to everybody, as often as `--pushes` says.
-In round 60 a quarter of the honest ones die. Printed per way: hostile entries in the views of honest
-nodes before that (their share of the nodes is 0.10), dead entries 40 rounds later, the smallest and
-largest number of honest views that an honest node is in, and messages per node and round.
+they name hostile nodes only, and push themselves to each node `pushes` times a round. In round 60 a
+quarter of the honest ones die. Printed per way: the share of hostile entries in honest views before
+that (0.10 of the nodes are), of dead entries 40 rounds later, in how many honest views an honest
+node is at least and at most, and messages per node and round.
 
-Cyclon (Voulgaris et al., 2005) swaps parts of views. HyParView (Leitao et al., 2007) keeps a small
-active view of links and repairs it from a passive one. Brahms (Bortnikov et al., 2009) mixes bounded
-pushes, pulls and a min-wise sample of all it ever heard. `book` is what a node does: it pulls from a
-random partner, puts what it hears into buckets by teller, and keeps who answers.
+Cyclon (Voulgaris et al., 2005) swaps parts of views. HyParView (Leitao et al., 2007) keeps an
+active view of links and repairs it from a passive one. Brahms (Bortnikov et al., 2009) mixes
+bounded pushes, pulls and a min-wise sample of all that it heard. `book` is what a node does: it
+pulls from a random partner, puts what it hears into buckets by teller, and keeps who answers; who
+pushes gets no place among its partners.
 """
 
 from __future__ import annotations

@@ -23,11 +23,10 @@ from pathlib import Path
 
 import psutil
 import torch
+from endless import endless
 
 from swarm_node.node.harvest import Harvest, PendingGroup
-from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import plan_engine
@@ -92,11 +91,7 @@ async def run_arm(
 
 async def main(calls: int, repetitions: int, places: int) -> None:
     torch.set_num_threads(1)
-    path = resolve("tiny")
-    model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
-    # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
-    never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    codec = Codec(tokenizer, model.config.vocab_size, [never])
+    model, codec = endless(resolve("tiny"))
     plan = plan_engine(model.config, where=ON_CPU, max_rows=places, max_new_tokens=LONGEST)
     sampler = VllmSampler(model.config, codec, plan)
     with tempfile.TemporaryDirectory() as directory:

@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 
 import torch
+from endless import endless
 
-from swarm_node.policy.models.codec import Codec, load_tokenizer
 from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
@@ -34,11 +33,7 @@ GROUP = 8
 
 async def main(places: int, groups: int, new: int, turns: int) -> None:
     torch.set_num_threads(1)
-    path = resolve("tiny")
-    model, tokenizer = Qwen2.from_directory(path), load_tokenizer(path)
-    # Lengths are those asked for: no answer holds what starts a text (or, without, padding).
-    never = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    codec = Codec(tokenizer, model.config.vocab_size, [never])
+    model, codec = endless(resolve("tiny"))
     where = place("auto", "auto", hardware())
     plan = plan_engine(model.config, where=where, max_rows=places, max_new_tokens=new)
     sampler = VllmSampler(model.config, codec, plan)

@@ -8,6 +8,7 @@ SwarmNodeError               every error this program raises on purpose
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── NotRunningError          no node answers on the control API of this home
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
+│   ├── OversizeError        a message over its limit
 │   └── RefusedError         the peer refused the request
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── EngineError              the inference engine cannot be kept running
@@ -60,6 +61,10 @@ class TransportError(SwarmNodeError):
     """The network layer failed, or a peer did not answer as the protocol says."""
 
 
+class OversizeError(TransportError):
+    """A request or reply is over its limit."""
+
+
 class RefusedError(TransportError):
     """The peer refused the request; the text is the peer's."""
 
@@ -94,3 +99,9 @@ class Rejected:
 
     reason: str
     detail: str = ""
+
+
+def first_of(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
+    """The first leaf of a group: the error that ended the others."""
+    error = group.exceptions[0]
+    return first_of(error) if isinstance(error, BaseExceptionGroup) else error

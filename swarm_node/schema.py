@@ -1,6 +1,15 @@
-"""The tables of a node's database, from version to version."""
+"""The tables of the database, a row of known peers, and what the database's errors mean."""
 
 from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_ADDRESSES = 16
 
 #: Statements that migrate schema version i to i + 1. A released one is never edited.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -36,8 +45,72 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     (
+        "ALTER TABLE windows ADD COLUMN marked INTEGER NOT NULL DEFAULT 0",
+        "CREATE INDEX newest_windows ON windows (marked)",
+    ),
+    (
+        """CREATE TABLE marks (
+            arrival INTEGER PRIMARY KEY AUTOINCREMENT,
+            digest BLOB NOT NULL UNIQUE,
+            author TEXT NOT NULL
+        )""",
+    ),
+    (
         "ALTER TABLE peers ADD COLUMN issuer TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE peers ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE peers ADD COLUMN anchor INTEGER NOT NULL DEFAULT 0",
     ),
 )
+
+
+PEERS_QUERY = (
+    "SELECT peer_id, addresses, last_seen, issuer, failures, anchor FROM peers "
+    "ORDER BY anchor DESC, last_seen DESC, peer_id LIMIT ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeer:
+    """A peer that answered this node, with its addresses and the issuer that admits it.
+    `last_seen` is in Unix seconds, `failures` counts those since then. The node tries anchors
+    first when it starts."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    last_seen: float
+    issuer: str = ""
+    failures: int = 0
+    anchor: bool = False
+
+
+def to_row(peer: KnownPeer) -> tuple[Any, ...]:
+    """The columns of `peer`, with at most MAX_ADDRESSES addresses."""
+    peer_id, addresses, *others = astuple(peer)
+    return peer_id, json.dumps(addresses[:MAX_ADDRESSES]), *others
+
+
+def from_row(row: Sequence[Any]) -> KnownPeer:
+    """
+    Raises:
+        ValueError, TypeError: the row is damaged.
+    """
+    peer_id, raw, seen, issuer, failures, anchor = row
+    addresses = tuple(map(str, json.loads(raw)))
+    return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
+
+
+def explain(path: Path, error: sqlite3.Error | OSError) -> str:
+    """One line for the person who runs the node."""
+    # The low byte is the primary result code; the rest says where it happened.
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"no space left for {path}: free some, nothing stored so far is lost"
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return (
+                f"{path} is damaged ({error}): move it away and start again; key, membership and "
+                "checkpoints are in other files"
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"{path} is in use by another process: stop that one first"
+        case _:
+            return f"cannot use the database {path} ({error}): check the disk and its permissions"

@@ -12,27 +12,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sqlite3
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS
+from swarm_node.schema import MIGRATIONS, PEERS_QUERY, KnownPeer, explain, from_row, to_row
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
+MAX_AUTHORS = 4096
 MAX_ADDRESSES = 16
+#: Digests of groups that are kept; three of each group.
+MAX_MARKS = 1 << 16
 _BUSY_SECONDS = 5.0
 _WAL_BYTES = 16 << 20
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
+_log = structlog.get_logger(__name__)
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
@@ -41,7 +47,8 @@ _Result = TypeVar("_Result")
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
     the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
-    version when it was stored, and `uses` counts the updates that began with it."""
+    version when it was stored, and `uses` counts the updates that began with it. No two stored
+    groups have one of their `marks` in common (`p2p/content.py`)."""
 
     id: bytes
     author: str
@@ -53,6 +60,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     arrived: int
     uses: int = 0
+    marks: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +72,6 @@ class WindowRow:
     epoch: int
     high: int
     bitmap: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPeer:
-    """A peer that answered this node, with its addresses and the issuer that admits it.
-    `last_seen` is in Unix seconds, `failures` counts those since then. The node tries anchors
-    first when it starts."""
-
-    peer_id: str
-    addresses: tuple[str, ...]
-    last_seen: float
-    issuer: str = ""
-    failures: int = 0
-    anchor: bool = False
 
 
 class Storage:
@@ -115,9 +109,10 @@ class Storage:
         except HomeError:
             self._connection.close()
             raise
-        #: The epoch of this node's log. A new database cannot know which sequence numbers a lost
-        #: one had used, so it starts a greater epoch.
+        #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
+        #: How many damaged rows were set aside, as "storage".
+        self.faults: Counter[str] = Counter()
 
     async def run(
         self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
@@ -132,12 +127,27 @@ class Storage:
         with self._lock, self._explained():
             self._connection.close()
 
+    def begin_epoch(self) -> None:
+        """Start a greater epoch, with an empty log; a node does it at every start. No database can
+        know whether it is an older copy, and whoever continued such a one would sign numbers that
+        are used already. Groups of earlier epochs stay stored and are still served."""
+        with self._transaction() as db:
+            _set_meta(db, "earlier", self.published())
+            _set_meta(db, "head", 0)
+            _set_meta(db, "epoch", max(self.epoch + 1, int(self._wall() * 1000)))
+            db.execute("DELETE FROM log")
+        self.epoch = self._meta("epoch")
+
+    def published(self) -> int:
+        """How many groups this node has published, in all epochs."""
+        return self._meta("earlier") + self.head()
+
     def next_seq(self) -> int:
         """The sequence number that the next published group must bear; numbers start at 1."""
         return self.head() + 1
 
     def head(self) -> int:
-        """The newest sequence number published, 0 if none."""
+        """The newest sequence number published in this epoch, 0 if none."""
         return self._meta("head")
 
     def publish(self, entries: Sequence[tuple[StoredGroup, bytes | None]]) -> None:
@@ -180,13 +190,20 @@ class Storage:
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         """Store a verified group and its author's window in one transaction, so that no restart
-        can admit it again. False, and nothing stored, if a group with its id is stored."""
+        can admit it again. False, and nothing stored, if a group with its id or one of its marks
+        is stored."""
         with self._transaction() as db:
-            if db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone():
+            known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
+            if known or any(self.marked(mark) for mark in row.marks):
                 return False
             _insert(db, row)
             _put_window(db, window)
         return True
+
+    def marked(self, digest: bytes) -> str | None:
+        """The author of the group with this mark, None for none. The newest MAX_MARKS are known."""
+        rows = self._rows("SELECT author FROM marks WHERE digest = ?", digest)
+        return rows[0][0] if rows else None
 
     def save_window(self, window: WindowRow) -> None:
         """Replace the author's window, after a group that is not kept."""
@@ -194,10 +211,9 @@ class Storage:
             _put_window(db, window)
 
     def windows(self) -> list[WindowRow]:
-        """All authors' windows."""
-        return [
-            WindowRow(*row) for row in self._rows("SELECT author, epoch, high, bitmap FROM windows")
-        ]
+        """All authors' windows, the one marked last at the end."""
+        query = "SELECT author, epoch, high, bitmap FROM windows ORDER BY marked"
+        return [WindowRow(*row) for row in self._rows(query)]
 
     def record_use(self, identifiers: Sequence[bytes]) -> None:
         """Count one use of each group; call it before training on them."""
@@ -213,7 +229,23 @@ class Storage:
             f"SELECT {_GROUP_COLUMNS} FROM groups WHERE NOT retired AND uses < ? ORDER BY arrival",  # noqa: S608 - constants
             max_uses,
         )
-        return [_group(row) for row in rows]
+        found = []
+        for row in rows:
+            try:
+                found.append(_group(row))
+            except (ValueError, TypeError):
+                self.forget(row[0])
+        return found
+
+    def forget(self, identifier: bytes) -> None:
+        """Delete a group whose row is damaged, and count a fault."""
+        self._mark("DELETE FROM groups WHERE id = ?", [identifier])
+        self.damaged(f"the group {bytes(identifier).hex()} is deleted")
+
+    def damaged(self, done: str) -> None:
+        """Count a damaged row, and say what was `done` about it."""
+        self.faults["storage"] += 1
+        _log.warning("a row of the database is damaged: check the disk", done=done)
 
     def counter(self, name: str) -> int:
         """The value of a counter, 0 if it was never advanced."""
@@ -235,7 +267,7 @@ class Storage:
     def prune(self, keep_log: int, keep_received: int = 1024, max_bytes: int = 1 << 30) -> None:
         """Delete all but the newest: `keep_log` own groups with their announcements,
         `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
-        stay, so a deleted group is not admitted again."""
+        of the MAX_AUTHORS marked last stay, so a deleted group is not admitted again."""
         with self._transaction() as db:
             own, received = "provenance = 'own'", "provenance <> 'own'"
             for kind, keep in ((own, keep_log), (received, keep_received)):
@@ -250,29 +282,33 @@ class Storage:
                 (max_bytes,),
             )
             db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
+            db.execute(
+                "DELETE FROM windows WHERE marked <= "
+                "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET ?)",
+                (MAX_AUTHORS,),
+            )
+            db.execute(
+                "DELETE FROM marks WHERE arrival <= (SELECT max(arrival) FROM marks) - ?",
+                (MAX_MARKS,),
+            )
 
     def remember_peers(self, peers: Sequence[KnownPeer]) -> None:
         """Store these peers in place of those stored before; the MAX_PEERS last seen are kept."""
         newest = sorted(peers, key=lambda peer: (-peer.last_seen, peer.peer_id))[:MAX_PEERS]
-        rows = [
-            (peer_id, json.dumps(addresses[:MAX_ADDRESSES]), *others)
-            for peer_id, addresses, *others in map(astuple, newest)
-        ]
         with self._transaction() as db:
             db.execute("DELETE FROM peers")
-            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", rows)
+            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(to_row, newest))
 
     def known_peers(self, limit: int) -> list[KnownPeer]:
         """Up to `limit` stored peers: anchors first, then the last seen first."""
-        rows = self._rows(
-            "SELECT peer_id, addresses, last_seen, issuer, failures, anchor FROM peers "
-            "ORDER BY anchor DESC, last_seen DESC, peer_id LIMIT ?",
-            limit,
-        )
-        return [
-            KnownPeer(peer_id, tuple(json.loads(raw)), seen, issuer, failures, bool(anchor))
-            for peer_id, raw, seen, issuer, failures, anchor in rows
-        ]
+        known = []
+        for row in self._rows(PEERS_QUERY, limit):
+            try:
+                known.append(from_row(row))
+            except (ValueError, TypeError):
+                self._mark("DELETE FROM peers WHERE peer_id = ?", [row[0]])
+                self.damaged(f"the peer {row[0]!r} is forgotten")
+        return known
 
     def _prepare(self) -> None:
         db = self._connection
@@ -294,7 +330,7 @@ class Storage:
         rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
         return int(rows[0][0]) if rows else 0
 
-    def _mark(self, statement: str, identifiers: Sequence[bytes]) -> None:
+    def _mark(self, statement: str, identifiers: Sequence[bytes | str]) -> None:
         with self._transaction() as db:
             db.executemany(statement, [(identifier,) for identifier in identifiers])
 
@@ -322,7 +358,7 @@ class Storage:
         except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
             raise
         except (sqlite3.Error, OSError) as error:
-            raise HomeError(_explain(self._path, error)) from error
+            raise HomeError(explain(self._path, error)) from error
 
 
 def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
@@ -332,6 +368,10 @@ def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
     )
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
+    db.executemany(
+        "INSERT OR IGNORE INTO marks (digest, author) VALUES (?, ?)",
+        [(mark, row.author) for mark in row.marks],
+    )
 
 
 def _group(row: Sequence[Any]) -> StoredGroup:
@@ -346,26 +386,10 @@ def _group(row: Sequence[Any]) -> StoredGroup:
 
 def _put_window(db: sqlite3.Connection, window: WindowRow) -> None:
     db.execute(
-        "REPLACE INTO windows VALUES (?, ?, ?, ?)",
+        "REPLACE INTO windows SELECT ?, ?, ?, ?, coalesce(max(marked), 0) + 1 FROM windows",
         (window.author, window.epoch, window.high, window.bitmap),
     )
 
 
 def _set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
     db.execute("REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def _explain(path: Path, error: sqlite3.Error | OSError) -> str:
-    # The low byte is the primary result code; the rest says where it happened.
-    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-        case sqlite3.SQLITE_FULL:
-            return f"no space left for {path}: free some, nothing stored so far is lost"
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return (
-                f"{path} is damaged ({error}): move it away and start again; key, membership and "
-                "checkpoints are in other files"
-            )
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return f"{path} is in use by another process: stop that one first"
-        case _:
-            return f"cannot use the database {path} ({error}): check the disk and its permissions"

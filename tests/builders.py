@@ -90,19 +90,26 @@ def train_rows(count: int = 6) -> list[TrainRow]:
 
 
 def write_model(path: Path, **shape: Any) -> Path:
-    """`path`, to which a random Qwen2 of 64 tokens, four heads and this `shape` was written."""
+    """`path`, to which a random Qwen2 of 64 tokens, four heads and this `shape` was written; by
+    default it has two layers and 48 positions."""
     import torch
     from safetensors.torch import save_file
 
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.qwen2 import Qwen2
 
+    default = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 48,
+    }
     config = Qwen2Config(
         vocab_size=64,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=True,
-        **shape,
+        **{**default, **shape},
     )
     (path / "config.json").write_text(json.dumps(config.to_hf()))
     (path / "tokenizer.json").write_text("{}")

@@ -122,10 +122,4 @@ def _bpe_tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def random_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a random Qwen2 of two layers, 64 tokens and 48 positions; do not write."""
-    return write_model(
-        tmp_path_factory.mktemp("random-qwen2"),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        max_position_embeddings=48,
-    )
+    return write_model(tmp_path_factory.mktemp("random-qwen2"))

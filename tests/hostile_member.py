@@ -1,6 +1,6 @@
 """A modified member of a swarm: `python hostile_member.py KIND join …` runs a real node that
-publishes texts of this kind (code, costly, wrong) under its own valid signature, in place of what
-its model said.
+publishes texts of this kind (code, costly, long, wrong) under its own valid signature, in place of
+what its model said. The kind `honest` publishes what its model said, and only trains on nothing.
 
 It claims mixed rewards, so that everybody pulls, and another tokenizer, so that nobody compares its
 texts with token ids.
@@ -56,25 +56,33 @@ def payloads() -> list[str]:
 
 
 def _poisoned(group: RolloutGroup, texts: Sequence[str]) -> RolloutGroup:
+    """The group with these texts. An empty one stands for 60,000 characters before the own answer,
+    so that it is judged as that is."""
     count = len(group.completions)
+    long = _filled("b ")[:60_000]
     completions = tuple(
-        replace(completion, text=texts[index % len(texts)])
+        replace(completion, text=texts[index % len(texts)] or long + completion.text)
         for index, completion in enumerate(group.completions)
     )
     claimed = tuple(float(index % 2 == 0) for index in range(count))
+    if not all(texts):
+        claimed = group.claimed
     policy = PolicyRef(FOREIGN, FOREIGN, group.policy.version)
     return replace(group, completions=completions, claimed=claimed, policy=policy)
 
 
-def corrupt(texts: Callable[[int], Sequence[str]]) -> None:
-    """Make every node of this process publish `texts(number of the group)`."""
+def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
+    """Make every node of this process publish `texts(number of the group)`; None: its own."""
     publish, numbers = Publisher.publish, iter(range(sys.maxsize))
 
     async def poisonous(
         self: Publisher, scored: Sequence[tuple[RolloutGroup, str]], version: int
     ) -> list[VerifiedGroup]:
         self._verifier._check_tokens = lambda group: None  # type: ignore[method-assign]
-        bad = [(_poisoned(group, texts(next(numbers))), prompt) for group, prompt in scored]
+        bad = [
+            (group if texts is None else _poisoned(group, texts(next(numbers))), prompt)
+            for group, prompt in scored
+        ]
         await publish(self, bad, version)
         await asyncio.sleep(PAUSE_SECONDS)  # it trains on nothing, and would sample without end
         return []
@@ -90,7 +98,9 @@ if __name__ == "__main__":
         {
             "code": lambda _: payloads(),
             "costly": lambda number: [shapes[number % len(shapes)]],
+            "long": lambda _: [""],
             "wrong": lambda _: ["no idea"],
+            "honest": None,
         }[kind]
     )
     app()

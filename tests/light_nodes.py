@@ -20,9 +20,10 @@ from swarm_node.errors import TransportError
 from swarm_node.node.company import Company
 from swarm_node.node.home import Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.exchange import open_exchange
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory, Peer
@@ -35,6 +36,7 @@ from swarm_node.simulation.virtual_time import VirtualTimeLoop
 from swarm_node.storage import Storage
 
 POLL_SECONDS = 2.0
+WANTS = Wants(groups=50.0, size=4096, external=1.0)
 #: As the real transport waits for a stream that nobody opens.
 OPEN_SECONDS = 10.0
 
@@ -100,6 +102,7 @@ class LightNode:
         self.members = Members(membership.swarm, self.clock.wall)
         self.rejected: Counter[str] = Counter()
         self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
+        self.storage.begin_epoch()
         shared = {
             "transport": self.transport,
             "chain": membership.chain,
@@ -110,8 +113,11 @@ class LightNode:
             "clock": self.clock,
             "rng": random.Random(self.peer_id),
         }
-        self.server = Server(gates=PeerGates(50, 500), **shared)
+        traffic = Traffic(WANTS, self.members.issuer)
+        self.server = Server(traffic=traffic, **shared)
         self.exchange = open_exchange(
+            traffic=traffic,
+            effort=Effort(1.0, self.members.issuer),
             identity=membership.identity,
             swarm_id=membership.swarm.swarm_id,
             verifier=_verifier(membership, self.storage),
@@ -177,7 +183,7 @@ class HostileNode(LightNode):
     async def _invent(self, caller: str, payload: bytes) -> bytes:
         self.directory.heartbeat = b""
         chosen = self._rng.sample(list(self.named), min(8, len(self.named)))
-        return wire.pack(wire.PeersReply(heartbeats=tuple(chosen)))
+        return wire.pack(wire.PeersReply(presences=tuple(chosen)))
 
 
 def heartbeat(membership: Membership, now: float, address: str | None = None) -> bytes:
@@ -190,6 +196,9 @@ def heartbeat(membership: Membership, now: float, address: str | None = None) ->
         head=0,
         issued_ms=int(now * 1000),
         agent="swarm-node",
+        revoked=0,
+        secret=0,
+        steward=False,
     )
     return seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))
 
@@ -199,14 +208,22 @@ def address_of(membership: Membership) -> str:
 
 
 def _verifier(membership: Membership, storage: Storage) -> GroupVerifier:
+    """Nobody publishes a group here, so it never judges one."""
     environment = InlineEnvironmentHost(create_environment("reasoning_gym", {}))
-    policy = PolicyRef(bytes(32), bytes(32), 0)
     return GroupVerifier(
         membership.swarm.swarm_id,
-        Expected("reasoning_gym", "1", frozenset(), policy),
+        Expected(
+            "reasoning_gym",
+            "1",
+            frozenset(),
+            PolicyRef(bytes(32), bytes(32), 0),
+            SizeGate.of(group_size=4, max_new_tokens=24),
+            own_tasks=membership.identity.peer_id,
+        ),
         storage,
-        environment.judge,
+        lambda ref, texts, author: environment.judge(ref, texts),
         lambda group: None,
+        lambda text: (),
     )
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sqlite3
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS
-from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
+from swarm_node.schema import MIGRATIONS, KnownPeer
+from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 
 def group(
@@ -127,6 +129,78 @@ def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
         epochs.append(storage.epoch)
         storage.close()
     assert epochs[0] < epochs[1]
+
+
+def test_a_database_of_the_first_version_is_migrated(path: Path) -> None:
+    old = sqlite3.connect(path)
+    for statement in MIGRATIONS[0]:
+        old.execute(statement)
+    old.executemany("INSERT INTO meta VALUES (?, ?)", [("epoch", 5000), ("head", 7)])
+    old.execute("INSERT INTO windows VALUES ('peer', 9, 3, ?)", (bytes(128),))
+    old.execute("INSERT INTO log VALUES (7, x'00', x'01')")
+    old.execute("PRAGMA user_version = 1")
+    old.commit()
+    old.close()
+    storage = Storage(path, wall=lambda: 1.0)
+    assert (storage.epoch, storage.head(), storage.published()) == (5000, 7, 7)
+    assert storage.windows() == [WindowRow("peer", 9, 3, bytes(128))]
+    publish(storage, 1)
+    assert storage.accept(*received(4))
+    storage.close()
+
+
+def test_the_windows_of_the_authors_marked_last_are_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.storage.MAX_AUTHORS", 3)
+    storage = Storage(path)
+    for seq, author in enumerate("abcda", start=1):
+        storage.accept(*received(seq, author))
+    storage.save_window(WindowRow("b", 9, 9, bytes(128)))
+    storage.prune(keep_log=4)
+    assert [row.author for row in storage.windows()] == ["d", "a", "b"]
+    storage.close()
+
+
+def test_a_damaged_row_is_set_aside_and_counted(path: Path) -> None:
+    storage = Storage(path)
+    first, second, third = publish(storage, 3)
+    storage.remember_peers([KnownPeer("good", (), 1.0), KnownPeer("bad", (), 2.0)])
+    for statement in (
+        "UPDATE groups SET provenance = 'nobody' WHERE seq = 1",
+        "UPDATE groups SET rewards = x'00' WHERE seq = 2",
+        "UPDATE peers SET addresses = '[' WHERE peer_id = 'bad'",
+    ):
+        storage._connection.execute(statement)
+    assert storage.live(1) == [third]
+    assert [peer.peer_id for peer in storage.known_peers(5)] == ["good"]
+    assert storage.faults == {"storage": 3}
+    assert storage.live(1) == [third]
+    assert len(storage.known_peers(5)) == 1
+    assert storage.blob(first.id) is storage.blob(second.id) is None
+    assert storage.faults == {"storage": 3}
+    storage.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0, 2000.0])
+def test_a_greater_epoch_begins_with_an_empty_log(path: Path, seconds: float) -> None:
+    """Whatever the clock says; an older copy of the database so never repeats a number."""
+    storage = Storage(path, wall=lambda: 1000.0)
+    own = publish(storage, 3)
+    first = storage.epoch
+    storage.close()
+    storage = Storage(path, wall=lambda: seconds)
+    storage.begin_epoch()
+    assert storage.epoch == max(first + 1, int(seconds * 1000))
+    assert storage.announcements(first, 2, 10) == (storage.epoch, 0, 0, ())
+    assert [row.seq for row in publish(storage, 2)] == [1, 2]
+    assert (storage.published(), storage.blob(own[0].id)) == (5, own[0].blob)
+    assert storage.live(1)[:3] == own
+    began = storage.epoch
+    storage.close()
+    storage = Storage(path)
+    assert (storage.epoch, storage.published()) == (began, 5)
+    storage.close()
 
 
 def test_used_up_and_retired_groups_are_not_live_but_still_served(path: Path) -> None:
@@ -305,3 +379,45 @@ def test_a_counter_only_goes_up(path: Path) -> None:
     with pytest.raises(ValueError, match="only goes up"):
         storage.advance("tasks", -1)
     storage.close()
+
+
+def test_no_two_groups_with_one_mark_are_stored_also_after_a_restart(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "node.db")
+    own = replace(group(storage.epoch, 1), marks=(b"own",))
+    storage.publish([(own, None)])
+    row, window = received(1)
+    assert storage.accept(replace(row, marks=(b"a", b"b")), window)
+    storage.close()
+    storage = Storage(tmp_path / "node.db")
+    other, window = received(2)
+    for known in (b"own", b"b"):
+        assert not storage.accept(replace(other, marks=(b"new", known)), window)
+    assert storage.marked(b"own") == own.author
+    assert storage.marked(b"new") is None
+    assert storage.accept(replace(other, marks=(b"new",)), window)
+
+
+def test_only_the_newest_marks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_node.storage.MAX_MARKS", 3)
+    storage = Storage(tmp_path / "node.db")
+    for seq in range(1, 6):
+        row, window = received(seq)
+        assert storage.accept(replace(row, marks=(bytes([seq]),)), window)
+    storage.prune(keep_log=9)
+    assert [bool(storage.marked(bytes([seq]))) for seq in range(1, 6)] == [0, 0, 1, 1, 1]
+
+
+def test_a_database_of_the_second_version_gets_the_table_of_marks(tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "node.db")
+    storage.publish([(group(storage.epoch, 1), None)])
+    storage.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "node.db")) as db:
+        db.execute("DROP TABLE marks")
+        for column in ("issuer", "failures", "anchor"):
+            db.execute(f"ALTER TABLE peers DROP COLUMN {column}")
+        db.execute("PRAGMA user_version = 2")
+    storage = Storage(tmp_path / "node.db")
+    assert storage.head() == 1
+    row, window = received(1)
+    assert storage.accept(replace(row, marks=(b"a",)), window)
+    assert storage.marked(b"a") == row.author

@@ -21,7 +21,8 @@ WRITER = """
 import json, random, sys
 from pathlib import Path
 from swarm_node.rollout import Provenance
-from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
+from swarm_node.schema import KnownPeer
+from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 rng = random.Random(int(sys.argv[2]))
 storage = Storage(Path(sys.argv[1]))

@@ -26,6 +26,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.head = 0
         self.windows: dict[str, WindowRow] = {}
         self.tasks = 0
+        self.epoch, self.published = 1000, 0
 
     @rule(count=st.integers(0, 4))
     def publish(self, count: int) -> None:
@@ -37,6 +38,7 @@ class StorageMachine(RuleBasedStateMachine):
             self.log[seq] = row.id
         self.storage.publish(entries)
         self.head += count
+        self.published += count
 
     @rule(author=st.sampled_from(["a", "b"]), seq=st.integers(1, 12))
     def accept(self, author: str, seq: int) -> None:
@@ -91,10 +93,19 @@ class StorageMachine(RuleBasedStateMachine):
         self.storage.close()
         self.storage = Storage(self.path, wall=lambda: 99.0)
 
+    @rule()
+    def start_again(self) -> None:
+        self.storage.close()
+        self.storage = Storage(self.path, wall=lambda: 0.9)  # a clock that was put back
+        self.storage.begin_epoch()
+        self.epoch, self.head = self.epoch + 1, 0
+        self.log.clear()
+
     @invariant()
     def tells_what_the_model_tells(self) -> None:
         storage = self.storage
-        assert storage.epoch == 1000
+        assert storage.epoch == self.epoch
+        assert storage.published() == self.published
         assert storage.next_seq() == self.head + 1
         assert storage.counter("tasks") == self.tasks
         assert {row.author: row for row in storage.windows()} == self.windows

@@ -6,12 +6,18 @@ Cheap to import, so that `--help` is quick.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
+from swarm_node.cli.options import (
+    AssignOption,
+    ConfigOption,
+    HomeOption,
+    JsonOption,
+    ModelOption,
+    TicketFileOption,
+)
 from swarm_node.errors import ModelError
 
 if TYPE_CHECKING:
@@ -25,12 +31,8 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Option(help="tiny, qwen2.5-0.5b …, a directory. [SWARM_NODE_MODEL]")
-    ] = None,
-    ticket_file: Annotated[
-        Path | None, typer.Option(help="File with the ticket; - reads standard input.")
-    ] = None,
+    model: ModelOption = None,
+    ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
     assign: AssignOption = None,

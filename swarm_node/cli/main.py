@@ -16,7 +16,15 @@ from swarm_node import __version__
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
-from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption, SamplerOption
+from swarm_node.cli.options import (
+    AssignOption,
+    ConfigOption,
+    HomeOption,
+    JsonOption,
+    ModelOption,
+    SamplerOption,
+    TicketFileOption,
+)
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.cli.train_host import train_host
@@ -147,16 +155,11 @@ async def _addresses_of(control_file: Path) -> list[str]:
 
 @app.command(rich_help_panel=_BASIC)
 def join(
-    model: Annotated[
-        str | None,
-        typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
-    ] = None,
+    model: ModelOption = None,
     ticket: Annotated[
         str | None, typer.Option(help="What invite printed; prefer --ticket-file on shared hosts.")
     ] = None,
-    ticket_file: Annotated[
-        Path | None, typer.Option(help="File with the ticket; - reads standard input.")
-    ] = None,
+    ticket_file: TicketFileOption = None,
     home: HomeOption = None,
     config: ConfigOption = None,
     families: Annotated[

@@ -15,6 +15,13 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", envvar="SWARM_NODE_CONFIG", help="TOML file with settings."),
 ]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
+]
+TicketFileOption = Annotated[
+    Path | None, typer.Option(help="File with the ticket; - reads standard input.")
+]
 SamplerOption = Annotated[
     str | None, typer.Option("--sampler", help="Inference engine: torch, vllm or auto.")
 ]

@@ -40,6 +40,8 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         rows["trainer"] = f"restarted {snapshot.trainer_restarts} times"
     for name, text in rows.items():
         table.add_row(name, text)
+    for alarm in snapshot.alarms:
+        table.add_row("[bold red]alarm[/bold red]", escape(alarm))
     return table
 
 
@@ -47,7 +49,10 @@ def peers_view(snapshot: Snapshot) -> RenderableType:
     """One row per known peer, the most recently seen first."""
     if not snapshot.peers:
         return "no peers yet: give a ticket to another machine (`swarm-node invite`)"
-    table = Table("peer", "version", "seen", "published", "received", "rejected", "address")
+    table = Table(
+        *("peer", "version", "seen", "published", "received", "of training", "score", "refused"),
+        *("left alone", "address"),
+    )
     for peer in snapshot.peers:
         table.add_row(
             peer.peer_id,
@@ -55,7 +60,10 @@ def peers_view(snapshot: Snapshot) -> RenderableType:
             f"{_span(peer.seconds_since_seen)} ago",
             str(peer.published),
             str(peer.received),
-            str(peer.rejected),
+            f"{peer.share:.0%}",
+            f"{peer.score:.2f}",
+            _counts(peer.refused),
+            _span(peer.left_seconds) if peer.left_seconds else "-",
             peer.addresses[0] if peer.addresses else "-",
         )
     return table

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.judge import PlainRef, Verdict, derive_prompt, score_text
@@ -54,7 +55,8 @@ class Judgement:
     of the first: "out_of_range", "unsendable", "timeout", "crashed", "stuck", "forged",
     "abandoned", or "" for none. `raised` names the first exception of a scorer, "" for none; such a
     text is a wrong answer. `lost` is the reason why peers' texts ended their judge, "" if they did
-    not; if they did, none of them was scored."""
+    not; if they did, none of them was scored. `seconds` are those that the judge took, without the
+    time that the group waited for it."""
 
     prompt: str
     rewards: tuple[float, ...]
@@ -62,6 +64,7 @@ class Judgement:
     fault_reason: str = ""
     raised: str = ""
     lost: str = ""
+    seconds: float = field(default=0.0, compare=False)
 
 
 class EnvironmentHost(Protocol):
@@ -171,16 +174,18 @@ class ProcessEnvironmentHost:
         cuts = [_cut(text) for text in texts]
         sent = [cut for cut in cuts if cut is not None]
         async with self._turns[whose]:
-            judge = self._judges[whose]
+            judge, began, ended_it = self._judges[whose], SYSTEM_CLOCK.now(), ""
             prompt = await self._prompt(judge, ref)
             verdicts: Sequence[Verdict | str]
             try:
                 verdicts = await judge.score(sent, self._score_seconds)
             except JudgeLostError as lost:
                 if whose == "peers":
-                    return Judgement(prompt, (0.0,) * len(texts), lost=lost.reason)
-                verdicts = await self._scored_singly(judge, ref, sent)
-        return _judgement(prompt, cuts, verdicts)
+                    ended_it, verdicts = lost.reason, [Verdict(0.0)] * len(sent)
+                else:
+                    verdicts = await self._scored_singly(judge, ref, sent)
+            seconds = SYSTEM_CLOCK.now() - began
+        return replace(_judgement(prompt, cuts, verdicts), lost=ended_it, seconds=seconds)
 
     async def close(self) -> None:
         for judge in self._judges.values():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from functools import partial
 
+from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.company import Company
-from swarm_node.node.derive import mixture_settings, replay_settings
+from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
 from swarm_node.node.home import Membership
@@ -18,8 +19,9 @@ from swarm_node.node.node import Node, Work
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.exchange import Exchange, open_exchange
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -29,13 +31,10 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-_REQUESTS_PER_SECOND = 50.0
-_REQUEST_BURST = 500.0
-
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership.identity.peer_id)
+    shared = make_shared(settings, membership, parts.clock)
     return Node(
         settings=settings,
         membership=membership,
@@ -46,12 +45,16 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, peer_id: str) -> Shared:
-    """What the loops of the node `peer_id` share, empty."""
-    buffer = ReplayBuffer(replay_settings(settings))
+def make_shared(settings: Settings, membership: Membership, clock: Clock) -> Shared:
+    """What the loops of the node of `membership` share, empty."""
+    buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
+    members = Members(membership.swarm, clock.wall)
     return Shared(
         tally=Tally(),
-        directory=Directory(peer_id),
+        directory=Directory(membership.identity.peer_id),
+        members=members,
+        traffic=Traffic(wants, members.issuer),
+        effort=Effort(wants.external, members.issuer),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.tasks_per_call),
     )
@@ -66,6 +69,7 @@ def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared)
         _rng("train", settings, peer_id),
         correction=settings.experience.correction,
         advantage=settings.training.advantage,
+        group_size=settings.sampling.group_size,
         checkpoint_updates=settings.run.checkpoint_updates,
     )
 
@@ -95,6 +99,7 @@ def _open_work(
         settings.sampling,
         parts,
         shared.tally,
+        shared.effort,
         tasks,
         shared.slots,
         harvest,
@@ -114,16 +119,16 @@ def _open_work(
     )
     verifier = GroupVerifier(
         membership.swarm.swarm_id,
-        Expected(info.name, info.version, frozenset(info.families), parts.policy),
+        _expected(settings, peer_id, parts, info),
         parts.storage,
         maker.judge,
         partial(check_tokens, parts.codec),
+        parts.codec.encode_answer,
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    members = Members(membership.swarm, parts.clock.wall)
-    _serve(membership, parts, shared, members, rng)
-    exchange = _exchange(membership, parts, shared, members, verifier, rng)
+    _serve(membership, parts, shared, rng)
+    exchange = _exchange(membership, parts, shared, verifier, rng)
     company = Company(
         exchange.meeting,
         transport=parts.transport,
@@ -137,17 +142,27 @@ def _open_work(
     return Work(maker, evaluator, exchange, company)
 
 
-def _serve(
-    membership: Membership, parts: Parts, shared: Shared, members: Members, rng: random.Random
-) -> None:
+def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
+    sampling = settings.sampling
+    return Expected(
+        info.name,
+        info.version,
+        frozenset(info.families),
+        parts.policy,
+        SizeGate.of(sampling.group_size, sampling.max_new_tokens),
+        own_tasks="" if sampling.common_share else peer_id,
+    )
+
+
+def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
         chain=membership.chain,
         storage=parts.storage,
-        members=members,
+        members=shared.members,
         directory=shared.directory,
-        gates=PeerGates(_REQUESTS_PER_SECOND, _REQUEST_BURST),
+        traffic=shared.traffic,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
@@ -158,7 +173,6 @@ def _exchange(
     membership: Membership,
     parts: Parts,
     shared: Shared,
-    members: Members,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
@@ -169,8 +183,10 @@ def _exchange(
         chain=membership.chain,
         storage=parts.storage,
         verifier=verifier,
-        members=members,
+        members=shared.members,
         directory=shared.directory,
+        traffic=shared.traffic,
+        effort=shared.effort,
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,

@@ -62,6 +62,8 @@ def build_parts(
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
+    storage = Storage(home.database)
+    storage.begin_epoch()
 
     def processes() -> dict[str, int]:
         """Process ids of the running ones, by name."""
@@ -75,7 +77,7 @@ def build_parts(
         sampler=sampler,
         trainer=trainer,
         environment=environment,
-        storage=Storage(home.database),
+        storage=storage,
         codec=codec,
         policy=model.policy,
         clock=SYSTEM_CLOCK,
@@ -109,21 +111,30 @@ def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler |
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
         ConfigError: it cannot do what the settings ask.
     """
-    built_in = partial(
-        TorchSampler.from_directory,
+    if not found.vllm:
+        return make_built_in(settings, model, found)
+    if settings.sampling.temperature > MAX_TEMPERATURE:
+        raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
+    plan = engine_plan(settings, model.config, found)
+    engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
+    return FallbackSampler(engine, partial(make_built_in, settings, model, found))
+
+
+def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
+    """The built-in sampler, by choice or in the place of an engine that failed.
+
+    Raises:
+        ModelError, ConfigError: see `TorchSampler.from_directory`.
+    """
+    return TorchSampler.from_directory(
         model.directory,
         found.where,
         codec=model.codec,
         shape=cache_shape(settings, model.config, found),
         threads=settings.run.threads,
+        shares=found.shares_base,
+        nf4=found.training.nf4,
     )
-    if not found.vllm:
-        return built_in(shares=found.shares_base)
-    if settings.sampling.temperature > MAX_TEMPERATURE:
-        raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
-    plan = engine_plan(settings, model.config, found)
-    engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
-    return FallbackSampler(engine, built_in)
 
 
 async def run_node(

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
+from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.snapshot import EvalPoint, Snapshot
 
@@ -69,14 +70,11 @@ class ControlServer:
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         port = self._runner.addresses[0][1]
         address = _Address(port=port, token=self._token, pid=os.getpid())
-        temporary = self._file.with_suffix(".tmp")
         try:
-            temporary.unlink(missing_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(address))
-            temporary.replace(self._file)
+            replace_private(self._file, msgspec.json.encode(address))
         except OSError as error:
+            await self._runner.cleanup()
+            self._runner = None
             raise HomeError(f"cannot write {self._file}: {error.strerror}") from error
 
     async def close(self) -> None:

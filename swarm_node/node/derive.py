@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swarm_node.config import Settings
-from swarm_node.node.fit import Fit
+from swarm_node.node.fit import Fit, rows_at_once
+from swarm_node.p2p.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.policy.memory.footprint import Training, context_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.decoding import CacheShape
-from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.training.checkpoint import stored_rank
 from swarm_node.policy.training.settings import Published, TrainerSettings
@@ -65,12 +65,11 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
     Raises:
         ModelError: see `plan_engine`.
     """
-    sampling = settings.sampling
     return plan_engine(
         model,
         where=found.where,
-        max_rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
-        max_new_tokens=sampling.max_new_tokens,
+        max_rows=rows_at_once(settings),
+        max_new_tokens=settings.sampling.max_new_tokens,
         lora_rank=found.training.lora_rank,
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
@@ -83,11 +82,10 @@ def cache_shape(settings: Settings, model: Qwen2Config, found: Fit) -> CacheShap
     CPU, where it takes what each batch needs."""
     if found.where.device == "cpu":
         return None
-    sampling = settings.sampling
-    rows = min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call)
+    rows = rows_at_once(settings) if found.plan is None else found.plan.rows
     # Matrix products on a GPU want rows of 16 bytes.
-    context = -(-context_tokens(model, sampling.max_new_tokens) // 8) * 8
-    return CacheShape(rows if found.plan is None else found.plan.rows, context)
+    context = -(-context_tokens(model, settings.sampling.max_new_tokens) // 8) * 8
+    return CacheShape(rows, context)
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:
@@ -112,6 +110,19 @@ def mixture_settings(settings: Settings) -> MixtureSettings | None:
     their sum; None where the mixture is fixed."""
     experience = settings.experience
     return MixtureSettings(batch=2 * experience.own) if experience.external == "auto" else None
+
+
+def peers_wants(settings: Settings) -> Wants:
+    """What this node wants of its peers, by which it measures what they want."""
+    replay = replay_settings(settings)
+    return Wants.of(
+        own=replay.own,
+        external=replay.external,
+        batches=replay.external_batches,
+        poll=settings.network.poll_seconds,
+        answers=settings.sampling.group_size,
+        tokens=settings.sampling.max_new_tokens,
+    )
 
 
 def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[str]:

@@ -12,10 +12,18 @@ from typing import Literal, NamedTuple
 from swarm_node.config import Settings
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
 from swarm_node.node.facts import Facts
-from swarm_node.node.fit import Fit, Machine, check_disk, engine_of, fit, job_of, shared_bytes
+from swarm_node.node.fit import (
+    Fit,
+    Machine,
+    check_disk,
+    computed_on,
+    engine_of,
+    fit,
+    job_of,
+    shared_bytes,
+)
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import place
 from swarm_node.policy.sampling.vllm.engine import INSTALL_CUDA, VLLM_VERSION
 
 Level = Literal["ok", "warning", "error"]
@@ -69,11 +77,10 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     """The machine of these facts, as `fit.this_machine` finds it.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: see `computed_on`.
     """
-    processes, found = settings.run.trainer_processes, facts.seen.hardware
-    where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
-    gpu = facts.card.memory if facts.card is not None and where.device != "cpu" else None
+    memory = (facts.card and facts.card.memory) or facts.seen.memory
+    where, gpu = computed_on(settings, facts.seen.hardware, lambda _: memory)
     return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc, facts.bitsandbytes)
 
 
@@ -231,15 +238,14 @@ def _shared(facts: Facts, need: int) -> Finding:
 
 
 def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> Finding:
-    room = facts.disk + facts.checkpoints
     try:
-        few = check_disk(settings, shape, found, room)
+        few = check_disk(settings, shape, found, facts.disk)
     except HomeError as error:
         text, _, remedy = str(error).partition(": ")
         return Finding("disk", "error", text, remedy)
     if few is not None:
         return Finding("disk", "warning", few, "free some, or name another disk with --home")
-    return Finding("disk", "ok", f"{amount(room)} for checkpoints in {facts.home}")
+    return Finding("disk", "ok", f"{amount(facts.disk)} for checkpoints in {facts.home}")
 
 
 def _clock(facts: Facts) -> Finding:

@@ -20,16 +20,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
-from swarm_node.node.fit import GpuMemory, gpu_memory, has_ipc, visible_gpu
+from swarm_node.node.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
 from swarm_node.node.home import Home
 from swarm_node.p2p.membership import open_chain
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.policy.memory.free import available_memory
+from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
 from swarm_node.policy.placement import Hardware, has_bitsandbytes
 from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
 from swarm_node.process.bounded import bounded_run
@@ -38,7 +37,6 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is asked
 _SMI_SECONDS, _TORCH_SECONDS, _CLOCK_SECONDS = 20.0, 90.0, 5.0
 _MOST_CHARS = 1 << 16
 _MOST_HOLDERS = 16
-_MOST_FILES = 1000
 _LISTEN = re.compile(r"/ip(?P<kind>[46])/(?P<host>[0-9a-fA-F.:]{2,45})/tcp/(?P<port>\d{1,5})")
 _LOOK = """
 import json, sys
@@ -78,10 +76,12 @@ class Torch(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What torch sees of the GPUs, and torch's own words where it sees none."""
+    """What torch sees of the GPUs, and torch's own words where it sees none. It says the `memory`
+    of the GPU that the node would use where nvidia-smi does not."""
 
     hardware: Hardware
     fault: str = ""
+    memory: GpuMemory | None = None
 
 
 class Paper(NamedTuple):
@@ -100,7 +100,7 @@ class Facts:
     With `ipc`, processes can share the GPU's memory; with `bitsandbytes`, it is installed.
     `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
     is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
-    without /dev/shm. `checkpoints` is what the home's checkpoints take already. `busy` are
+    without /dev/shm. `disk` is what the home's checkpoints may take. `busy` are
     (address, reason) of addresses that cannot be listened on."""
 
     system: str
@@ -119,7 +119,6 @@ class Facts:
     shared: int | None
     temporary: int
     disk: int
-    checkpoints: int
     now: float
     built: float
     synchronized: bool | None
@@ -141,9 +140,12 @@ def gather(
     addresses, with the text of its ticket. `seen` is what torch sees; without it another process
     asks torch, where nvidia-smi names a GPU."""
     now = time.time()
-    card, smi_fault = find_card(int(device.partition(":")[2] or 0))
+    index = int(device.partition(":")[2] or 0)
+    card, smi_fault = find_card(index)
     if seen is None:
         seen = ask_torch(device) if card or smi_fault else Seen(Hardware(0, False))
+    if device != "cpu" and index < seen.hardware.gpus and not (card and card.memory):
+        seen = seen._replace(memory=torch_memory(index))
     running = home.in_use()
     return Facts(
         system=platform.system(),
@@ -159,10 +161,9 @@ def gather(
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),
-        shared=_free(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
-        temporary=_free(Path(tempfile.gettempdir())),
-        disk=_free(home.path),
-        checkpoints=_size(home.checkpoints),
+        shared=free_disk(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
+        temporary=free_disk(Path(tempfile.gettempdir())),
+        disk=checkpoint_room(home.checkpoints),
         now=now,
         built=Path(__file__).stat().st_mtime,
         synchronized=_synchronized(),
@@ -312,15 +313,3 @@ def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
     if done.returncode:
         return None, (complaint or said.strip()).rpartition("\n")[2][:300]
     return said, complaint.rpartition("\n")[2][:300]
-
-
-def _free(path: Path) -> int:
-    """Bytes free where `path` is, or will be made."""
-    path = path.absolute()
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    return shutil.disk_usage(there).free
-
-
-def _size(root: Path) -> int:
-    files = islice(root.glob("*/*"), _MOST_FILES)
-    return sum(path.stat().st_size for path in files if path.is_file())

@@ -32,12 +32,7 @@ class Line(NamedTuple):
 
 
 def start_lines(
-    settings: Settings,
-    facts: Facts,
-    machine: Machine,
-    found: Fit,
-    shape: Qwen2Config,
-    learning_rate: float,
+    settings: Settings, facts: Facts, machine: Machine, found: Fit, shape: Qwen2Config
 ) -> Iterator[Line]:
     """What a node will do that trains a model of `shape` as `found` says."""
     name, device = settings.model, found.where.device
@@ -52,7 +47,7 @@ def start_lines(
     yield Line("sampler", f"{engine}: {found.why}", {"engine": engine, "why": found.why})
     million = f"{shape.weight_count / 1e6:,.1f} million weights"
     yield Line("model", f"{name}, {million}", {"model": name, "weights": shape.weight_count})
-    yield from _training(settings, machine, found, shape, learning_rate)
+    yield from _training(settings, machine, found, shape)
     table = settings.environment
     families = ", ".join(table.families) or "all"
     options = ", ".join(f"{key} {value}" for key, value in table.options.items())
@@ -65,7 +60,7 @@ def start_lines(
 
 
 def _training(
-    settings: Settings, machine: Machine, found: Fit, shape: Qwen2Config, learning_rate: float
+    settings: Settings, machine: Machine, found: Fit, shape: Qwen2Config
 ) -> Iterator[Line]:
     plan, job = found.plan, job_of(settings, machine, found.engine)
     if plan is not None:
@@ -83,10 +78,10 @@ def _training(
         rank = found.training.lora_rank
         what = f"LoRA rank {rank}" if rank else "all weights"
         how, total = f"{what} in {job.dtype}, {rows} answers at once", parts.total()
-    longest = longest_tokens(shape, job.max_new_tokens)
+    longest, rate = longest_tokens(shape, job.max_new_tokens), settings.training.learning_rate
     told = f"{how}, answers of up to {job.max_new_tokens:,} tokens in contexts of up to "
-    told += f"{longest:,}, learning rate {learning_rate:g}"
-    fields = {"how": how, "rows": rows, "context": longest, "learning_rate": learning_rate}
+    told += f"{longest:,}, learning rate {rate:g}"
+    fields = {"how": how, "rows": rows, "context": longest, "learning_rate": rate}
     yield Line("trains", told, fields)
     summary = parts.summary()
     unit, shown = (" GiB", gib) if found.where.device != "cpu" else ("", amount)

@@ -12,6 +12,8 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -37,7 +39,7 @@ from swarm_node.policy.memory.plan import (
     unplanned_ways,
 )
 from swarm_node.policy.models.config import Qwen2Config
-from swarm_node.policy.placement import Placement, hardware, has_bitsandbytes, place
+from swarm_node.policy.placement import Hardware, Placement, hardware, has_bitsandbytes, place
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
@@ -46,6 +48,7 @@ from swarm_node.policy.sampling.vllm.engine import (
     choose_engine,
     installed_vllm,
 )
+from swarm_node.policy.weights import KEEP_VERSIONS
 from swarm_node.process.bounded import bounded_run
 
 _GIB = 1 << 30
@@ -56,8 +59,6 @@ _NO_HALF = (
     f"{_ADAPTERS_NEED_HALF}: set training.dtype to it where the GPU has it, or take the built-in "
     "sampler with `--sampler torch`"
 )
-#: Versions of the weights in shared memory: the newest two, and one that is being written.
-_SHARED_COPIES = 3
 
 
 class GpuMemory(NamedTuple):
@@ -106,15 +107,35 @@ def this_machine(settings: Settings) -> Machine:
     """The machine this runs on, as `settings` want to use it.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: see `computed_on`.
     """
     found = hardware(settings.run.device)
+    where, gpu = computed_on(
+        settings, found, lambda index: gpu_memory(index) or torch_memory(index)
+    )
+    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
+
+
+def computed_on(
+    settings: Settings, found: Hardware, memory: Callable[[int], GpuMemory | None]
+) -> tuple[Placement, GpuMemory | None]:
+    """Where `settings` want the policy to be computed, and the memory of that GPU, which `memory`
+    says of the GPU of this number; None on a CPU.
+
+    Raises:
+        ConfigError: there is no such device, or nobody knows its memory.
+    """
     processes = settings.run.trainer_processes
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
-    gpu = None
-    if where.device != "cpu":
-        gpu = gpu_memory(int(where.device.partition(":")[2])) or _torch_memory(where.device)
-    return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
+    if where.device == "cpu":
+        return where, None
+    gpu = memory(int(where.device.partition(":")[2]))
+    if gpu is None:
+        raise ConfigError(
+            f"neither nvidia-smi nor torch says how much memory of {where.device} is free: repair "
+            'the driver, or set run.device to "cpu"'
+        )
+    return where, gpu
 
 
 def card(settings: Settings, vram: int) -> Machine:
@@ -166,16 +187,21 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
     one_base &= settings.run.ranks == 1 and not engine.vllm
     training, sampling = settings.training, settings.sampling
     return Job(
-        rows=min(MAX_ROWS, sampling.group_size * sampling.tasks_per_call),
+        rows=rows_at_once(settings),
         max_new_tokens=sampling.max_new_tokens,
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
-        dtype="bfloat16" if machine.where.half else "float32",
+        dtype=machine.where.products,
         eight_bit=training.optimizer == "adamw8bit",
         # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
         can_sleep=False,
         one_base=one_base,
         base=_base(settings, possible=machine.bitsandbytes and one_base),
     )
+
+
+def rows_at_once(settings: Settings) -> int:
+    """How many answers are wanted at once."""
+    return min(MAX_ROWS, settings.sampling.group_size * settings.sampling.tasks_per_call)
 
 
 def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
@@ -259,14 +285,14 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
     next one, and a base that both processes map."""
     width = 2 if found.where.half else 4
-    rank = found.training.lora_rank
+    rank, copies = found.training.lora_rank, KEEP_VERSIONS + 1
     if found.ipc:
         return 0
     if rank and (found.vllm or found.shares_base):
         mapped = found.shares_base and found.where.device == "cpu"
-        versions = _SHARED_COPIES * 4 * adapter_count(shape, rank)
+        versions = copies * 4 * adapter_count(shape, rank)
         return versions + (width * shape.weight_count if mapped else 0)
-    return _SHARED_COPIES * width * shape.weight_count
+    return copies * width * shape.weight_count
 
 
 def gpu_memory(index: int = 0) -> GpuMemory | None:
@@ -276,8 +302,21 @@ def gpu_memory(index: int = 0) -> GpuMemory | None:
     if command is None or visible is None:
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
+    return _answered([command, *query], seconds=20)
+
+
+def torch_memory(index: int) -> GpuMemory | None:
+    """The same as torch says, in a process that may die, and whose context goes with it."""
+    program = (
+        "from swarm_node.policy.placement import hardware; hardware(); import torch; "
+        f"print(*(size >> 20 for size in torch.cuda.mem_get_info({index})), sep=', ')"
+    )
+    return _answered([sys.executable, "-c", program], seconds=90)
+
+
+def _answered(command: list[str], seconds: float) -> GpuMemory | None:
     try:
-        done = bounded_run([command, *query], seconds=20)
+        done = bounded_run(command, seconds)
         return None if done.returncode else parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -298,7 +337,7 @@ def visible_gpu(index: int) -> str | None:
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
-    """What nvidia-smi said of the first card, "free, total" in MiB; None where it is no sense."""
+    """What a program said of the first card, "free, total" in MiB; None where it is no sense."""
     match = re.match(rb"\s*(\d{1,9}), *(\d{1,9})\s*(\n|$)", answer)
     if match is None:
         return None
@@ -358,9 +397,3 @@ def _check_base(settings: Settings, machine: Machine, *, shared: bool) -> None:
         reason = "needs processes that share the GPU's memory, as they do not under WSL2"
     if reason:
         raise ConfigError(f'training.base = "nf4" {reason}, or set training.base to "whole"')
-
-
-def _torch_memory(device: str) -> GpuMemory:
-    import torch
-
-    return GpuMemory(*torch.cuda.mem_get_info(device))

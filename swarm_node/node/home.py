@@ -1,9 +1,12 @@
 """A node's directory: keys, swarm file, membership, and who may use it now.
 
-node.key  root.key*  issuer.key*   Ed25519 seeds, mode 0600 (* only the swarm's owner)
+node.key  root.key*                Ed25519 seeds, mode 0600 (* only the swarm's owner)
+issuer.key*  issuer.certificate*   a steward, which renews members while this node runs
 site.key                           admits the other hosts of this node's trainer, if it has some
 swarm.json                         which swarm this is (holds its shared secret: mode 0600)
 membership                         the certificate chain that admits this node
+revoked  secret                    the newest statements of the swarm: who is out, which secret
+admitted                           whom issuers have admitted that may admit only some
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
 control.json                       where the running node answers (mode 0600)
@@ -14,14 +17,17 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
+import structlog
 
-from swarm_node.errors import HomeError, TicketError
+from swarm_node.durable import LEFTOVERS, replace_private
+from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     SwarmInfo,
@@ -29,9 +35,14 @@ from swarm_node.p2p.membership import (
     issue_issuer,
     issue_member,
 )
+from swarm_node.p2p.statements import verify_secret
+from swarm_node.p2p.stewards import Signer
 from swarm_node.p2p.ticket import Ticket, make_ticket, redeem
 
 _MAX_SMALL_FILE = 8192
+_log = structlog.get_logger(__name__)
+#: A full list of `admitted` subjects is the longest.
+MAX_KEPT_BYTES = 4 << 20
 OWNER_MEMBER_SECONDS = 10 * 365 * 86_400
 
 
@@ -122,7 +133,11 @@ class Home:
                 f"{self.path} belongs to no swarm yet: run `swarm-node init NAME` to found one, "
                 "or `swarm-node join --ticket-file FILE` to join one"
             )
-        return SwarmInfo.load(self._swarm_file)
+        info = SwarmInfo.load(self._swarm_file)
+        newest = verify_secret(self.load("secret") or b"", info)
+        if isinstance(newest, Rejected) or newest.body.number <= info.secret_number:
+            return info
+        return info.with_secret(newest.body.secret, newest.body.number)
 
     def found_swarm(self, name: str, now: float) -> Membership:
         """Make a new private swarm whose root key lives here.
@@ -142,7 +157,7 @@ class Home:
             raise HomeError(f"this cannot be a swarm's name: {error}") from error
         root = Identity.load_or_create(self.path / "root.key")
         swarm = create_swarm(name, root, os.urandom(32))
-        issuer = Identity.generate()  # signs this one certificate, then is gone
+        issuer = Identity.generate()
         identity = self.identity()
         start, end = int(now), int(now) + OWNER_MEMBER_SECONDS
         issuer_certificate = issue_issuer(
@@ -153,8 +168,12 @@ class Home:
             not_before=start,
             not_after=end,
             member_seconds=OWNER_MEMBER_SECONDS,
+            steward=True,
         )
-        member = issue_member(issuer, swarm, identity.public_key, not_before=start, not_after=end)
+        member = issue_member(
+            issuer, swarm, identity.public_key, name="owner", not_before=start, not_after=end
+        )
+        self.keep_steward(Signer(issuer, issuer_certificate))
         return self._keep(Membership(identity, swarm, (issuer_certificate, member)))
 
     def join_swarm(self, ticket: Ticket, now: float) -> Membership:
@@ -172,7 +191,7 @@ class Home:
                 f"{self.path} belongs to swarm {self.swarm().name!r}, the ticket to "
                 f"{swarm.name!r}; use another --home"
             )
-        (self.path / "bootstrap").write_text("\n".join(ticket.addresses))
+        self._write("bootstrap", "\n".join(ticket.addresses).encode())
         if self.is_owner:
             return self.membership()
         return self._keep(Membership(identity, swarm, chain))
@@ -201,9 +220,16 @@ class Home:
         return Membership(self.identity(), swarm, (issuer_certificate, member))
 
     def invite(
-        self, addresses: Sequence[str], *, now: float, valid_seconds: int, member_seconds: int
+        self,
+        addresses: Sequence[str],
+        *,
+        now: float,
+        valid_seconds: int,
+        member_seconds: int,
+        name: str = "ticket",
+        uses: int = 0,
     ) -> str:
-        """A ticket for this home's swarm.
+        """A ticket for this home's swarm, for `uses` members called `name`.
 
         Raises:
             HomeError: the root key is not here.
@@ -222,6 +248,8 @@ class Home:
                 now=now,
                 valid_seconds=valid_seconds,
                 member_seconds=member_seconds,
+                name=name,
+                uses=uses,
             )
         except ValueError as error:
             raise TicketError(f"no ticket can be made: {error}") from error
@@ -234,7 +262,7 @@ class Home:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
-        (self.path / "port").write_text(f"{port}\n")
+        self._write("port", f"{port}\n".encode())
         return port
 
     def kept_port(self) -> int:
@@ -245,23 +273,30 @@ class Home:
 
     def in_use(self) -> bool:
         """Whether a node runs in this home; nothing is written to find out."""
-        if not (self.path / "lock").exists():
-            return False
         try:
-            with self.lock():
-                return False
-        except HomeError:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return True
+        except OSError:  # no file, or not of this user
+            return False
+        return False
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold this home for one process.
 
         Raises:
-            HomeError: another process has it.
+            HomeError: another process has it, or it cannot be written.
         """
         self.create()
-        with (self.path / "lock").open("a") as file:
+        try:
+            file = (self.path / "lock").open("a")
+        except OSError as error:
+            raise HomeError(
+                f"cannot write into the home directory {self.path}: {error.strerror}"
+            ) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -269,14 +304,65 @@ class Home:
                     f"a node is already running in {self.path}; see `swarm-node status`, "
                     "or use another --home"
                 ) from error
+            if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
+            for leftover in self.path.glob(LEFTOVERS):
+                leftover.unlink(missing_ok=True)
             yield
 
     def _keep(self, membership: Membership) -> Membership:
+        # The swarm's file comes last: a home without it can be founded or joined again.
+        self._write("membership", msgpack.packb(list(membership.chain)))
         membership.swarm.save(self._swarm_file)
-        temporary = self.path / "membership.tmp"
-        with temporary.open("wb") as file:
-            file.write(msgpack.packb(list(membership.chain)))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / "membership")
-        return membership
+        return replace(membership, swarm=self.swarm())
+
+    def steward(self) -> Signer | None:
+        """The steward whose key lies here, None without one.
+
+        Raises:
+            HomeError: its files are damaged, or others can read them.
+        """
+        certificate = self.load("issuer.certificate")
+        if certificate is None:
+            return None
+        return Signer(Identity.load(self.path / "issuer.key"), certificate)
+
+    def keep_steward(self, steward: Signer) -> None:
+        """Let this node renew members with the key of `steward`, from its next heartbeat on.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
+        self._write("issuer.key", steward.key.seed())
+        self._write("issuer.certificate", steward.certificate)
+
+    def load(self, name: str) -> bytes | None:
+        """The content of a small file, None if it is not there.
+
+        Raises:
+            HomeError: it cannot be read, or is too long.
+        """
+        try:
+            with (self.path / name).open("rb") as file:
+                data = file.read(MAX_KEPT_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HomeError(f"cannot read {self.path / name}: {error.strerror}") from error
+        if len(data) > MAX_KEPT_BYTES:
+            raise HomeError(f"{self.path / name} is too long: restore it from a backup")
+        return data
+
+    def save(self, name: str, data: bytes) -> None:
+        """Replace a small file.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
+        self._write(name, data)
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            replace_private(self.path / name, data)
+        except OSError as error:
+            raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error

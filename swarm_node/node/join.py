@@ -15,14 +15,13 @@ from pydantic import SecretStr
 from swarm_node.config import Settings
 from swarm_node.errors import TicketError, TicketExpiredError
 from swarm_node.node.defaults import for_model, for_training
-from swarm_node.node.doctor import examine, refuse
+from swarm_node.node.doctor import examine, machine_of, refuse
 from swarm_node.node.facts import Seen, gather
 from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
-from swarm_node.node.fit import check_disk, fit, this_machine
+from swarm_node.node.fit import check_disk, fit
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.policy.memory.free import checkpoint_room
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import Model, resolve
@@ -41,7 +40,7 @@ def join_swarm(settings: Settings) -> None:
     """
     set_up_logging(settings.verbose)
     # Before anything is founded or started: a download may take long, and may be interrupted.
-    from swarm_node.node.derive import resumed, trainer_settings  # imports torch
+    from swarm_node.node.derive import resumed  # imports torch
 
     home, settings = Home(settings.home), with_ticket(settings)
     home.check()
@@ -49,20 +48,18 @@ def join_swarm(settings: Settings) -> None:
     wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
     facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
     refuse(examine(facts, settings, None))
-    machine = this_machine(settings)
-    room = checkpoint_room(home.checkpoints)
+    machine = machine_of(facts, settings)
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:
         wanted = for_model(settings, shape)
         found = fit(wanted, shape, machine)
-        check_disk(wanted, shape, found, room)
+        check_disk(wanted, shape, found, facts.disk)
         findings = examine(facts, wanted, shape)
         refuse(findings)
         wanted = for_training(wanted, shape, found.training)
-        rate = trainer_settings(wanted, found).learning_rate
         tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        tell([*start_lines(wanted, facts, machine, found, shape, rate)])
+        tell([*start_lines(wanted, facts, machine, found, shape)])
 
     def download(wanted: Download) -> None:
         downloads.append(wanted)
@@ -156,9 +153,14 @@ def ticket_text(settings: Settings) -> str | None:
     if not text.startswith("@"):
         return text
     path = Path(text[1:])
-    if str(path) == "-":
-        return sys.stdin.read(_MAX_TICKET_FILE)
     try:
+        if str(path) == "-":
+            return sys.stdin.read(_MAX_TICKET_FILE)
+        if path.exists() and not path.is_file():  # a pipe may never have an end
+            raise TicketError(
+                f"cannot read the ticket file {path}: it is no regular file. Name one, or give the "
+                "ticket on standard input (--ticket-file -)"
+            )
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:

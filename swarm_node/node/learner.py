@@ -5,23 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 import structlog
 
-from swarm_node.errors import CheckpointError, ChildError, ModelError, SwarmNodeError
+from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
+from swarm_node.node.consequences import kept, recall
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
-from swarm_node.policy.sampling.sampler import RestingSampler
+from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
 from swarm_node.policy.training.trainer import UpdateStats
 
+#: Counts a refusal against an author.
+Reject = Callable[[Rejected, str | None], None]
+
 _KEEP_EVALS = 2000
+#: Groups by author are halved at so many.
+_RECENT_GROUPS = 4096
 _BACKOFF_SECONDS = (1.0, 60.0)
 _log = structlog.get_logger(__name__)
 
@@ -38,19 +45,24 @@ class Learner:
         *,
         correction: Correction,
         advantage: AdvantageName,
+        group_size: int,
         checkpoint_updates: int,
     ) -> None:
-        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches. `correction` and
-        `advantage` are those of `build_batch`."""
+        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches. `correction`,
+        `advantage` and `group_size` are those of `build_batch`."""
         self._correction: Correction = correction
         self._advantage: AdvantageName = advantage
+        self._group_size = group_size
         self._checkpoint_updates = checkpoint_updates
         self._parts = parts
         self._tally = shared.tally
+        self._directory = shared.directory
         self._buffer = shared.buffer
         self._slots = shared.slots
         self.mixer = mixer
         self._rng = rng
+        #: Whether the trainer is being restarted, which may take long.
+        self.restarting = False
 
     async def start(self) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler.
@@ -71,9 +83,11 @@ class Learner:
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
             self.mixer.resume(saved.mixture)
+            recall(self._directory, saved.dropped, self._parts.clock)
 
-    async def step(self, stopping: Callable[[], bool]) -> bool:
-        """One update; False when no batch is ready.
+    async def step(self, stopping: Callable[[], bool], reject: Reject) -> bool:
+        """One update; False when no batch is ready. Groups that the trainer did not take go to
+        `reject`, with their author.
 
         The use of every group is stored before the update. A crash in between loses that use, and
         no group is trained on twice.
@@ -83,12 +97,12 @@ class Learner:
             return False
         self._slots.train(drawn.own_count)
         try:
-            await self._learn(drawn, stopping)
+            await self._learn(drawn, stopping, reject)
         finally:
             self._slots.trained()
         return True
 
-    async def _learn(self, drawn: Drawn, stopping: Callable[[], bool]) -> None:
+    async def _learn(self, drawn: Drawn, stopping: Callable[[], bool], reject: Reject) -> None:
         parts, tally = self._parts, self._tally
         await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
         batch = build_batch(
@@ -99,6 +113,7 @@ class Learner:
             self._correction,
             self._advantage,
             drawn.other_rewards,
+            self._group_size,
         )
         sampler = parts.sampler
         resting = isinstance(sampler, RestingSampler) and await sampler.rest()
@@ -106,10 +121,19 @@ class Learner:
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
+            self.restarting = True
             await self._restart(error, stopping)
+            self.restarting = False
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
+        for number in result.stats.too_long:
+            reject(Rejected("too_long", "for this trainer"), drawn.groups[number].author)
+        for number in result.stats.unlikely:
+            reject(
+                Rejected("implausible", "this policy would hardly say it"),
+                drawn.groups[number].author,
+            )
         self.mixer.update()
         if result.unstored is not None:
             self._not_stored(result.unstored)
@@ -124,7 +148,13 @@ class Learner:
         """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
         and logged, not raised."""
         tally = self._tally
-        saved = Saved(tally.updates, tally.groups, tally.evals[-_KEEP_EVALS:], self.mixer.state)
+        saved = Saved(
+            tally.updates,
+            tally.groups,
+            tally.evals[-_KEEP_EVALS:],
+            self.mixer.state,
+            kept(self._directory, self._parts.clock),
+        )
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
             await self._parts.trainer.checkpoint(extra, wait=wait)
@@ -145,6 +175,9 @@ class Learner:
             _log.warning("restarting the trainer", error=str(error))
             await asyncio.sleep(min(longest, shortest * 2.0**attempt))
             attempt = min(attempt + 1, 10)
+            if isinstance(self._parts.sampler, SharingSampler):
+                # The dead trainer's memory stays taken while it is mapped, beside the next one's.
+                await self._parts.sampler.let_go()
             try:
                 weights, version = await self._parts.trainer.restart()
                 # What the sampler shares with the trainer is gone if that ends again meanwhile.
@@ -157,6 +190,9 @@ class Learner:
         tally = self._tally
         tally.groups.trained_own += drawn.own_count
         tally.groups.trained_external += drawn.external_count
+        tally.trained_by.update(group.author for group in drawn.groups)
+        if tally.trained_by.total() > _RECENT_GROUPS:
+            tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
         if stats.skipped is None:
             tally.updates += 1
         else:
@@ -170,6 +206,7 @@ class Learner:
             mean_reward=sum(rewards) / len(rewards),
             clipped_share=stats.clipped_share,
             kl=stats.kl,
+            entropy=stats.entropy,
             tokens=stats.tokens,
             seconds=stats.seconds,
         )

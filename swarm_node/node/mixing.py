@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint, MixtureRow
-from swarm_node.p2p.peers import BLAMELESS
+from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.policy.experience.mixture import (
     Costs,
     MixtureSettings,

@@ -36,27 +36,26 @@ import structlog
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.errors import ChildError, Rejected, SwarmNodeError
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
 from swarm_node.node.company import Company
+from swarm_node.node.consequences import peer_rows, watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, PeerRow, Snapshot
+from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
-from swarm_node.p2p.verify import restored_group
+from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
 _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
-_LIST_PEERS = 3
-_PARALLEL_LISTS = 12
-_PARALLEL_PULLS = 4
+_LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 4
 _KEEP_OWN_GROUPS = 4096
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
@@ -95,7 +94,7 @@ class Node:
         self._membership = membership
         self._parts = parts
         self._tally = shared.tally
-        self._directory = shared.directory
+        self._shared = shared
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
@@ -111,7 +110,7 @@ class Node:
         self._changed = asyncio.Condition()
 
     def stop(self) -> None:
-        """End `run` soon: finish the running update, store a checkpoint, close every part."""
+        """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
 
     async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
@@ -122,7 +121,8 @@ class Node:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
-            await self._open()
+            if not await self._opens():
+                return
             self._state = "running"
             self._running_since = self._parts.clock.now()
             if on_running is not None:
@@ -133,7 +133,7 @@ class Node:
             own, _ = group.split(SwarmNodeError)
             if own is None:
                 raise
-            raise _first(own) from group
+            raise first_of(own) from group
         finally:
             await self.close()
 
@@ -167,13 +167,10 @@ class Node:
         """Everything worth showing of this node now."""
         parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
         now = parts.clock.now()
-        known = self._directory.live(now, float("inf"))
-        known.sort(key=lambda peer: now - peer.last_seen)
         buffer = asdict(self._buffer.stats()).items()
-        busy = None
-        if self._running_since is not None:
-            seconds = now - self._running_since
-            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, seconds)
+        since, busy = self._running_since, None
+        if since is not None:
+            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - since)
         return Snapshot(
             schema=SCHEMA,
             peer_id=self._membership.identity.peer_id,
@@ -188,11 +185,11 @@ class Node:
             trainer_restarts=tally.trainer_restarts,
             groups=tally.groups,
             rejected=dict(tally.rejected),
-            faults=dict(tally.faults + Counter(parts.sampler.faults)),
+            faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
             evals=tally.evals[-_SHOWN_EVALS:],
             families=list(info.families) if info else [],
             own_families=list(self._own_families),
-            peers=[PeerRow.of(peer, now) for peer in known[:_SHOWN_PEERS]],
+            peers=peer_rows(self._shared, now)[:_SHOWN_PEERS],
             buffer={key: value for key, value in buffer if isinstance(value, int)},
             update=tally.last_update,
             addresses=parts.transport.addresses() if self._state == "running" else [],
@@ -201,6 +198,7 @@ class Node:
             busy=busy,
             sandbox=info.sandbox.described() if info and info.sandbox else "",
             engine=parts.engine(),
+            alarms=list(tally.alarms.values()),
         )
 
     async def _live(self) -> None:
@@ -211,7 +209,8 @@ class Node:
             await self._stop.wait()
             self._state = "stopping"
             await self._notify()
-            await asyncio.wait({loops["train"]}, timeout=_STOP_SECONDS)
+            patience = 0.0 if self._learner.restarting else _STOP_SECONDS
+            await asyncio.wait({loops["train"]}, timeout=patience)
             for task in loops.values():
                 task.cancel()
 
@@ -240,9 +239,8 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        for group in await self._work.exchange.publisher.publish(
-            scored, self._parts.trainer.version
-        ):
+        publish = self._work.exchange.publisher.publish
+        for group in await publish(scored, self._parts.trainer.version):
             self._admit(group)
         self._tally.groups.published += len(scored)
         await self._notify()
@@ -254,7 +252,8 @@ class Node:
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
             )
-            if not self._stop.is_set() and await self._learner.step(self._stop.is_set):
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
             if limit and self._tally.updates >= limit:
                 self._stop.set()
@@ -270,6 +269,7 @@ class Node:
                 puller, free = self._work.exchange.puller, self._free_external()
                 turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
                 self._turns = deque(turns)
+                watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
                 await self._notify()
                 await storage.run(storage.retire, self._buffer.collect_departed())
                 await storage.run(storage.prune, _KEEP_OWN_GROUPS)
@@ -322,12 +322,21 @@ class Node:
                 "progress",
                 version=self._parts.trainer.version,
                 held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self._directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
+                peers=len(self._shared.directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
                 published=tally.groups.published,
                 trained_own=tally.groups.trained_own,
                 trained_external=tally.groups.trained_external,
                 rejected=tally.rejected.total(),
             )
+
+    async def _opens(self) -> bool:
+        """Open all parts; False where `stop` came first."""
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(self._open())
+            stopping = group.create_task(self._stop.wait())
+            opening.add_done_callback(lambda _: stopping.cancel())
+            stopping.add_done_callback(lambda _: opening.cancel())
+        return not opening.cancelled()
 
     async def _open(self) -> None:
         parts = self._parts
@@ -338,11 +347,11 @@ class Node:
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start()
-        # A crash after the newest checkpoint lost no group, so the count comes from the log.
-        self._tally.groups.published = await parts.storage.run(parts.storage.head)
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
-        for row in await parts.storage.run(parts.storage.live, 1):
-            self._buffer.admit(restored_group(row), parts.trainer.version)
+        for group in await parts.storage.run(restored_groups, parts.storage):
+            self._buffer.admit(group, parts.trainer.version)
         await parts.transport.start()
         _log.info(
             "node started",
@@ -384,9 +393,3 @@ class Node:
 async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:
     with contextlib.suppress(SwarmNodeError):
         await close()
-
-
-def _first(group: BaseExceptionGroup[SwarmNodeError]) -> SwarmNodeError:
-    """The first leaf of a group: the error that ended the others."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

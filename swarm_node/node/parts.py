@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -61,7 +63,8 @@ class Tally:
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
     groups that peers announced as informative. `sampling` is the time per own group
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
-    `updating` the time per update.
+    `updating` the time per update. `trained_by` counts the groups trained on lately by author;
+    older ones count less. `alarms` are sentences for the owner, by kind.
     """
 
     updates: int = 0
@@ -78,14 +81,19 @@ class Tally:
     drawing: Timing = field(default_factory=Timing)
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
+    trained_by: Counter[str] = field(default_factory=Counter)
+    alarms: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Shared:
     """What the loops of one node share: its counters, the peers it knows, the groups it may train
-    on, and the slots of groups under way."""
+    on, the slots of groups under way, who is a member, and what peers may take."""
 
     tally: Tally
     directory: Directory
+    members: Members
+    traffic: Traffic
+    effort: Effort
     buffer: ReplayBuffer
     slots: Slots

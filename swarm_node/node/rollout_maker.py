@@ -18,6 +18,7 @@ from swarm_node.node.first_groups import Beginning, FirstGroups
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.tasks import TaskChooser
+from swarm_node.p2p.budgets import Effort
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
@@ -37,6 +38,7 @@ class RolloutMaker:
         sampling: Sampling,
         parts: Parts,
         tally: Tally,
+        effort: Effort,
         tasks: TaskChooser,
         slots: Slots,
         harvest: Harvest | None,
@@ -49,6 +51,7 @@ class RolloutMaker:
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
+        self._effort = effort
         self._tasks = tasks
         self._slots = slots
         self._harvest = harvest
@@ -160,17 +163,19 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
         judged = await self._judge(group.ref, texts, "own")
+        self._effort.judged_own(judged.seconds, self._parts.clock.now())
         made = RolloutGroup(group.ref, policy, completions, judged.rewards)
         beginning = self._first_groups.add(made)
         if beginning is not None:
             _tell(beginning)
         return made, group.prompt
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
-        """Judge a peer's texts and count the scorer's faults."""
+    async def judge(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
+        """Judge a peer's texts, and count the scorer's faults and the author's time."""
         started = self._parts.clock.now()
         judged = await self._judge(ref, texts, "peers")
         self._tally.judging.add(self._parts.clock.now() - started, 1)
+        self._effort.judged(author, judged.seconds, self._parts.clock.now())
         return judged
 
     async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose) -> Judgement:

@@ -33,6 +33,16 @@ class GroupCounts(msgspec.Struct):
     received: int = 0
 
 
+class DroppedRow(msgspec.Struct, frozen=True):
+    """A peer that was dropped, how often, and until when, in Unix seconds: it is asked for nothing
+    until `off_until` and gets no answer until `cut_until`."""
+
+    peer_id: str
+    offences: int
+    off_until: float
+    cut_until: float
+
+
 class Saved(msgspec.Struct):
     """What a node keeps in a checkpoint besides the training state."""
 
@@ -40,10 +50,13 @@ class Saved(msgspec.Struct):
     groups: GroupCounts
     evals: list[EvalPoint]
     mixture: MixtureState | None = None
+    dropped: list[DroppedRow] = []
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What is known of one peer."""
+    """What is known of one peer. `score` is a lower bound of the share of its groups that are of
+    use, `refused` counts what was refused by reason, `share` is its part of the groups trained on
+    lately, and it is asked for nothing for `left_seconds` more."""
 
     peer_id: str
     version: int
@@ -52,9 +65,13 @@ class PeerRow(msgspec.Struct, frozen=True):
     received: int
     rejected: int
     addresses: list[str]
+    score: float = 0.0
+    refused: dict[str, int] = {}
+    share: float = 0.0
+    left_seconds: float = 0.0
 
     @classmethod
-    def of(cls, peer: Peer, now: float) -> Self:
+    def of(cls, peer: Peer, now: float, share: float = 0.0) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
         return cls(
             peer_id=peer.peer_id,
@@ -64,6 +81,10 @@ class PeerRow(msgspec.Struct, frozen=True):
             received=peer.received,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
+            score=peer.standing.score,
+            refused=dict(peer.rejected),
+            share=share,
+            left_seconds=max(0.0, peer.standing.left_until - now),
         )
 
 
@@ -77,6 +98,7 @@ class UpdateRow(msgspec.Struct, frozen=True):
     kl: float
     tokens: int
     seconds: float
+    entropy: float = 0.0
 
 
 class MixtureRow(msgspec.Struct, frozen=True):
@@ -133,3 +155,5 @@ class Snapshot(msgspec.Struct, frozen=True):
     sandbox: str = ""
     #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
     engine: str = ""
+    #: What the owner should look at, one sentence each.
+    alarms: list[str] = []

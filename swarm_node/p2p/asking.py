@@ -9,7 +9,7 @@ from collections import Counter
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.errors import RefusedError, Rejected, TransportError
+from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed
 from swarm_node.p2p.members import Members
@@ -54,8 +54,10 @@ class Asker:
         *,
         max_reply: int,
         seconds: float = _REQUEST_SECONDS,
+        stated_by: str | None = None,
     ) -> bytes | None:
-        """Send one request to a member, after a greeting if needed. A failure is counted: None."""
+        """Send one request to a member, after a greeting if needed. A failure is counted: None.
+        `stated_by` is the peer that stated `max_reply`, None where the protocol does."""
         try:
             async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
@@ -74,6 +76,10 @@ class Asker:
             if isinstance(error, RefusedError) and NOT_HERE in str(error):
                 peer.answered(self._clock.now())  # no failure: a peer need not hold a group
                 self._rejected["not_here"] += 1
+                return None
+            if isinstance(error, OversizeError):  # a holder may be honest where the author is not
+                at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
+                self.reject(Rejected("size", str(error)), at_fault)
                 return None
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
@@ -97,12 +103,15 @@ class Asker:
         return True
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
-        """Count a refusal, in total and for the peer that sent the message."""
+        """Count a refusal, in total and for the peer that sent the message, with what follows for
+        that peer."""
         self._rejected[rejected.reason] += 1
-        peer = self._directory.get(peer_id) if peer_id else None
-        if peer is not None:
-            peer.rejected[rejected.reason] += 1
         _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
+        if peer_id is None:
+            return
+        cut = self._directory.refused(peer_id, rejected.reason, self._clock.now())
+        if cut:
+            self._transport.sever(peer_id, cut)
 
     def opened(self, raw: bytes, kind: Kind, most: int, author: str | None) -> Opened | None:
         """An envelope of at most `most` bytes by `author`, or by anybody for None. If it is
@@ -125,6 +134,7 @@ class Asker:
         raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
         if isinstance(hello, Rejected):
+            self.reject(hello, peer.peer_id)
             raise TransportError(f"{peer.peer_id} sent a malformed greeting: {hello.detail}")
         member = self._members.admit(hello.chain, peer.peer_id)
         if isinstance(member, Rejected):

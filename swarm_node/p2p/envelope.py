@@ -62,6 +62,8 @@ class Kind(StrEnum):
     HEAD = "application/vnd.swarm.head.v1+msgpack"
     CERT = "application/vnd.swarm.cert.v1+msgpack"
     ISSUER = "application/vnd.swarm.issuer.v1+msgpack"
+    REVOKE = "application/vnd.swarm.revoke.v1+msgpack"
+    SECRET = "application/vnd.swarm.secret.v1+msgpack"  # noqa: S105 - the name of a kind
 
 
 @dataclass(frozen=True, slots=True)

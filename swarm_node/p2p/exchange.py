@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from swarm_node.clock import Clock
 from swarm_node.p2p.addressbook import AddressBook
 from swarm_node.p2p.asking import Asker
+from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Members
@@ -44,6 +45,8 @@ def open_exchange(
     verifier: GroupVerifier,
     members: Members,
     directory: Directory,
+    traffic: Traffic,
+    effort: Effort,
     rejected: Counter[str],
     clock: Clock,
     rng: random.Random,
@@ -73,5 +76,14 @@ def open_exchange(
     publisher = Publisher(
         identity=identity, swarm_id=swarm_id, storage=storage, verifier=verifier, clock=clock
     )
-    puller = Puller(asker, verifier=verifier, directory=directory, clock=clock, rng=rng)
+    puller = Puller(
+        asker,
+        verifier=verifier,
+        directory=directory,
+        members=members,
+        traffic=traffic,
+        effort=effort,
+        clock=clock,
+        rng=rng,
+    )
     return Exchange(asker, meeting, publisher, puller)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from swarm_node.errors import RefusedError, TransportError
+from swarm_node.errors import OversizeError, RefusedError, TransportError
 from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 
 CHUNK_BYTES = 256 * 1024
@@ -65,10 +65,10 @@ class Reply:
 def check_size(what: str, size: int, limit: int) -> None:
     """
     Raises:
-        TransportError: `size` is over `limit` (both in bytes).
+        OversizeError: `size` is over `limit` (both in bytes).
     """
     if size > limit:
-        raise TransportError(f"a {what} of {size} bytes is over the limit of {limit}")
+        raise OversizeError(f"a {what} of {size} bytes is over the limit of {limit}")
 
 
 async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> Reply:

@@ -1,14 +1,16 @@
 """Cheap checks that run before any costly one: replay windows and rate limits. Pure.
 
 Callers pass the time in monotonic seconds. They store state as rows, an accepted group and its
-window in one transaction. A group is new only if `EpochGate` and `ReplayWindow` both say so, and
-the caller must mark it in both before it uses the group.
+window in one transaction. A group is new only if `Windows` says so, and the caller must mark it
+there before it uses the group.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from swarm_node.errors import Rejected
 
@@ -16,6 +18,44 @@ WINDOW: Final = 1024
 #: One message cannot move a window further than this. Otherwise one absurd sequence number would
 #: make every later group of its author look old.
 MAX_ADVANCE: Final = 1_000_000
+#: How much larger than own groups, and longer than own answers, those of peers may be.
+LARGER: Final = 4
+LONGER: Final = 4
+#: Most bytes of a sealed group, besides its answers, of an answer besides its tokens, and of a
+#: token: its id, its log-prob, its version and its text.
+_GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class SizeGate:
+    """What a peer's group may hold: so many `completions`, and so many `tokens` in each. A group of
+    64 gives its only right answer an advantage of √63, and a long answer costs a forward pass in
+    proportion, so both are bounded by what this node makes itself."""
+
+    completions: int
+    tokens: int
+
+    @classmethod
+    def of(cls, group_size: int, max_new_tokens: int) -> Self:
+        """The gate of a node that makes groups of this size with answers up to this length."""
+        return cls(LARGER * group_size, LONGER * max_new_tokens)
+
+    def announced(self, completions: int, size: int) -> Rejected | None:
+        """Why a group of so many completions and sealed bytes is not pulled, None if it may be."""
+        if completions > self.completions:
+            return Rejected("too_large", f"{completions} completions, at most {self.completions}")
+        most = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
+        if size > most:
+            return Rejected("too_long", f"{size} bytes in {completions} completions")
+        return None
+
+    def pulled(self, lengths: Sequence[int]) -> Rejected | None:
+        """Why a group with answers of these `lengths` in tokens is refused, None if it is not."""
+        if len(lengths) > self.completions:
+            return Rejected("too_large", f"{len(lengths)} completions, at most {self.completions}")
+        if max(lengths) > self.tokens:
+            return Rejected("too_long", f"an answer of {max(lengths)} tokens, not {self.tokens}")
+        return None
 
 
 class ReplayWindow:
@@ -80,48 +120,79 @@ class ReplayWindow:
         return window
 
 
-class EpochGate:
-    """The greatest epoch of every author.
+class Windows:
+    """The greatest epoch of every author and the window in it, of the `capacity` authors marked
+    last.
 
     An author starts a greater epoch, with an empty `ReplayWindow`, when it cannot know which
-    numbers it has used (a restored backup, a lost database). Groups of a lower epoch are refused
-    from then on, because their window is gone."""
+    numbers it has used: at every start. Groups of a lower epoch are refused from then on, because
+    their window is gone. Nobody but an author can announce its groups, so a forgotten author can
+    at most have its own old ones taken again."""
 
-    def __init__(self) -> None:
-        self._highest: dict[str, int] = {}
+    def __init__(self, capacity: int = 4096) -> None:
+        self._capacity = capacity
+        self._known: OrderedDict[str, tuple[int, ReplayWindow]] = OrderedDict()
 
-    def check(self, author: str, epoch: int) -> Rejected | None:
-        """None if `epoch` is the author's greatest so far or greater; "old_epoch" otherwise."""
-        highest = self._highest.get(author)
-        if highest is not None and epoch < highest:
-            return Rejected("old_epoch", f"epoch {epoch}, newest {highest}")
-        return None
+    def __len__(self) -> int:
+        return len(self._known)
 
-    def mark(self, author: str, epoch: int) -> None:
-        """Remember `epoch` as the author's greatest.
+    def check(self, author: str, epoch: int, seq: int) -> Rejected | None:
+        """None if the group is new; "old_epoch" or a reason of `ReplayWindow.check` otherwise."""
+        newest, window = self._known.get(author, (epoch, ReplayWindow()))
+        if epoch < newest:
+            return Rejected("old_epoch", f"epoch {epoch}, newest {newest}")
+        return (window if epoch == newest else ReplayWindow()).check(seq)
+
+    def mark(self, author: str, epoch: int, seq: int) -> tuple[int, bytes]:
+        """Remember the group; the author's row is `epoch` with the pair returned.
 
         Raises:
             ValueError: `check` refuses it.
         """
-        if self.check(author, epoch) is not None:
-            raise ValueError("cannot mark a refused epoch")
-        self._highest[author] = epoch
+        refused = self.check(author, epoch, seq)
+        if refused is not None:
+            raise ValueError(f"cannot mark a refused group: {refused.reason}")
+        newest, window = self._known.get(author, (epoch, ReplayWindow()))
+        window = window if epoch == newest else ReplayWindow()
+        window.mark(seq)
+        self._put(author, epoch, window)
+        return window.to_row()
+
+    def restore(self, author: str, epoch: int, high: int, bitmap: bytes) -> None:
+        """Remember a stored row; the one marked last comes last.
+
+        Raises:
+            ValueError: it is damaged. Then no group of the author's epoch is taken any more.
+        """
+        try:
+            self._put(author, epoch, ReplayWindow.from_row(high, bitmap))
+        except (ValueError, TypeError) as error:
+            if isinstance(epoch, int):
+                self._put(author, epoch + 1, ReplayWindow())
+            raise ValueError(f"a stored replay window is damaged: {error}") from error
+
+    def _put(self, author: str, epoch: int, window: ReplayWindow) -> None:
+        self._known[author] = (epoch, window)
+        self._known.move_to_end(author)
+        if len(self._known) > self._capacity:
+            self._known.popitem(last=False)
 
 
 class TokenBucket:
-    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full."""
+    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full. A charge of
+    more than is left is a debt."""
 
     def __init__(self, rate: float, burst: float) -> None:
         if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
             raise ValueError("a bucket needs a finite rate >= 0 and a finite burst > 0")
+        self.burst = burst
         self._rate = rate
-        self._burst = burst
         self._tokens = burst
         self._last: float | None = None
 
     @property
     def tokens(self) -> float:
-        """Units left after the last `take`; in [0, burst]."""
+        """Units left after the last call; at most `burst`, below 0 for a debt."""
         return self._tokens
 
     def take(self, now: float, n: float = 1.0) -> bool:
@@ -129,15 +200,24 @@ class TokenBucket:
         clock that goes backwards adds no units."""
         if not n >= 0:
             raise ValueError("only a number >= 0 can be taken")
-        if self._last is None:
-            self._last = now
-        if now > self._last:
-            self._tokens = min(self._burst, self._tokens + (now - self._last) * self._rate)
-            self._last = now
-        if n > self._tokens:
+        if not self.holds(now, n):
             return False
         self._tokens -= n
         return True
+
+    def holds(self, now: float, n: float) -> bool:
+        """Whether `n` units are left at monotonic second `now`."""
+        if self._last is None:
+            self._last = now
+        if now > self._last:
+            self._tokens = min(self.burst, self._tokens + (now - self._last) * self._rate)
+            self._last = now
+        return n <= self._tokens
+
+    def charge(self, now: float, n: float) -> None:
+        """Take `n` units at monotonic second `now`, also if fewer are left."""
+        self.holds(now, n)
+        self._tokens -= n
 
 
 class PeerGates:
@@ -159,10 +239,17 @@ class PeerGates:
 
     def take(self, peer: str, now: float, n: float = 1.0) -> bool:
         """Take `n` units from the bucket of `peer` at monotonic second `now`."""
+        return self._bucket(peer).take(now, n)
+
+    def charge(self, peer: str, now: float, n: float) -> None:
+        """Take `n` units, also if fewer are left."""
+        self._bucket(peer).charge(now, n)
+
+    def _bucket(self, peer: str) -> TokenBucket:
         bucket = self._buckets.get(peer)
         if bucket is None:
             if len(self._buckets) >= self._capacity:
                 self._buckets.popitem(last=False)
             bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst)
         self._buckets.move_to_end(peer)
-        return bucket.take(now, n)
+        return bucket

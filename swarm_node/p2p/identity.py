@@ -13,6 +13,7 @@ from pathlib import Path
 import base58
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from swarm_node.durable import create_private
 from swarm_node.errors import HomeError
 
 KEY_BYTES = 32
@@ -70,7 +71,7 @@ class Identity:
             HomeError: the file exists or cannot be written.
         """
         try:
-            write_private(path, self.seed())
+            create_private(path, self.seed())
         except OSError as error:
             raise HomeError(f"cannot write the key file {path}: {error.strerror}") from error
 
@@ -98,19 +99,6 @@ def read_private(path: Path, what: str) -> bytes:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise HomeError(f"the {what} {path} is open to other users: run chmod 600 {path}")
     return data
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write a new file with mode 0600 and sync it.
-
-    Raises:
-        OSError: the file exists, as a link too, or cannot be written.
-    """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def peer_id_of(public_key: bytes) -> str:

@@ -26,7 +26,8 @@ from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import ANCHORS, PARTNERS, Directory, Peer
 from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
-from swarm_node.storage import MAX_PEERS, KnownPeer, Storage
+from swarm_node.schema import KnownPeer
+from swarm_node.storage import MAX_PEERS, Storage
 
 _PEERS_LIMIT = 8
 #: Heartbeats of the transport's table that are checked per read, and beats from read to read once
@@ -101,6 +102,9 @@ class Meeting:
                 head=await self._storage.run(self._storage.head),
                 issued_ms=int(self._clock.wall() * 1000),
                 agent="swarm-node",
+                revoked=0,
+                secret=0,
+                steward=False,
             )
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
@@ -224,7 +228,7 @@ class Meeting:
         peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
         if isinstance(peers, Rejected):
             return self._asker.reject(peers, peer.peer_id)
-        for raw in peers.heartbeats[:_PEERS_LIMIT]:
+        for raw in peers.presences[:_PEERS_LIMIT]:
             self._hear(raw, None, peer.peer_id)
 
     async def _save(self) -> None:

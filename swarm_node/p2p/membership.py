@@ -8,7 +8,6 @@ time in Unix seconds. docs/protocol.md states what the rules leave open.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,17 +16,18 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.p2p.envelope import Kind, is_sound_key, open_sealed, seal
 from swarm_node.p2p.identity import (
     MAX_PRIVATE_BYTES,
     Identity,
     read_private,
-    write_private,
 )
 from swarm_node.p2p.wire import (
     MAX_CERTIFICATE_BYTES,
     Body,
+    Counter,
     Digest,
     Version1,
     pack,
@@ -37,6 +37,7 @@ from swarm_node.p2p.wire import (
 #: Tolerated difference between two honest clocks.
 CLOCK_SKEW_SECONDS: Final = 300
 MAX_MEMBER_SECONDS: Final = 10 * 366 * 24 * 3600
+MAX_USES: Final = 1000
 
 _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
@@ -45,13 +46,18 @@ Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
 #: Up to the end of the year 9999, so that every time can be shown as a date.
 UnixSeconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]
 MemberSeconds = Annotated[int, Meta(ge=1, le=MAX_MEMBER_SECONDS)]
+Uses = Annotated[int, Meta(ge=0, le=MAX_USES)]
 
 Chain = tuple[bytes, bytes]
 
 
 class IssuerBody(Body, frozen=True):
     """Kind.ISSUER, sealed by the root: `issuer_key` may admit members during this period, each for
-    at most `member_seconds`."""
+    at most `member_seconds`.
+
+    A `steward` may also renew members that others admitted, and sign revocation lists and new
+    secrets (statements.py). Every node accepts the first `uses` subjects of the issuer that it
+    meets; 0 stands for no limit."""
 
     v: Version1
     issuer_key: Digest
@@ -59,15 +65,21 @@ class IssuerBody(Body, frozen=True):
     not_before: UnixSeconds
     not_after: UnixSeconds
     member_seconds: MemberSeconds
+    steward: bool
+    uses: Uses
 
 
 class MemberBody(Body, frozen=True):
-    """Kind.CERT, sealed by an issuer: `subject` is a member during this period."""
+    """Kind.CERT, sealed by an issuer: `subject` is a member during this period. `name` and
+    `admitted_by` are the name and the key of the issuer that first admitted it. Only a steward, who
+    renews, signs those of another issuer."""
 
     v: Version1
     subject: Digest
     not_before: UnixSeconds
     not_after: UnixSeconds
+    name: Name
+    admitted_by: Digest
 
 
 class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
@@ -76,17 +88,19 @@ class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
     root_key: Annotated[str, Meta(max_length=64)]
     swarm_id: Annotated[str, Meta(max_length=64)]
     secret: Annotated[str, Meta(max_length=64)]
+    secret_number: Counter = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmInfo:
     """What every member knows of its swarm. `root_key` (32 bytes) is the public key that every
     certificate chain starts from. `secret` (32 bytes) keeps outsiders from the swarm's records and
-    is never shown."""
+    is never shown; `secret_number` counts how often it was replaced."""
 
     name: str
     root_key: bytes
     secret: bytes = field(repr=False)
+    secret_number: int = 0
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -107,6 +121,10 @@ class SwarmInfo:
         digits = hashlib.sha256(self.root_key).hexdigest()[:16]
         return " ".join(digits[i : i + 4] for i in range(0, 16, 4))
 
+    def with_secret(self, secret: bytes, number: int) -> SwarmInfo:
+        """The same swarm with its new secret."""
+        return SwarmInfo(self.name, self.root_key, secret, number)
+
     @classmethod
     def load(cls, path: Path) -> SwarmInfo:
         """Read a swarm file.
@@ -119,7 +137,12 @@ class SwarmInfo:
             if len(data) > MAX_PRIVATE_BYTES:
                 raise ValueError("it is too long")
             stored = msgspec.json.decode(data, type=_SwarmFile)
-            info = cls(stored.name, bytes.fromhex(stored.root_key), bytes.fromhex(stored.secret))
+            info = cls(
+                stored.name,
+                bytes.fromhex(stored.root_key),
+                bytes.fromhex(stored.secret),
+                stored.secret_number,
+            )
             if info.swarm_id.hex() != stored.swarm_id:
                 raise ValueError("its swarm id does not match its name and root key")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -131,24 +154,28 @@ class SwarmInfo:
     def save(self, path: Path) -> None:
         """Write the swarm file with mode 0600, durably and atomically.
 
-        Saving the same swarm again is no error; a file of another swarm is never overwritten.
+        A file of this swarm is overwritten if it holds an older secret. A file of another swarm
+        is never overwritten.
 
         Raises:
             HomeError: another swarm's file is there, or it cannot be written.
         """
         if path.exists():
-            if SwarmInfo.load(path) == self:
+            there = SwarmInfo.load(path)
+            if there.swarm_id != self.swarm_id:
+                raise HomeError(f"{path} belongs to another swarm: use another home for this one")
+            if there.secret_number >= self.secret_number:
                 return
-            raise HomeError(f"{path} belongs to another swarm: use another home for this one")
         stored = _SwarmFile(
             version=1,
             name=self.name,
             root_key=self.root_key.hex(),
             swarm_id=self.swarm_id.hex(),
             secret=self.secret.hex(),
+            secret_number=self.secret_number,
         )
         try:
-            _replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+            replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
         except OSError as error:
             raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
 
@@ -171,8 +198,10 @@ def issue_issuer(
     not_before: float,
     not_after: float,
     member_seconds: float,
+    steward: bool = False,
+    uses: int = 0,
 ) -> bytes:
-    """A sealed issuer certificate; fractions of seconds are cut off.
+    """A sealed issuer certificate; fractions of seconds are cut off. `IssuerBody` has the fields.
 
     Raises:
         ValueError: `root` is not the swarm's root, or a field is outside its bounds.
@@ -182,14 +211,22 @@ def issue_issuer(
     if not is_sound_key(issuer_key):
         raise ValueError("the issuer key is not a usable Ed25519 public key")
     begin, end = _period(not_before, not_after)
-    body = IssuerBody(1, issuer_key, name, begin, end, int(member_seconds))
+    body = IssuerBody(1, issuer_key, name, begin, end, int(member_seconds), steward, uses)
     return seal(root, info.swarm_id, Kind.ISSUER, pack(body))
 
 
 def issue_member(
-    issuer: Identity, info: SwarmInfo, subject_key: bytes, *, not_before: float, not_after: float
+    issuer: Identity,
+    info: SwarmInfo,
+    subject_key: bytes,
+    *,
+    name: str,
+    not_before: float,
+    not_after: float,
+    admitted_by: bytes | None = None,
 ) -> bytes:
-    """A sealed member certificate; fractions of seconds are cut off. `verify_chain`, which every
+    """A sealed member certificate; fractions of seconds are cut off. `name` is the issuer's own,
+    unless a steward renews what the issuer key `admitted_by` began. `verify_chain`, which every
     peer runs, checks it against the issuer's own certificate.
 
     Raises:
@@ -197,7 +234,8 @@ def issue_member(
     """
     if not is_sound_key(subject_key):
         raise ValueError("the subject key is not a usable Ed25519 public key")
-    body = MemberBody(1, subject_key, *_period(not_before, not_after))
+    first = issuer.public_key if admitted_by is None else admitted_by
+    body = MemberBody(1, subject_key, *_period(not_before, not_after), name, first)
     return seal(issuer, info.swarm_id, Kind.CERT, pack(body))
 
 
@@ -221,8 +259,8 @@ def verify_chain(
     authenticated, is a member at `now`.
 
     `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
-    "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "outside_issuer", "too_long",
-    "not_yet_valid", "expired".
+    "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "not_steward", "outside_issuer",
+    "too_long", "not_yet_valid", "expired".
     """
     opened = open_chain(chain, info, subject_key)
     if isinstance(opened, Rejected):
@@ -251,6 +289,9 @@ def open_chain(
         return member
     if member.subject != subject_key or not is_sound_key(subject_key):
         return Rejected("wrong_subject", "the certificate is for another key")
+    own = member.name == issuer.name and member.admitted_by == issuer.issuer_key
+    if not (own or issuer.steward):
+        return Rejected("not_steward", "only a steward renews what another issuer began")
     return issuer, member
 
 
@@ -274,16 +315,3 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
         return Rejected("expired", f"valid until {member.not_after}")
     return None
-
-
-def _replace_private(path: Path, data: bytes) -> None:
-    """Write, sync, rename, sync the directory. Other users can read the file at no point."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    write_private(temporary, data)
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -115,6 +115,8 @@ class MemoryNetwork:
         handler = receiver.handler(protocol)
         if handler is None:
             raise TransportError(f"the peer does not serve {protocol}")
+        if receiver.severed(source.peer_id):
+            raise TransportError("the peer cut the link: ask again later")
         reply = await answer(handler, source.peer_id, protocol, payload)
         if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
             check_size("reply", len(reply.payload), max_reply)
@@ -154,6 +156,7 @@ class MemoryTransport:
         self._network = network
         self._peer_id = identity.peer_id
         self._handlers: dict[str, Handler] = {}
+        self._severed: dict[str, float] = {}
 
     @property
     def peer_id(self) -> str:
@@ -202,6 +205,13 @@ class MemoryTransport:
     async def heartbeats(self) -> dict[str, bytes]:
         self._require_running()
         return self._network.heartbeats(self._peer_id)
+
+    def sever(self, peer: str, seconds: float) -> None:
+        self._severed[peer] = asyncio.get_running_loop().time() + seconds
+
+    def severed(self, peer: str) -> bool:
+        """Whether the link of `peer` is cut now."""
+        return self._severed.get(peer, 0.0) > asyncio.get_running_loop().time()
 
     def _reaches(self, peer: str) -> bool:
         return (

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+
+from swarm_node.p2p.conduct import Blame, Standing, draw
 
 OFFERS_PER_PEER = 64
 #: A node keeps this many partners, of as many issuers as it can.
@@ -29,15 +31,9 @@ ANCHORS = 8
 LOST_TRIES = 5
 #: How often a node requests a group before it forgets the offer.
 TRIES = 3
-#: Reasons of rejection that say nothing about the peer: no free slot, stale, or a duplicate.
-BLAMELESS = frozenset(
-    {
-        *("capacity", "duplicate", "not_here", "old_epoch", "quota", "stale", "too_old"),
-        "unreachable",
-    }
-)
 _BACKOFF_SECONDS = (1.0, 60.0)
-_OFFENCE_SECONDS = (10.0, 3600.0)
+#: Standings of forgotten peers that a node remembers: those that were dropped once.
+_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +65,9 @@ class Peer:
     offered: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    trained: int = 0
+    standing: Standing = field(default_factory=Standing)
     failures: int = 0
-    offences: int = 0
-    shunned_until: float = 0.0
     failed_until: float = 0.0
     #: The issuer that admits it, "" if unknown; since when it is a partner; last and next retry.
     issuer: str = ""
@@ -83,7 +79,7 @@ class Peer:
     @property
     def retry_at(self) -> float:
         """When the peer may be asked again."""
-        return max(self.failed_until, self.shunned_until)
+        return max(self.failed_until, self.standing.left_until)
 
     def failed(self, now: float) -> None:
         """Ask the peer nothing until it answers a retry. Each comes twice as late as the last."""
@@ -93,15 +89,6 @@ class Peer:
         self.failures = min(self.failures + 1, 16)
         if self.failures > 1:  # after a single lost message no new greeting is needed
             self.greeted = False
-
-    def offended(self, now: float) -> None:
-        """Ask the peer nothing for ten seconds, twice as long after each offence, an hour at most.
-        An offence is a group that ended the process that judged it."""
-        shortest, longest = _OFFENCE_SECONDS
-        if now > self.shunned_until + longest:  # long ago
-            self.offences = 0
-        self.shunned_until = now + min(longest, shortest * 2.0**self.offences)
-        self.offences = min(self.offences + 1, 16)
 
     def answered(self, now: float) -> None:
         self.failures = 0
@@ -115,6 +102,7 @@ class Directory:
         self._own_id = own_id
         self._limit = limit
         self._peers: dict[str, Peer] = {}
+        self._dropped: OrderedDict[str, Standing] = OrderedDict()
         #: This node's newest heartbeat, for peers that ask for some.
         self.heartbeat = b""
 
@@ -136,13 +124,38 @@ class Directory:
                     key=lambda known: (known.partner_since is not None, known.last_seen),
                 )
                 del self._peers[stalest.peer_id]
-            peer = self._peers[peer_id] = Peer(peer_id, now)
+            standing = self._dropped.get(peer_id) or Standing()
+            peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
         return peer
 
-    def offended(self, peer_id: str, now: float) -> None:
-        """See `Peer.offended`."""
-        if peer_id in self._peers:
-            self._peers[peer_id].offended(now)
+    def refused(self, peer_id: str, reason: str, now: float) -> float:
+        """Take in a refusal of what `peer_id` sent. Returns for how many seconds its link must be
+        cut, 0 if it stays."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return 0.0
+        peer.rejected[reason] += 1
+        blame = peer.standing.refused(reason, now)
+        if now < peer.standing.off_until:
+            peer.offers.clear()
+            self.recall(peer_id, peer.standing)
+        return self.cut(peer_id, now) if blame is Blame.VIOLATION else 0.0
+
+    def recall(self, peer_id: str, standing: Standing) -> None:
+        """Remember the standing of a peer that was dropped, also when the peer is forgotten."""
+        self._dropped[peer_id] = standing
+        self._dropped.move_to_end(peer_id)
+        if len(self._dropped) > _REMEMBERED:
+            self._dropped.popitem(last=False)
+
+    def dropped(self) -> dict[str, Standing]:
+        """The standings of all peers that were dropped once, the latest last."""
+        return dict(self._dropped)
+
+    def cut(self, peer_id: str, now: float) -> float:
+        """For how many more seconds a peer gets no answer; 0 for all that broke no rule lately."""
+        standing = self._dropped.get(peer_id)
+        return max(0.0, standing.cut_until - now) if standing is not None else 0.0
 
     def live(self, now: float, patience: float) -> list[Peer]:
         """Peers seen within `patience` seconds, in a stable order."""
@@ -188,7 +201,7 @@ class Directory:
         due = [
             peer
             for peer in self._peers.values()
-            if peer.failed_until == math.inf and max(peer.feel_at, peer.shunned_until) <= now
+            if peer.failed_until == math.inf and max(peer.feel_at, peer.standing.left_until) <= now
         ]
         return rng.choice(due) if due else None
 
@@ -235,22 +248,35 @@ class Directory:
         if author is not None and offer.tries + 1 < TRIES:
             author.offers.append(replace(offer, tries=offer.tries + 1))
 
+    def postpone(self, offer: Offer, now: float) -> None:
+        """Keep a drawn offer, and ask its author for nothing for a moment."""
+        author = self._peers.get(offer.author)
+        if author is not None:
+            author.offers.append(offer)
+            author.failed_until = max(author.failed_until, now + _BACKOFF_SECONDS[0])
+
     def draw_offer(
-        self, rng: random.Random, slots: Callable[[str], int], now: float
+        self,
+        rng: random.Random,
+        slots: Callable[[str], int],
+        issuer: Callable[[str], str],
+        now: float,
     ) -> Offer | None:
         """Remove and return one offer of an author with `slots(author)` left, None without any.
 
-        The draw is uniform over peers, then over the offers of the peer, so a peer that announces
-        more is not drawn more often. Peers that may not be asked now are left out.
+        `conduct.draw` picks the author, and then all its offers have the same chance, so a peer
+        that announces more is not drawn more often. Peers that may not be asked now are left out.
         """
         offering = [
-            peer.offers
+            peer
             for key, peer in sorted(self._peers.items())
             if peer.offers and peer.retry_at <= now and slots(key) > 0
         ]
         if not offering:
             return None
-        pool = rng.choice(offering)
+        pool = offering[
+            draw(rng, [(issuer(peer.peer_id), peer.standing) for peer in offering])
+        ].offers
         index = rng.randrange(len(pool))
         offer = pool[index]
         del pool[index]

@@ -13,7 +13,10 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.asking import Asker
+from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.p2p.envelope import Kind
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory, Offer, Peer
 from swarm_node.p2p.serving import LIST, PULL
 from swarm_node.p2p.verify import GroupVerifier
@@ -43,12 +46,18 @@ class Puller:
         *,
         verifier: GroupVerifier,
         directory: Directory,
+        members: Members,
+        traffic: Traffic,
+        effort: Effort,
         clock: Clock,
         rng: random.Random,
     ) -> None:
         self._asker = asker
         self._verifier = verifier
         self._directory = directory
+        self._members = members
+        self._traffic = traffic
+        self._effort = effort
         self._clock = clock
         self._rng = rng
         self._pulling: Counter[str] = Counter()
@@ -102,9 +111,18 @@ class Puller:
     async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
         """Draw one offer at random, pull the group and verify it. None if there is no offer, if
         nobody answered, or if the group was refused, which is counted."""
-        offer = self._directory.draw_offer(self._rng, self._left(slots), self._clock.now())
-        if offer is None:
-            return None
+        while True:
+            now = self._clock.now()
+            offer = self._directory.draw_offer(
+                self._rng, self._left(slots), self._members.issuer, now
+            )
+            if offer is None:
+                return None
+            if self._effort.left(offer.author, now) and self._traffic.pulls(
+                offer.author, now, offer.size
+            ):
+                break
+            self._directory.postpone(offer, now)  # its author has had its share
         self._pulling[offer.author] += 1
         try:
             return await self._pull(offer, version)
@@ -130,6 +148,8 @@ class Puller:
         peer.epoch, peer.head = listed.epoch, listed.head
         before = peer.offered
         for raw in listed.items:
+            if self._clock.now() < peer.standing.off_until:
+                break  # it was dropped for what it listed
             since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
         # The peer alone states how many it left out, so the number is bounded.
@@ -145,7 +165,14 @@ class Puller:
         if isinstance(entry, Rejected):
             self._asker.reject(entry, peer.peer_id)
             return 0
-        if entry.mixed and self._verifier.seen(peer.peer_id, entry.epoch, entry.seq) is None:
+        seen = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
+        if seen is not None and seen.reason not in BLAMELESS:
+            self._asker.reject(seen, peer.peer_id)
+        if entry.mixed and seen is None:
+            refused = self._verifier.refuse_announced(entry)
+            if refused is not None:
+                self._asker.reject(refused, peer.peer_id)
+                return entry.seq
             peer.offered += 1
             peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
         return entry.seq
@@ -156,7 +183,12 @@ class Puller:
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
             sealed = await self._asker.ask(
-                peer, PULL, request, max_reply=offer.size, seconds=_PULL_SECONDS
+                peer,
+                PULL,
+                request,
+                max_reply=offer.size,
+                seconds=_PULL_SECONDS,
+                stated_by=offer.author,
             )
             if sealed is None:
                 continue
@@ -166,12 +198,11 @@ class Puller:
                     self._asker.reject(result, peer.peer_id)
                     continue
                 self._asker.reject(result, offer.author)
-                if result.reason == "judging":
-                    self._directory.offended(offer.author, self._clock.now())
                 return None
             author = self._directory.get(offer.author)
             if author is not None:
                 author.received += 1
+                author.standing.served()
             return result
         self._directory.give_back(offer)
         return None

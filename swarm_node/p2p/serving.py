@@ -2,11 +2,12 @@
 
 Membership is checked before the request is parsed; a greeting brings the proof. The link
 authenticates the caller's key, and a certificate chain must lead from the swarm's root to that
-key. Each peer has a token bucket.
+key. `budgets.py` says how much is answered. Who breaks the protocol is cut off.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from typing import TypeVar
@@ -14,10 +15,11 @@ from typing import TypeVar
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p import wire
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.budgets import Traffic
+from swarm_node.p2p.conduct import REASONS, Blame
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Transport
+from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Handler, Transport
 from swarm_node.storage import Storage
 
 HELLO = "/swarm-node/hello/1"
@@ -26,14 +28,17 @@ PULL = "/swarm-node/pull/1"
 PEERS = "/swarm-node/peers/1"
 UNKNOWN_MEMBER = "say hello first"
 NOT_HERE = "not here (any more)"
+#: How long the link of a stranger that breaks the protocol is cut.
+_STRANGER_SECONDS = 60.0
 
 Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
+Body = TypeVar("Body", bound=wire.Body)
 
 
 def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
     stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
-    return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]))
+    return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]), revoked=0, secret=0)
 
 
 class Server:
@@ -47,7 +52,7 @@ class Server:
         storage: Storage,
         members: Members,
         directory: Directory,
-        gates: PeerGates,
+        traffic: Traffic,
         rejected: Counter[str],
         clock: Clock,
         rng: random.Random,
@@ -57,22 +62,27 @@ class Server:
         self._storage = storage
         self._members = members
         self._directory = directory
-        self._gates = gates
+        self._traffic = traffic
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
-        transport.serve(HELLO, self._hello)
-        transport.serve(LIST, self._list)
-        transport.serve(PULL, self._pull)
-        transport.serve(PEERS, self._peers)
+        handlers = {HELLO: self._hello, LIST: self._list, PULL: self._pull, PEERS: self._peers}
+        for protocol, handler in handlers.items():
+            transport.serve(protocol, functools.partial(self._answer, handler))
+
+    async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
+        """Answer a request, if the caller's budget allows, and charge it for the reply."""
+        self._allow(caller)
+        reply = await handler(caller, payload)
+        self._traffic.sent(caller, self._clock.now(), len(reply))
+        return reply
 
     async def _hello(self, caller: str, payload: bytes) -> bytes:
-        self._allow(caller)
-        hello = _parse(wire.HelloRequest, payload)
+        hello = self._parse(caller, wire.HelloRequest, payload)
         now = self._clock.now()
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
-            self._rejected[member.reason] += 1
+            self._refuse(caller, member)
             raise TransportError(f"no member of this swarm: {member.reason}")
         peer = self._directory.meet(caller, now)
         peer.last_seen = peer.failed_until = now
@@ -84,7 +94,7 @@ class Server:
 
     async def _list(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        request = _parse(wire.ListRequest, payload)
+        request = self._parse(caller, wire.ListRequest, payload)
         listed = await self._storage.run(
             self._storage.announcements, request.epoch, request.since, request.limit
         )
@@ -92,7 +102,7 @@ class Server:
 
     async def _pull(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        request = _parse(wire.PullRequest, payload)
+        request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
             raise TransportError(NOT_HERE)
@@ -100,7 +110,7 @@ class Server:
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        request = _parse(wire.PeersRequest, payload)
+        request = self._parse(caller, wire.PeersRequest, payload)
         known = [
             peer.heartbeat
             for peer in self._directory.draw(self._rng, request.limit - 1, self._clock.now())
@@ -108,26 +118,37 @@ class Server:
         ]
         if self._directory.heartbeat:
             known.append(self._directory.heartbeat)
-        return wire.pack(wire.PeersReply(heartbeats=tuple(known)))
+        return wire.pack(wire.PeersReply(presences=tuple(known)))
 
     def _admit(self, caller: str) -> None:
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
             raise TransportError(UNKNOWN_MEMBER)
         peer.last_seen = self._clock.now()
-        self._allow(caller)
 
     def _allow(self, caller: str) -> None:
-        if not self._gates.take(caller, self._clock.now()):
+        now = self._clock.now()
+        peer = self._directory.get(caller)
+        if cut := self._directory.cut(caller, now):
+            self._transport.sever(caller, cut)  # it may have been cut before a restart
+            raise TransportError("you broke the protocol: ask again later")
+        if not self._traffic.asks(caller, now, guest=peer is None or peer.standing.useful < 1.0):
             self._rejected["rate"] += 1
+            if self._traffic.floods(caller, now):
+                self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
             raise TransportError("too many requests; slow down")
 
+    def _parse(self, caller: str, kind: type[Body], payload: bytes) -> Body:
+        body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
+        if isinstance(body, Rejected):
+            self._refuse(caller, body)
+            raise TransportError(f"bad request: {body.reason}")
+        return body
 
-Body = TypeVar("Body", bound=wire.Body)
-
-
-def _parse(kind: type[Body], payload: bytes) -> Body:
-    body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
-    if isinstance(body, Rejected):
-        raise TransportError(f"bad request: {body.reason}")
-    return body
+    def _refuse(self, caller: str, rejected: Rejected) -> None:
+        """Count what is wrong with a request, in total and against the caller, whose link is cut
+        if no honest program sends that."""
+        self._rejected[rejected.reason] += 1
+        cut = self._directory.refused(caller, rejected.reason, self._clock.now())
+        if REASONS.get(rejected.reason) is Blame.VIOLATION:
+            self._transport.sever(caller, cut or _STRANGER_SECONDS)

@@ -34,7 +34,16 @@ from swarm_node.p2p.membership import (
     verify_chain,
     verify_issuer,
 )
-from swarm_node.p2p.wire import Addresses, Body, Certificate, Digest, Version1, pack, unpack
+from swarm_node.p2p.wire import (
+    Addresses,
+    Body,
+    Certificate,
+    Counter,
+    Digest,
+    Version1,
+    pack,
+    unpack,
+)
 
 PREFIX: Final = "swarmjoin1."
 MAX_TICKET_CHARS: Final = 4096
@@ -55,6 +64,7 @@ class _TicketBody(Body, frozen=True):
     expires: UnixSeconds
     issuer_certificate: Certificate
     issuer_seed: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    secret_number: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +88,14 @@ def make_ticket(
     now: float,
     valid_seconds: float,
     member_seconds: float,
+    name: str = "ticket",
+    uses: int = 0,
     issuer: Identity | None = None,
 ) -> str:
     """A ticket for `info` that admits for `valid_seconds` from `now`, each member for
-    `member_seconds`; at most eight bootstrap `addresses`. `issuer` is a key for this ticket alone,
-    a new one by default, because the ticket contains its secret half.
+    `member_seconds`; at most eight bootstrap `addresses`. Its members bear the ticket's `name`, and
+    every node accepts the first `uses` of them (0: any number). `issuer` is a key for this ticket
+    alone, a new one by default, because the ticket contains its secret half.
 
     Raises:
         ValueError: `root` is not the swarm's root, or a value is outside its bounds.
@@ -95,10 +108,11 @@ def make_ticket(
         root,
         info,
         issuer.public_key,
-        name="ticket",
+        name=name,
         not_before=now,
         not_after=expires,
         member_seconds=member_seconds,
+        uses=uses,
     )
     body = pack(
         _TicketBody(
@@ -111,6 +125,7 @@ def make_ticket(
             expires=expires,
             issuer_certificate=certificate,
             issuer_seed=issuer.seed(),
+            secret_number=info.secret_number,
         )
     )
     raw = _LENGTH.pack(len(body)) + body + _checksum(body)
@@ -129,7 +144,7 @@ def parse_ticket(text: str, now: float) -> Ticket:
     if isinstance(body, Rejected):
         raise TicketError("this ticket is malformed, or from a newer program: ask for a new one")
     try:
-        info = SwarmInfo(name=body.name, root_key=body.root_key, secret=body.secret)
+        info = SwarmInfo(body.name, body.root_key, body.secret, body.secret_number)
     except ValueError as error:
         raise TicketError(f"this ticket is unusable ({error}): ask for a new one") from error
     if info.swarm_id != body.swarm_id:
@@ -164,6 +179,7 @@ def redeem(ticket: Ticket, identity: Identity, now: float) -> tuple[SwarmInfo, C
         Identity.from_seed(ticket.issuer_seed),
         ticket.info,
         identity.public_key,
+        name=ticket.issuer.name,
         not_before=not_before,
         not_after=not_before + ticket.issuer.member_seconds,
     )

@@ -83,3 +83,8 @@ class Transport(Protocol):
         large swarm a random sample, so that the cost does not depend on the swarm's size.
         The bytes are as that peer published them; the caller verifies them."""
         ...
+
+    def sever(self, peer: str, seconds: float) -> None:
+        """Serve no request of `peer` for that long, and cut its link when it sends one. Needs no
+        link; a later call replaces an earlier one."""
+        ...

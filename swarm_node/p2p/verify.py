@@ -1,7 +1,8 @@
 """The checks that admit a pulled group to training, the cheapest first.
 
-size and hash → signature → author → schema → replay window → task → tokens → verifier. The result
-is a `VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
+size and hash → signature → author → schema → replay window → task → length → tokens → content →
+verifier. What an announcement states is checked before the group is pulled. The result is a
+`VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import msgspec
 
 from swarm_node.errors import HomeError, Rejected, UnknownTaskError
 from swarm_node.p2p import wire
+from swarm_node.p2p.content import content_mark, marks, task_mark
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
-from swarm_node.p2p.gates import EpochGate, ReplayWindow
+from swarm_node.p2p.gates import SizeGate, Windows
 from swarm_node.p2p.peers import Offer
 from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
-from swarm_node.storage import Storage, StoredGroup, WindowRow
+from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
@@ -33,19 +35,25 @@ class Judged(Protocol):
     def lost(self) -> str: ...
 
 
-Judge = Callable[[TaskRef, Sequence[str]], Awaitable[Judged]]
+#: Judges the texts of a group by the author, whose share of the time for judging is limited.
+Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
 #: Whether a kin group's token ids really spell its texts; the policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]
+#: Spells a foreign answer in this node's tokens.
+Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What this node trains on: groups of anything else are refused."""
+    """What this node trains on: groups of anything else are refused. `own_tasks` is this node's
+    peer id if nobody else samples the tasks that it samples, "" if they may be common ones."""
 
     environment: str
     version: str
     families: frozenset[str]
     policy: PolicyRef
+    sizes: SizeGate
+    own_tasks: str = ""
 
 
 class GroupVerifier:
@@ -58,21 +66,28 @@ class GroupVerifier:
         storage: Storage,
         judge: Judge,
         check_tokens: TokenCheck,
+        encode: Encode,
     ) -> None:
         self._swarm_id = swarm_id
         self._expected = expected
         self._storage = storage
         self._judge = judge
         self._check_tokens = check_tokens
-        self._epochs = EpochGate()
-        self._windows: dict[str, tuple[int, ReplayWindow]] = {}
+        self._windows = Windows(MAX_AUTHORS)
+        self._encode = encode
         for row in storage.windows():
-            self._windows[row.author] = (row.epoch, ReplayWindow.from_row(row.high, row.bitmap))
-            self._epochs.mark(row.author, row.epoch)
+            try:
+                self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
+            except ValueError:
+                storage.damaged(f"groups of {row.author} are refused until it starts again")
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Why an announced (author, epoch, seq) must not be pulled, or None if it may be."""
-        return self._epochs.check(author, epoch) or self._window(author, epoch).check(seq)
+        return self._windows.check(author, epoch, seq)
+
+    def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
+        """Why the group of an announcement is not worth a pull, whoever announces it."""
+        return self._expected.sizes.announced(entry.completions, entry.size)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
         """Whether kin would accept the token ids of an own group."""
@@ -88,11 +103,17 @@ class GroupVerifier:
         if isinstance(opened, Rejected):
             return opened
         header, group = opened
-        refused = self._refuse_task(group) or self._refuse_tokens(group)
+        refused = (
+            self._refuse_task(group)
+            or self._refuse_tokens(group)
+            or await self._refuse_content(group, offer.author)
+        )
         if refused is not None:
             return refused
         try:
-            judged = await self._judge(group.task, [c.text for c in group.completions])
+            judged = await self._judge(
+                group.task, [c.text for c in group.completions], offer.author
+            )
         except UnknownTaskError as error:
             return Rejected("task", str(error))
         if judged.lost:
@@ -111,8 +132,10 @@ class GroupVerifier:
     def _open(
         self, offer: Offer, sealed: bytes
     ) -> tuple[wire.GroupHeader, RolloutGroup] | Rejected:
-        if len(sealed) != offer.size or content_id(sealed) != offer.id:
+        if content_id(sealed) != offer.id:
             return Rejected("hash", "not the bytes that were announced")
+        if len(sealed) != offer.size:
+            return Rejected("size", "the announcement states another size")
         opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT, max_bytes=wire.MAX_SEALED_BYTES)
         if isinstance(opened, Rejected):
             return opened
@@ -137,8 +160,28 @@ class GroupVerifier:
         return None
 
     def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
-        if self._provenance(group.policy) is Provenance.KIN:
-            return self._check_tokens(group)
+        kin = self._provenance(group.policy) is Provenance.KIN
+        lengths = [
+            completion.token_ids.size if kin else len(self._encode(completion.text))
+            for completion in group.completions
+        ]
+        refused = self._expected.sizes.pulled(lengths)
+        return self._check_tokens(group) if refused is None and kin else refused
+
+    async def _refuse_content(
+        self, group: RolloutGroup, author: str, prompt: str = ""
+    ) -> Rejected | None:
+        return await self._storage.run(self._refuse_marked, group, author, prompt)
+
+    def _refuse_marked(self, group: RolloutGroup, author: str, prompt: str) -> Rejected | None:
+        """Refuse a group that was here before, whoever signed it then."""
+        marked, mine = self._storage.marked, self._expected.own_tasks
+        if mine and marked(task_mark(group.task, mine)) is not None:
+            return Rejected("own_copied", "a task that this node chose for itself")
+        if marked(task_mark(group.task, author)) is not None:
+            return Rejected("repeated", "its author made a group of this task before")
+        if marked(content_mark(group, prompt)) is not None:
+            return Rejected("copied", "the same answers to the same question were here before")
         return None
 
     def _provenance(self, policy: PolicyRef) -> Provenance:
@@ -150,14 +193,13 @@ class GroupVerifier:
         self, verified: VerifiedGroup, header: wire.GroupHeader, sealed: bytes
     ) -> VerifiedGroup | Rejected:
         # Judging took time: another pull of the same group may have finished meanwhile.
-        repeated = self.seen(verified.author, header.epoch, header.seq)
+        repeated = self.seen(
+            verified.author, header.epoch, header.seq
+        ) or await self._refuse_content(verified.group, verified.author, verified.prompt)
         if repeated is not None:
             return repeated
-        window = self._window(verified.author, header.epoch)
-        window.mark(header.seq)
-        self._windows[verified.author] = (header.epoch, window)
-        self._epochs.mark(verified.author, header.epoch)
-        row = WindowRow(verified.author, header.epoch, *window.to_row())
+        marked = self._windows.mark(verified.author, header.epoch, header.seq)
+        row = WindowRow(verified.author, header.epoch, *marked)
         if not verified.informative:
             # All its advantages are zero, so no update can learn from it: only its number is kept.
             await self._storage.run(self._storage.save_window, row)
@@ -166,10 +208,6 @@ class GroupVerifier:
         if not await self._storage.run(self._storage.accept, stored, row):
             return Rejected("duplicate", "stored already")
         return verified
-
-    def _window(self, author: str, epoch: int) -> ReplayWindow:
-        known = self._windows.get(author)
-        return known[1] if known is not None and known[0] == epoch else ReplayWindow()
 
 
 def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
@@ -184,7 +222,19 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
         prompt=verified.prompt,
         rewards=verified.rewards,
         arrived=verified.arrived,
+        marks=marks(verified.group, verified.prompt, verified.author),
     )
+
+
+def restored_groups(storage: Storage) -> list[VerifiedGroup]:
+    """The stored groups that were not trained on, oldest first. Damaged ones are deleted."""
+    groups = []
+    for row in storage.live(1):
+        try:
+            groups.append(restored_group(row))
+        except HomeError:  # one group is no reason to stop
+            storage.forget(row.id)
+    return groups
 
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:
@@ -193,12 +243,11 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
     Raises:
         HomeError: the stored bytes are damaged.
     """
-    outer = msgspec.msgpack.decode(row.blob)
-    unpacked = wire.unpack_group(outer[1])
+    if content_id(row.blob) != row.id:
+        raise HomeError("a stored group is damaged: its bytes have another hash")
+    unpacked = wire.unpack_group(msgspec.msgpack.decode(row.blob)[1])
     if isinstance(unpacked, Rejected):
-        raise HomeError(
-            f"the database holds a damaged group ({unpacked.detail}): move node.db away"
-        )
+        raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
     return VerifiedGroup(
         id=row.id,
         author=row.author,

@@ -19,7 +19,6 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from swarm_node.errors import Rejected
-from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
 from swarm_node.rollout import (
     SEED_LIMIT,
     Completion,
@@ -40,9 +39,12 @@ MAX_SPANS: Final = 256
 MAX_ANNOUNCEMENT_BYTES: Final = 768
 MAX_LIST_ITEMS: Final = 1000
 MAX_PEERS: Final = 100
-MAX_CERTIFICATE_BYTES: Final = 512
-#: Two addresses of a heartbeat share this many characters, so that it fits 512 sealed bytes.
-MAX_HEARTBEAT_ADDRESS_CHARS: Final = 300
+MAX_CERTIFICATE_BYTES: Final = 320
+MAX_HEAD_BYTES: Final = 512
+#: A heartbeat, two certificates and their headers.
+MAX_PRESENCE_BYTES: Final = MAX_HEAD_BYTES + 2 * MAX_CERTIFICATE_BYTES + 10
+#: Two addresses of a heartbeat share this many characters, so that it fits MAX_HEAD_BYTES.
+MAX_HEARTBEAT_ADDRESS_CHARS: Final = 281
 MAX_ADDRESS_CHARS: Final = 160
 #: Log-softmax in f32 can round to just above zero (one ulp at |logit| = 100 is 8e-6).
 MAX_LOGPROB: Final = 1e-4
@@ -94,7 +96,9 @@ class Announcement(Body, frozen=True):
 
 class Heartbeat(Body, frozen=True):
     """What a member publishes of itself (Kind.HEAD): the addresses to dial and the newest sequence
-    number of its log (`head`, 0 if the log of this `epoch` is empty)."""
+    number of its log (`head`, 0 if the log of this `epoch` is empty). `revoked` and `secret` are
+    the numbers of the newest revocation list and of the newest secret that it holds, 0 for none.
+    A node that says `steward` renews memberships."""
 
     v: Version1
     addresses: Annotated[tuple[Address, ...], Meta(max_length=2)]
@@ -103,18 +107,32 @@ class Heartbeat(Body, frozen=True):
     head: Counter
     issued_ms: Milliseconds
     agent: Agent
+    revoked: Counter
+    secret: Counter
+    steward: bool
 
     def __post_init__(self) -> None:
         if sum(map(len, self.addresses)) > MAX_HEARTBEAT_ADDRESS_CHARS:
             raise ValueError("the addresses together are too long for a heartbeat")
 
 
+class Presence(Body, frozen=True):
+    """What replies and the DHT carry of a member: its sealed heartbeat, and its chain."""
+
+    head: Annotated[bytes, Meta(max_length=MAX_HEAD_BYTES)]
+    issuer: Certificate
+    member: Certificate
+
+
 class HelloRequest(Body, frozen=True):
-    """`/swarm-node/hello/1`: the caller; `chain` holds its sealed (issuer, member) certificates."""
+    """`/swarm-node/hello/1`: the caller; `chain` holds its sealed (issuer, member) certificates,
+    `revoked` and `secret` are as in `Heartbeat`."""
 
     chain: Chain
     agent: Agent
     addresses: Addresses
+    revoked: Counter
+    secret: Counter
 
 
 class HelloReply(HelloRequest, frozen=True):
@@ -150,16 +168,16 @@ class PullRequest(Body, frozen=True):
 
 
 class PeersRequest(Body, frozen=True):
-    """`/swarm-node/peers/1`: up to `limit` heartbeats of members the answering node knows."""
+    """`/swarm-node/peers/1`: up to `limit` presences of members the answering node knows."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PEERS)]
 
 
 class PeersReply(Body, frozen=True):
-    """Sealed heartbeats, as their authors published them."""
+    """Packed presences, as their authors published them."""
 
-    heartbeats: Annotated[
-        tuple[Annotated[bytes, Meta(max_length=MAX_HEARTBEAT_BYTES)], ...],
+    presences: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=MAX_PRESENCE_BYTES)], ...],
         Meta(max_length=MAX_PEERS),
     ]
 

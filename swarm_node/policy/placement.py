@@ -39,6 +39,11 @@ class Placement:
     device: str
     half: bool
 
+    @property
+    def products(self) -> Literal["float32", "bfloat16"]:
+        """The type of matrix products."""
+        return "bfloat16" if self.half else "float32"
+
 
 ON_CPU = Placement("cpu", half=False)
 

@@ -27,22 +27,26 @@ class Seeded:
     def memberships(self, count: int) -> list[Membership]:
         """`count` members of one swarm, valid from EPOCH on."""
         root, issuer = self._identity("root"), self._identity("issuer")
-        swarm = create_swarm("simulation", root, self._secret("swarm"))
-        times = {"not_before": EPOCH, "not_after": EPOCH + _MEMBER_SECONDS}
+        name = "simulation"
+        swarm = create_swarm(name, root, self._secret("swarm"))
+        begin, end = EPOCH, EPOCH + _MEMBER_SECONDS
         issued = issue_issuer(
             root,
             swarm,
             issuer.public_key,
-            name="simulation",
+            name=name,
+            not_before=begin,
+            not_after=end,
             member_seconds=_MEMBER_SECONDS,
-            **times,
         )
         identities = [self._identity(f"node {index}") for index in range(count)]
+        admitted = [
+            issue_member(issuer, swarm, one.public_key, name=name, not_before=begin, not_after=end)
+            for one in identities
+        ]
         return [
-            Membership(
-                identity, swarm, (issued, issue_member(issuer, swarm, identity.public_key, **times))
-            )
-            for identity in identities
+            Membership(one, swarm, (issued, certificate))
+            for one, certificate in zip(identities, admitted, strict=True)
         ]
 
     def _identity(self, name: str) -> Identity:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,16 +22,18 @@ from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.budgets import Effort, Traffic, Wants
+from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.exchange import open_exchange
-from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import HELLO, LIST, PULL, Server
+from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, Server
 from swarm_node.p2p.ticket import parse_ticket
-from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group
+from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group, restored_groups
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
@@ -51,6 +55,7 @@ MODEL = resolve("tiny")
 CODEC = Codec.from_directory(MODEL)
 POLICY = PolicyRef(*policy_digests(MODEL), 3)
 NOW = SYSTEM_CLOCK.wall()
+WANTS = Wants(groups=50.0, size=4096, external=1.0)
 
 
 class Side:
@@ -61,6 +66,7 @@ class Side:
         self.membership = membership
         self.rejected: Counter[str] = Counter()
         self.storage = Storage(home.database)
+        self.storage.begin_epoch()
         self.environment = InlineEnvironmentHost(create())
         self.transport = MemoryTransport(network, membership.identity)
         self.directory = Directory(membership.identity.peer_id)
@@ -68,12 +74,20 @@ class Side:
     async def start(self) -> None:
         info = await self.environment.start()
         self.info = info
-        verifier = GroupVerifier(
+        self.verifier = verifier = GroupVerifier(
             self.membership.swarm.swarm_id,
-            Expected(info.name, info.version, frozenset(info.families), POLICY),
+            Expected(
+                info.name,
+                info.version,
+                frozenset(info.families),
+                POLICY,
+                SizeGate.of(group_size=4, max_new_tokens=24),
+                own_tasks=self.peer_id,
+            ),
             self.storage,
-            self.environment.judge,
+            lambda ref, texts, author: self.environment.judge(ref, texts),
             partial(check_tokens, CODEC),
+            CODEC.encode_answer,
         )
         self.members = Members(self.membership.swarm, SYSTEM_CLOCK.wall)
         shared = {
@@ -86,8 +100,11 @@ class Side:
             "clock": SYSTEM_CLOCK,
             "rng": random.Random(0),
         }
-        Server(gates=PeerGates(50, 500), **shared)
+        traffic = Traffic(WANTS, self.members.issuer)
+        Server(traffic=traffic, **shared)
         self.exchange = open_exchange(
+            traffic=traffic,
+            effort=Effort(1.0, self.members.issuer),
             identity=self.membership.identity,
             swarm_id=self.membership.swarm.swarm_id,
             verifier=verifier,
@@ -113,11 +130,23 @@ class Side:
         judged = await self.environment.judge(ref, texts)
         return make_group(ref, texts, judged.rewards), judged.prompt
 
+    async def publish(self, *indices: int) -> None:
+        """Publish a group of a right and a wrong answer for each of these tasks."""
+        for index in indices:
+            right = await _right_answer(self, self.task(index))
+            made = await self.group([right, "wrong"], index=index)
+            await self.exchange.publisher.publish([made], 0)
+
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
         await self.exchange.meeting.beat(0, 20.0)
         await self.exchange.puller.list_some(8, 64)
         return await self.pull()
+
+    def forgive(self) -> None:
+        """End every pause, for what is not about how long to leave a peer alone."""
+        for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
+            peer.standing.left_until = peer.failed_until = 0.0
 
     async def pull(self) -> list[VerifiedGroup]:
         """Pull everything on offer."""
@@ -199,17 +228,17 @@ def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
         assert core.update(batch).skipped is None
         return core.weights()
 
-    async def body(network: MemoryNetwork, honest: Side, liar: Side, bob: Side) -> None:
-        ref = honest.task()
-        texts = [await _right_answer(honest, ref), "wrong", "also wrong"]
-        truth = (make_group(ref, texts, [1.0, 0.0, 0.0]), "")
-        lie = (make_group(ref, texts, [0.25, 1.0, 0.75]), "")
-        await honest.exchange.publisher.publish([truth], 0)
-        await liar.exchange.publisher.publish([lie], 0)
-        got = {group.author: group for group in await bob.fetch()}
-        assert got[liar.peer_id].group.claimed == (0.25, 1.0, 0.75)
-        assert got[liar.peer_id].rewards == got[honest.peer_id].rewards == (1.0, 0.0, 0.0)
-        weights = [await trained(bob, got[side.peer_id]) for side in (honest, liar)]
+    async def body(network: MemoryNetwork, author: Side, bob: Side, carol: Side) -> None:
+        ref = author.task()
+        texts = [await _right_answer(author, ref), "wrong", "also wrong"]
+        got = []
+        for seq, (side, claimed) in enumerate([(bob, [1.0, 0.0, 0.0]), (carol, [0.25, 1.0, 0.75])]):
+            await _announce_changed(author, make_group(ref, texts, claimed), seq=seq + 1)
+            got += await side.fetch()
+        truth, lie = got
+        assert lie.group.claimed == (0.25, 1.0, 0.75)
+        assert lie.rewards == truth.rewards == (1.0, 0.0, 0.0)
+        weights = [await trained(bob, group) for group in got]
         assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
     in_swarm(body, 3)
@@ -316,6 +345,62 @@ def test_a_replayed_envelope_is_trained_once_even_across_a_restart(in_swarm) -> 
     in_swarm(body)
 
 
+def test_a_restored_home_signs_no_number_twice_and_is_heard_again(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0)
+        assert len(await bob.fetch()) == 1
+        backup = sqlite3.connect(alice.home.path / "backup")
+        alice.storage._connection.backup(backup)
+        backup.close()
+        await alice.publish(1, 2, 3)
+        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.exchange.puller.list_some(8, 64)
+        assert await bob.exchange.puller.pull(lambda _: 64, 0)  # two stay on offer
+        await alice.stop()
+        (alice.home.path / "backup").rename(alice.home.database)
+        reborn = Side(alice.home, network, alice.membership)
+        await reborn.start()
+        assert len(reborn.storage.live(1)) == 1  # own groups outlive the epoch they were signed in
+        await reborn.publish(4, 5)
+        # Offers of the old epoch are pulled until a group of the new one arrives, if drawn before.
+        assert 2 <= len(await bob.fetch()) <= 4
+        rows = bob.storage.live(1)
+        assert len({(row.epoch, row.seq) for row in rows}) == len(rows)
+        assert len([row for row in rows if row.epoch == reborn.storage.epoch]) == 2
+        assert not {"duplicate", "sequence"} & set(bob.rejected)
+        await reborn.stop()
+
+    in_swarm(body)
+
+
+def test_damaged_rows_stop_no_node(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0, 1)
+        lost, kept = await bob.fetch()
+        blob = bytearray(bob.storage.blob(lost.id) or b"")
+        blob[len(blob) // 2] ^= 1
+        change = bob.storage._connection.execute
+        change("UPDATE groups SET blob = ? WHERE id = ?", (bytes(blob), lost.id))
+        change("UPDATE windows SET bitmap = x'00'")
+        await bob.stop()
+        reborn = Side(bob.home, network, bob.membership)
+        await reborn.start()
+        assert reborn.storage.faults == {"storage": 1}
+        assert [group.id for group in restored_groups(reborn.storage)] == [kept.id]
+        assert reborn.storage.faults == {"storage": 2}
+        assert reborn.storage.blob(lost.id) is None
+        assert await reborn.fetch() == []  # which numbers were seen is not known any more
+        await alice.stop()
+        later = Side(alice.home, network, alice.membership)
+        await later.start()
+        await later.publish(2)
+        assert len(await reborn.fetch()) == 1
+        await reborn.stop()
+        await later.stop()
+
+    in_swarm(body)
+
+
 def test_another_members_group_cannot_be_announced_as_ones_own(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, thief: Side, bob: Side) -> None:
         made = await alice.group([await _right_answer(alice, alice.task()), "wrong"])
@@ -362,10 +447,111 @@ def test_what_was_not_agreed_on_is_refused(in_swarm, change, reason: str) -> Non
     in_swarm(body)
 
 
-async def _announce_changed(side: Side, group: RolloutGroup) -> None:
-    body = wire.pack_group(group, epoch=side.storage.epoch, seq=1, created_ms=0)
+async def _announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> None:
+    body = wire.pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
     sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
-    await _announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=1)
+    await _announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq)
+
+
+def _longer(group: RolloutGroup) -> RolloutGroup:
+    return make_group(group.task, ["1" * 96, "2"], [1.0, 0.0])
+
+
+def _larger(group: RolloutGroup) -> RolloutGroup:
+    return make_group(group.task, ["1", *"2" * 16], [1.0] + [0.0] * 16)
+
+
+def _longer_abroad(group: RolloutGroup) -> RolloutGroup:
+    """Few tokens where it was made, and many here."""
+    other = PolicyRef(bytes(32), bytes(32), 7)
+    short = replace(make_completion("2"), text="1" * 97)
+    return replace(make_group(group.task, ["1", "2"], [1.0, 0.0], other), completions=(short,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(_longer, "too_long"), (_longer_abroad, "too_long"), (_larger, "too_large")],
+)
+def test_groups_much_longer_or_larger_than_ones_own_are_refused(
+    in_swarm, change, reason: str
+) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        judged: list[TaskRef] = []
+        judge = bob.environment.judge
+        bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
+        group, _ = await mallory.group(["1", "2"])
+        await _announce_changed(mallory, change(group))
+        assert await bob.fetch() == []
+        assert bob.rejected == {reason: 1}
+        assert judged == []
+
+    in_swarm(body)
+
+
+def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        group, _ = await mallory.group(["1", "2"])
+        sealed = bytes(100_000)
+        await _announce_raw(mallory, group, sealed, epoch=1, seq=1)
+        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.exchange.puller.list_some(8, 64)
+        assert bob.rejected == {"too_long": 1}
+        bob.forgive()
+        await _announce_raw(mallory, _larger(group), bytes(100), epoch=1, seq=2)
+        await bob.exchange.puller.list_some(8, 64)
+        assert bob.rejected == {"too_long": 1, "too_large": 1}
+        assert bob.exchange.puller.on_offer(lambda _: 64) == 0
+
+    in_swarm(body)
+
+
+def test_what_was_taken_once_is_taken_from_nobody_else_and_nobody_is_blamed(in_swarm) -> None:
+    async def body(network: MemoryNetwork, thief: Side, author: Side, bob: Side) -> None:
+        group, _ = await author.group([await _right_answer(author, author.task()), "wrong"])
+        await _announce_changed(thief, replace(group, completions=group.completions[::-1]))
+        assert len(await bob.fetch()) == 1
+        await author.exchange.publisher.publish([(group, "")], 0)  # the copy was faster
+        await bob.stop()
+        reborn = Side(bob.home, network, bob.membership)
+        await reborn.start()
+        await thief.transport.stop()
+        assert await reborn.fetch() == []
+        assert reborn.rejected["copied"] == 1
+        assert {"copied"} <= BLAMELESS
+        bob.storage, bob.transport = reborn.storage, reborn.transport
+
+    in_swarm(body, 3)
+
+
+def test_own_groups_that_come_back_from_another_are_evidence_even_with_other_words(
+    in_swarm,
+) -> None:
+    async def body(network: MemoryNetwork, bob: Side, thief: Side) -> None:
+        right = await _right_answer(bob, bob.task())
+        await bob.exchange.publisher.publish([await bob.group([right, "wrong"])], 0)
+        await _announce_changed(thief, make_group(bob.task(), [right, "other"], [1.0, 0.0]))
+        assert await bob.fetch() == []
+        assert bob.rejected == {"own_copied": 1}
+        assert bob.directory.get(thief.peer_id).rejected == {"own_copied": 1}
+        assert "own_copied" not in BLAMELESS
+
+    in_swarm(body)
+
+
+def test_an_author_is_taken_once_per_task(in_swarm) -> None:
+    async def body(network: MemoryNetwork, lazy: Side, other: Side, bob: Side) -> None:
+        right = await _right_answer(lazy, lazy.task())
+        for side in (lazy, other):  # two authors may sample one task
+            await side.exchange.publisher.publish([await side.group([right, side.peer_id])], 0)
+        assert len(await bob.fetch()) == 2
+        again = [await lazy.group([right, f"new {index}"]) for index in range(3)]
+        await lazy.exchange.publisher.publish(again, 0)
+        for _ in again:
+            assert await bob.fetch() == []
+            bob.forgive()
+        assert bob.rejected == {"repeated": 3}
+
+    in_swarm(body, 3)
 
 
 def test_a_group_of_another_model_is_foreign(in_swarm) -> None:
@@ -397,7 +583,9 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
 def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         right = await _right_answer(alice, alice.task())
-        made = [await alice.group([right, "wrong"]) for _ in range(6)]
+        made = [await alice.group([right, "wrong"])]
+        made += [await alice.group(["1", "2", "3"], index=index) for index in range(1, 40)]
+        made = [(group, prompt) for group, prompt in made if len(set(group.claimed)) > 1][:6]
         published = await alice.exchange.publisher.publish(made, 0)
         await bob.exchange.meeting.beat(0, 20.0)
         assert await bob.exchange.puller.list_some(3, 6) == 6
@@ -447,27 +635,54 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
 
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
-        stranger = MemoryTransport(network, Identity.generate())
-        await stranger.start()
-        request = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
-        with pytest.raises(TransportError, match="hello"):
-            await stranger.request(alice.peer_id, LIST, request)
         other = Home(tmp_path / "other").found_swarm("other", NOW)
-        hello = wire.pack(wire.HelloRequest(chain=other.chain, agent="swarm-node", addresses=()))
-        with pytest.raises(TransportError, match="no member"):
-            await stranger.request(alice.peer_id, HELLO, hello)
         # A member's certificates in a stranger's hands: the link says who is calling.
-        stolen = wire.pack(
-            wire.HelloRequest(chain=alice.membership.chain, agent="swarm-node", addresses=())
-        )
-        with pytest.raises(TransportError, match="wrong_subject"):
-            await stranger.request(alice.peer_id, HELLO, stolen)
-        for junk in (b"", b"\xc1", b"\x91" * 1000):
-            with pytest.raises(TransportError, match="bad request"):
-                await stranger.request(alice.peer_id, HELLO, junk)
-        await stranger.stop()
+        hellos = {
+            "no member": other.chain,
+            "wrong_subject": alice.membership.chain,
+        }
+        payloads = {
+            "hello": (LIST, wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))),
+            **{
+                said: (HELLO, wire.pack(wire.HelloRequest(chain, "swarm-node", (), 0, 0)))
+                for said, chain in hellos.items()
+            },
+        }
+        junk = [("bad request", (HELLO, junk)) for junk in (b"", b"\xc1", b"\x91" * 1000)]
+        for said, (protocol, payload) in [*payloads.items(), *junk]:
+            stranger = MemoryTransport(network, Identity.generate())
+            await stranger.start()
+            with pytest.raises(TransportError, match=said):
+                await stranger.request(alice.peer_id, protocol, payload)
+            again = "hello" if said == "hello" else "cut the link"
+            with pytest.raises(TransportError, match=again):
+                await stranger.request(alice.peer_id, *payloads["hello"])
+            await stranger.stop()
 
     in_swarm(body, 1)
+
+
+@pytest.mark.parametrize("protocol", [LIST, PULL, PEERS, HELLO])
+@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
+def test_a_malformed_request_of_a_member_is_counted_and_cuts_its_link(
+    in_swarm, protocol: str, junk: bytes
+) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.fetch()  # a greeting makes each a member for the other
+        peer = alice.directory.get(bob.peer_id)
+        assert peer is not None
+        with pytest.raises(TransportError, match="bad request"):
+            await bob.transport.request(alice.peer_id, protocol, junk)
+        assert alice.rejected == peer.rejected == {"schema": 1}
+        sound = wire.pack(wire.ListRequest(epoch=0, since=0, limit=10))
+        with pytest.raises(TransportError, match="cut the link"):
+            await bob.transport.request(alice.peer_id, LIST, sound)
+        assert alice.directory.draw(random.Random(0), 9, SYSTEM_CLOCK.now()) == []
+        # A new greeting, or the directory's forgetting, lifts nothing.
+        del alice.directory._peers[bob.peer_id]
+        assert alice.directory.meet(bob.peer_id, 0.0).retry_at > SYSTEM_CLOCK.now() + 50
+
+    in_swarm(body)
 
 
 def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -13,13 +14,30 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow(reason="starts a node, which imports torch")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_node_that_waits_for_its_hosts_ends_when_it_is_told(
+    start_node: Callable[..., Any], number: signal.Signals
+) -> None:
+    node = start_node("node", "--set", f"run.trainer_hosts={free_address()}*2")
+    until = time.monotonic() + 240
+    while "waiting for trainer hosts" not in node.log() and time.monotonic() < until:
+        time.sleep(0.2)
+    node.process.send_signal(number)
+    assert node.process.wait(240) == 0, node.log()  # an error, were the hosts waited for to the end
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 @pytest.mark.slow(reason="starts a node and a second host of its trainer, which import torch")
 @pytest.mark.timeout(900)
 def test_a_node_trains_on_two_hosts_and_the_second_ends_with_it(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     node = start_node("node", "--set", f"run.trainer_hosts={address}*2", "--updates", "3")
     key, waiting = node.home / "site.key", time.monotonic() + 120
     while not key.exists() and time.monotonic() < waiting:

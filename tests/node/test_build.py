@@ -1,9 +1,10 @@
-"""A real node whose start fails leaves nothing behind."""
+"""A real node whose start fails leaves nothing behind, and repeats no number of its log."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -11,17 +12,30 @@ import pytest
 
 from swarm_node.config import load_settings
 from swarm_node.errors import HomeError
-from swarm_node.node.build import run_node
-from swarm_node.node.fit import fit, this_machine
+from swarm_node.node.build import make_built_in, run_node
+from swarm_node.node.fit import Fit, fit, this_machine
 from swarm_node.node.home import Home
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
+from swarm_node.storage import Storage
+
+
+@pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
+def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engine_had() -> None:
+    model, whole = Model.read("tiny", resolve("tiny")), Training(4)
+    for training in (whole, replace(whole, nf4=True)):
+        found = Fit(ON_CPU, vllm=True, training=training)
+        sampler = make_built_in(load_settings({}, environ={}), model, found)
+        layers = [*sampler._model.blocks()]
+        assert all(bool(layer.four_bit) == training.nf4 for layer in layers)
 
 
 def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:
     settings = load_settings({"run.device": "cpu"}, environ={})
     home = Home(tmp_path)
     membership = home.found_swarm("team", time.time())
-    home.control_file.with_suffix(".tmp").mkdir()
+    home.control_file.mkdir()
     model = Model.read("tiny", resolve("tiny"))
     found = fit(settings, model.config, this_machine(settings))
 
@@ -34,6 +48,12 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
     async def run() -> None:
         await run_node(settings, home, membership, model, found)
 
-    with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
-        asyncio.run(run())
-    assert held() == []
+    epochs = []
+    for _ in range(2):
+        with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
+            asyncio.run(run())
+        assert held() == []
+        storage = Storage(home.database)
+        epochs.append(storage.epoch)
+        storage.close()
+    assert epochs[0] < epochs[1]

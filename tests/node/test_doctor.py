@@ -41,7 +41,6 @@ LAPTOP = Facts(
     shared=6 * GB,
     temporary=50 * GB,
     disk=50 * GB,
-    checkpoints=0,
     now=NOW,
     built=NOW - 30 * DAY,
     synchronized=True,
@@ -193,11 +192,22 @@ def test_a_container_with_a_small_dev_shm_takes_the_disk_or_is_refused() -> None
     assert wrong(replace(small, shared=None)) == {}
 
 
+def test_a_card_without_nvidia_smi_is_planned_for_as_torch_measures_it() -> None:
+    alone = replace(PC, card=None, seen=Seen(Hardware(1, True), memory=GpuMemory(6 * GIB, 8 * GIB)))
+    machine = machine_of(alone, settings_of())
+    assert (machine.where.device, machine.gpu) == ("cuda:0", (6 * GIB, 8 * GIB))
+    assert machine_of(alone, settings_of(run__device="cpu")).gpu is None
+    assert "6.0 of 8.0 GiB" in judged(alone, model=MODEL)["memory"].found
+    unknown = judged(replace(alone, seen=Seen(Hardware(1, True))))["device"]
+    assert unknown.level == "error"
+    assert "neither nvidia-smi nor torch" in unknown.found
+
+
 def test_a_small_disk_is_named_and_one_without_room_for_two_is_refused() -> None:
     one = checkpoint_bytes(shape_of(MODEL), 32, eight_bit=False)
     tight = replace(PC, disk=2 * one)
     assert wrong(tight) == {"disk": "warning"}
-    assert wrong(replace(tight, checkpoints=one)) == {}
+    assert wrong(replace(tight, disk=3 * one)) == {}
     full = judged(replace(PC, disk=one))["disk"]
     assert full.level == "error"
     assert "--home" in full.remedy

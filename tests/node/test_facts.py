@@ -16,6 +16,7 @@ import torch
 
 from swarm_node.node.facts import (
     Holder,
+    Seen,
     ask_torch,
     find_busy,
     find_card,
@@ -26,6 +27,7 @@ from swarm_node.node.facts import (
     read_membership,
     read_ticket,
 )
+from swarm_node.node.fit import torch_memory
 from swarm_node.node.home import Home
 from swarm_node.policy.placement import hardware
 
@@ -100,6 +102,22 @@ def test_torch_is_asked_in_a_process_of_its_own() -> None:
     assert seen.hardware == hardware()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_without_nvidia_smi_torch_says_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = gather(Home(tmp_path / "home"), "cuda", LISTEN, seen=Seen(hardware())).seen.memory
+    assert found is not None
+    assert found.total == torch.cuda.mem_get_info(0)[1] >> 20 << 20
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_memory_that_torch_cannot_say_is_unknown() -> None:
+    assert torch_memory(0) is None
+
+
 def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_node.node.facts.util.find_spec", lambda name: None)
     assert installed_torch() is None
@@ -169,11 +187,13 @@ def test_a_running_node_and_what_its_checkpoints_take_are_seen(tmp_path: Path) -
     home = Home(tmp_path / "home")
     stored = home.checkpoints / "v0000000001"
     stored.mkdir(parents=True)
-    (stored / "model.safetensors").write_bytes(bytes(1000))
+    with (stored / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes nothing of the disk
     assert not home.in_use()
     with home.lock():
         facts = gather(home, "auto", LISTEN)
-        assert (facts.running, facts.checkpoints) == (True, 1000)
+        assert facts.running
+        assert facts.disk > 1 << 40
     assert not home.in_use()
 
 

@@ -39,11 +39,12 @@ def logging() -> Iterator[None]:
 
 def lines_of(facts: Facts, **flags: Any) -> dict[str, Line]:
     keys = {name.replace("__", "."): value for name, value in flags.items()}
-    settings = load_settings({"model": "tiny", **keys}, environ={})
+    default = {"model": "tiny", "training.learning_rate": 1e-5}
+    settings = load_settings({**default, **keys}, environ={})
     shape, machine = shape_of(settings.model), machine_of(facts, settings)
     settings = for_model(settings, shape)
     found = fit(settings, shape, machine)
-    lines = [*start_lines(settings, facts, machine, found, shape, 1e-5)]
+    lines = [*start_lines(settings, facts, machine, found, shape)]
     return {line.event: line for line in lines}
 
 

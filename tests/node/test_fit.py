@@ -245,7 +245,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
 
     machine = Machine(ON_CPU, 1 << 62, None, vllm=None)
     monkeypatch.setattr(joining, "resolve", refused)
-    monkeypatch.setattr(joining, "this_machine", lambda settings: machine)
+    monkeypatch.setattr(joining, "machine_of", lambda facts, settings: machine)
     with pytest.raises(HomeError, match="where two must fit"):
         joining.join_swarm(settings_of(home=str(tmp_path)))
     assert fetched == []

@@ -17,6 +17,7 @@ from swarm_node.errors import ChildError
 from swarm_node.node.harvest import Harvest, provision, still_fresh
 from swarm_node.node.parts import Parts, Tally
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
+from swarm_node.p2p.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, extended, finished
@@ -123,6 +124,7 @@ class Bench:
             load_settings({}, environ={}).sampling,
             parts,
             Tally(),
+            Effort(1.0, str),
             self.tasks,
             self.slots,
             Harvest(self.engine, max_lag=8, over_provision=over),

@@ -71,6 +71,51 @@ def test_a_home_is_for_one_process(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_that_cannot_be_written_is_said_in_a_line(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    (home.path / "lock").mkdir(parents=True)
+    with pytest.raises(HomeError, match="cannot write into the home"), home.lock():
+        pass
+    assert not home.in_use()
+
+
+def test_a_home_is_in_use_while_it_is_held(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    assert not home.in_use()
+    assert not home.path.exists()
+    with home.lock():
+        assert home.in_use()
+    assert not home.in_use()
+
+
+def test_small_files_that_cannot_be_written_are_said_in_a_line(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    (home.path / "port").mkdir(parents=True)
+    (home.path / "membership").mkdir()
+    with pytest.raises(HomeError, match="cannot write"):
+        home._write("port", b"1")
+    with pytest.raises(HomeError, match="membership: Is a directory"):
+        home.found_swarm("team", NOW)
+    assert not home.has_swarm
+
+
+def test_a_home_that_others_can_enter_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    with Home(tmp_path).lock():
+        assert f"chmod 700 {tmp_path}" in capsys.readouterr().out
+    tmp_path.chmod(0o700)
+    with Home(tmp_path).lock():
+        assert capsys.readouterr().out == ""
+
+
+def test_a_start_removes_what_a_killed_writer_left(tmp_path: Path) -> None:
+    (tmp_path / "port.k1ll3d.new").write_bytes(b"12")
+    with Home(tmp_path).lock():
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 def test_the_port_is_kept(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert home.port() == home.port()

@@ -15,9 +15,9 @@ import torch
 from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import MachineError, TicketExpiredError
+from swarm_node.errors import MachineError, TicketError, TicketExpiredError
 from swarm_node.node.home import Home
-from swarm_node.node.join import belong, join_swarm, with_ticket
+from swarm_node.node.join import belong, join_swarm, ticket_text, with_ticket
 from swarm_node.node.service import notify
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
@@ -59,6 +59,24 @@ def test_a_ticket_on_standard_input_is_read_once(
     for _ in range(2):
         joined, _ = belong(settings, member)
         assert joined.swarm.name == "team"
+
+
+def test_a_ticket_is_read_from_regular_files_and_standard_input_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer for ever
+    for place in (tmp_path / "pipe", Path(os.devnull), tmp_path):
+        with pytest.raises(TicketError, match=f"{place}: it is no regular file.*--ticket-file -"):
+            ticket_text(_settings(tmp_path, f"@{place}"))
+    with pytest.raises(TicketError, match="No such file"):
+        ticket_text(_settings(tmp_path, f"@{tmp_path / 'none'}"))
+    (tmp_path / "link").symlink_to(tmp_path / "ticket")
+    (tmp_path / "ticket").write_text("a ticket")
+    assert ticket_text(_settings(tmp_path, f"@{tmp_path / 'link'}")) == "a ticket"
+    broken = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", broken)
+    with pytest.raises(TicketError, match=r"ticket file -: .*decode"):
+        ticket_text(_settings(tmp_path, "@-"))
 
 
 @pytest.fixture

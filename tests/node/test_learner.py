@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ from builders import completion, verified
 from in_memory import World, small_settings, tiny
 
 from swarm_node.config import Settings
-from swarm_node.errors import CheckpointError, ChildError, ModelError, WeightsError
+from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, WeightsError
 from swarm_node.node.assembly import make_learner, make_shared
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, start
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import VerifiedGroup
@@ -33,20 +36,25 @@ class Life:
     def __init__(self, world: World, settings: Settings, parts: Parts) -> None:
         peer_id = world.memberships[0].identity.peer_id
         self.parts = parts
-        self.shared = make_shared(settings, peer_id)
+        self.rejected: list[tuple[str, str | None]] = []
+        self.shared = make_shared(settings, world.memberships[0], world.clock)
         self.tally = self.shared.tally
         self.learner = make_learner(settings, peer_id, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
         storage = self.parts.storage
-        for seq in range(storage.next_seq(), storage.next_seq() + count):
-            group = own_group(seq, rewards, self.parts.trainer.version)
-            storage.publish([(stored(group, storage.epoch, seq), None)])
+        first = storage.published() + 1
+        for number in range(first, first + count):
+            group = own_group(number, rewards, self.parts.trainer.version)
+            storage.publish([(stored(group, storage.epoch, storage.next_seq()), None)])
             assert self.shared.buffer.admit(group, self.parts.trainer.version) is None
 
     async def step(self) -> bool:
-        return await self.learner.step(lambda: False)
+        return await self.learner.step(lambda: False, self.reject)
+
+    def reject(self, rejected: Rejected, author: str | None) -> None:
+        self.rejected.append((rejected.reason, author))
 
     async def close(self) -> None:
         await self.parts.trainer.close()
@@ -71,6 +79,26 @@ class Unsteady(InlineTrainer):
         if self.refusals:
             self.refusals -= 1
             raise ModelError("out of memory")
+        return await super().restart()
+
+
+class Sharing(Unsteady):
+    """A trainer that shares its base with `sampler`. It notes whether that maps the base of the
+    trainer that died while the next one starts."""
+
+    mapped: bool | None = None
+
+    def __init__(self, sampler: TorchSampler, **arguments: Any) -> None:
+        arguments["settings"] = replace(arguments["settings"], published="shared", lora_rank=4)
+        super().__init__(crashes=1, **arguments)
+        self._sampler = sampler
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        self.base = weakref.ref(self._sampler._model)
+        return await super().update(batch)
+
+    async def restart(self) -> tuple[Path, int]:
+        self.mapped = self.base() is not None
         return await super().restart()
 
 
@@ -133,6 +161,7 @@ def test_an_update_moves_the_sampler_to_the_new_weights(tmp_path: Path) -> None:
         assert (life.tally.updates, life.tally.groups.trained_own) == (1, 2)
         assert life.tally.last_update is not None
         assert life.tally.last_update.mean_reward == 0.5
+        assert life.tally.last_update.entropy > 0
         assert life.tally.updating.count == 1
         assert not await life.step()
         await life.close()
@@ -183,6 +212,27 @@ def test_a_batch_that_teaches_nothing_is_skipped_and_counted(tmp_path: Path) -> 
     in_world(tmp_path, scenario)
 
 
+def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings(experience__external=2)
+        life = Life(world, settings, world.parts(settings))
+        await life.learner.start()
+        for author, right in (("poisoner", "zq zq 2"), ("honest", "2")):
+            codec, texts = tiny().codec, (right, "3")
+            answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
+            group = verified(
+                author, author, completions=answers, prompt="What is 1 + 1?", policy=tiny().policy
+            )
+            assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
+        life.offer()
+        assert await life.step()
+        assert life.tally.groups.trained_external == 2
+        assert life.rejected == [("implausible", "poisoner")]
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
 def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
     tmp_path: Path,
 ) -> None:
@@ -204,6 +254,26 @@ def test_a_trainer_that_dies_is_restarted_and_the_batch_is_not_trained_on_again(
         life.offer()
         assert await life.step()
         assert (life.tally.updates, life.parts.sampler.version) == (1, 1)
+        await life.close()
+
+    in_world(tmp_path, scenario)
+
+
+def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_starts(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        settings = small_settings()
+        sampler = tiny().sampler()
+        trainer = Sharing(sampler, **world.training(settings))
+        life = Life(world, settings, world.parts(settings, trainer=trainer, sampler=sampler))
+        await life.learner.start()
+        life.offer()
+        assert await life.step()
+        assert trainer.mapped is False
+        life.offer()
+        assert await life.step()
+        assert (life.tally.updates, sampler.version) == (1, 1)
         await life.close()
 
     in_world(tmp_path, scenario)
@@ -248,7 +318,7 @@ def test_a_node_that_stops_does_not_wait_for_its_trainer(tmp_path: Path) -> None
         life = Life(world, settings, world.parts(settings, trainer=trainer))
         await life.learner.start()
         life.offer()
-        assert await life.learner.step(lambda: world.clock.now() > 10)
+        assert await life.learner.step(lambda: world.clock.now() > 10, life.reject)
         assert 10 < world.clock.now() < 20
         assert life.tally.updates == 0
         await life.close()

@@ -24,10 +24,12 @@ from swarm_node.node.assembly import assemble
 from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.memory import MemoryTransport
+from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.sampler import Row, SampleRequest, finished
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.worker import UpdateResult
 from swarm_node.rollout import Completion, TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -98,7 +100,7 @@ def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(tmp_path: 
     run_virtual(scenario)
 
 
-def test_a_node_says_that_it_starts_and_a_stop_meanwhile_is_kept(tmp_path: Path) -> None:
+def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(tmp_path: Path) -> None:
     class Slow(Host):
         async def start(self) -> EnvironmentInfo:
             await asyncio.sleep(10)
@@ -118,8 +120,40 @@ def test_a_node_says_that_it_starts_and_a_stop_meanwhile_is_kept(tmp_path: Path)
             await node.evaluate()
         node.stop()
         await life
-        assert running == [f"/memory/p2p/{seen.peer_id}"]
-        assert node.snapshot().updates == 0
+        assert running == []
+        assert loop.time() == 5
+        assert_closed(world, parts)
+
+    run_virtual(scenario)
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["at its start", "at a restart"])
+def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
+    tmp_path: Path, starts: bool
+) -> None:
+    class Waiting(InlineTrainer):
+        async def start(self) -> tuple[Path, int]:
+            if not starts:
+                await asyncio.Event().wait()
+            return await super().start()
+
+        async def restart(self) -> tuple[Path, int]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def update(self, batch: Batch) -> UpdateResult:
+            raise ChildError("another host is gone")
+
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world, settings = World(tmp_path, loop), small_settings()
+        parts = world.parts(settings, trainer=Waiting(**world.training(settings)))
+        node = assemble(settings, world.memberships[0], parts)
+        life = asyncio.create_task(node.run())
+        await asyncio.sleep(100)
+        assert node.snapshot().state == ("running" if starts else "starting")
+        node.stop()
+        await life
+        assert loop.time() <= 101
         assert_closed(world, parts)
 
     run_virtual(scenario)

@@ -18,6 +18,7 @@ from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.parts import Parts, Tally, Timing
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.p2p.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
@@ -67,7 +68,15 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
             common_share=0.0,
         )
         maker = RolloutMaker(
-            settings.sampling, parts, tally, tasks, slots, None, seed=0, peer_id="peer"
+            settings.sampling,
+            parts,
+            tally,
+            Effort(1.0, str),
+            tasks,
+            slots,
+            None,
+            seed=0,
+            peer_id="peer",
         )
         made: list[Scored] = []
 

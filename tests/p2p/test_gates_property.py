@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from swarm_node.p2p.gates import (
     MAX_ADVANCE,
     WINDOW,
-    EpochGate,
     PeerGates,
     ReplayWindow,
     TokenBucket,
+    Windows,
 )
 
 
@@ -119,21 +119,53 @@ def test_a_damaged_row_is_not_taken_for_a_window(high: int, bitmap: bytes) -> No
         ReplayWindow.from_row(high, bitmap)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20)), max_size=60))
-def test_epochs_of_an_author_never_go_back(events: list[tuple[str, int]]) -> None:
-    gate, highest = EpochGate(), dict[str, int]()
-    for author, epoch in events:
-        refused = gate.check(author, epoch)
-        if epoch < highest.get(author, 0):
-            assert refused is not None
-            assert refused.reason == "old_epoch"
-            with pytest.raises(ValueError, match="refused epoch"):
-                gate.mark(author, epoch)
-        else:
-            assert refused is None
-            gate.mark(author, epoch)
-            highest[author] = epoch
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4), st.integers(0, 5)), max_size=60)
+)
+def test_a_group_is_new_once_until_its_author_is_forgotten(
+    events: list[tuple[str, int, int]],
+) -> None:
+    """Against every (epoch, number) that was ever marked; two authors of three are remembered."""
+    windows, known = Windows(capacity=2), dict[str, set[tuple[int, int]]]()
+    for author, epoch, seq in events:
+        marked = known.get(author, set())
+        newest = max((e for e, _ in marked), default=epoch)
+        refused = windows.check(author, epoch, seq)
+        wanted = None
+        if epoch < newest:
+            wanted = "old_epoch"
+        elif seq < 1:
+            wanted = "too_old"
+        elif (epoch, seq) in marked:
+            wanted = "duplicate"
+        assert (refused.reason if refused else None) == wanted
+        if refused is not None:
+            with pytest.raises(ValueError, match=refused.reason):
+                windows.mark(author, epoch, seq)
+            continue
+        high, bitmap = windows.mark(author, epoch, seq)
+        assert high == max(s for e, s in {*marked, (epoch, seq)} if e == epoch)
+        assert ReplayWindow.from_row(high, bitmap).check(seq) is not None
+        known[author] = {*known.pop(author, set()), (epoch, seq)}
+        if len(known) > 2:
+            del known[next(iter(known))]
+        assert len(windows) == len(known)
+
+
+@pytest.mark.parametrize("bitmap", [bytes(128), b"\x01", None])
+def test_a_damaged_row_closes_the_epoch_of_its_author(bitmap: bytes) -> None:
+    windows = Windows()
+    windows.restore("b", 7, 1, b"\x01" + bytes(127))
+    with pytest.raises(ValueError, match="damaged"):
+        windows.restore("a", 7, 5, bitmap)
+    refused = windows.check("a", 7, 6)
+    assert refused is not None
+    assert refused.reason == "old_epoch"
+    assert windows.check("a", 8, 1) is windows.check("b", 7, 2) is None
+    with pytest.raises(ValueError, match="damaged"):
+        windows.restore("c", "no epoch", 5, bitmap)  # type: ignore[arg-type]
+    assert windows.check("c", 7, 1) is None
 
 
 moments = st.floats(-1e6, 1e9, allow_nan=False)

@@ -44,7 +44,7 @@ def issuer_certificate(**changes: object) -> bytes:
 
 def chain(not_before: int = T0, not_after: int = T0 + 30 * DAY) -> Chain:
     member = issue_member(
-        ISSUER, SWARM, NODE.public_key, not_before=not_before, not_after=not_after
+        ISSUER, SWARM, NODE.public_key, name="owner", not_before=not_before, not_after=not_after
     )
     return issuer_certificate(), member
 
@@ -62,7 +62,7 @@ def reason(
 
 def test_a_certified_key_is_a_member() -> None:
     member = verify_chain(chain(), SWARM, NODE.public_key, T0 + 1)
-    assert member == MemberBody(1, NODE.public_key, T0, T0 + 30 * DAY)
+    assert member == MemberBody(1, NODE.public_key, T0, T0 + 30 * DAY, "owner", ISSUER.public_key)
 
 
 def test_a_chain_is_exactly_two_certificates() -> None:
@@ -73,19 +73,25 @@ def test_a_chain_is_exactly_two_certificates() -> None:
 
 
 def test_an_issuer_cannot_make_issuers() -> None:
-    body = pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY))
+    body = pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY, False, 0))
     forged = seal(ISSUER, SWARM.swarm_id, Kind.ISSUER, body)
-    member = issue_member(OTHER, SWARM, NODE.public_key, not_before=T0, not_after=T0 + DAY)
+    member = issue_member(
+        OTHER, SWARM, NODE.public_key, name="owner", not_before=T0, not_after=T0 + DAY
+    )
     assert reason((forged, member)) == "wrong_root"
 
 
 def test_the_root_itself_does_not_sign_members() -> None:
-    member = issue_member(ROOT, SWARM, NODE.public_key, not_before=T0, not_after=T0 + DAY)
+    member = issue_member(
+        ROOT, SWARM, NODE.public_key, name="owner", not_before=T0, not_after=T0 + DAY
+    )
     assert reason((issuer_certificate(), member)) == "wrong_issuer"
 
 
 def test_a_member_cannot_certify_another() -> None:
-    member = issue_member(NODE, SWARM, OTHER.public_key, not_before=T0, not_after=T0 + DAY)
+    member = issue_member(
+        NODE, SWARM, OTHER.public_key, name="owner", not_before=T0, not_after=T0 + DAY
+    )
     assert reason((chain()[0], member), key=OTHER.public_key) == "wrong_issuer"
 
 
@@ -156,7 +162,7 @@ def test_membership_outlives_the_issuer_but_not_its_allowance() -> None:
 
 
 def test_a_certificate_that_ends_before_it_begins_is_refused() -> None:
-    body = pack(MemberBody(1, NODE.public_key, T0 + 10, T0 + 10))
+    body = pack(MemberBody(1, NODE.public_key, T0 + 10, T0 + 10, "owner", ISSUER.public_key))
     member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, body)
     assert reason((issuer_certificate(), member)) == "too_long"
     with pytest.raises(ValueError, match="end after"):
@@ -168,12 +174,13 @@ def test_a_certificate_that_ends_before_it_begins_is_refused() -> None:
 def test_keys_of_small_order_are_not_certified_and_not_believed() -> None:
     weak = b"\x01" + bytes(31)
     with pytest.raises(ValueError, match="usable"):
-        issue_member(ISSUER, SWARM, weak, not_before=T0, not_after=T0 + 1)
+        issue_member(ISSUER, SWARM, weak, name="owner", not_before=T0, not_after=T0 + 1)
     with pytest.raises(ValueError, match="usable"):
         issue_issuer(ROOT, SWARM, weak, name="w", not_before=T0, not_after=T0 + 1, member_seconds=1)
-    member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(MemberBody(1, weak, T0, T0 + DAY)))
+    weak_body = MemberBody(1, weak, T0, T0 + DAY, "owner", ISSUER.public_key)
+    member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(weak_body))
     assert reason((issuer_certificate(), member), key=weak) == "wrong_subject"
-    body = pack(IssuerBody(1, weak, "w", T0, T0 + DAY, DAY))
+    body = pack(IssuerBody(1, weak, "w", T0, T0 + DAY, DAY, False, 0))
     assert reason((seal(ROOT, SWARM.swarm_id, Kind.ISSUER, body), member)) == "key"
 
 
@@ -198,9 +205,24 @@ def test_an_issuer_certificate_outside_its_bounds_is_not_made(changes: dict[str,
         issuer_certificate(**changes)
 
 
-def test_the_longest_certificate_fits_its_limit() -> None:
-    longest = issuer_certificate(name="n" * 32, not_after=253_402_300_799)
+def test_the_longest_certificates_fit_their_limit() -> None:
+    last = 253_402_300_799
+    longest = issuer_certificate(name="n" * 32, not_after=last, steward=True, uses=1000)
     assert len(longest) <= MAX_CERTIFICATE_BYTES
+    member = issue_member(
+        ISSUER, SWARM, NODE.public_key, name="n" * 32, not_before=last - 1, not_after=last
+    )
+    assert len(member) <= MAX_CERTIFICATE_BYTES
+
+
+def test_only_a_steward_renews_under_another_name_and_issuer() -> None:
+    times = {"not_before": T0, "not_after": T0 + DAY}
+    for steward, expected in [(False, "not_steward"), (True, None)]:
+        issuer = issuer_certificate(steward=steward)
+        for changes in [{"name": "Anna"}, {"name": "owner", "admitted_by": OTHER.public_key}]:
+            member = issue_member(ISSUER, SWARM, NODE.public_key, **changes, **times)  # type: ignore[arg-type]
+            result = verify_chain((issuer, member), SWARM, NODE.public_key, T0 + 1)
+            assert (result.reason if isinstance(result, Rejected) else None) == expected
 
 
 def test_the_swarm_id_binds_root_and_name() -> None:
@@ -240,6 +262,14 @@ def test_a_swarm_file_comes_back_and_is_private(tmp_path: Path) -> None:
     assert SwarmInfo.load(path) == SWARM
     SWARM.save(path)
     assert [file.name for file in tmp_path.iterdir()] == ["swarm.json"]
+
+
+def test_a_swarm_file_keeps_the_newest_secret(tmp_path: Path) -> None:
+    path = tmp_path / "swarm.json"
+    newer = SwarmInfo(SWARM.name, SWARM.root_key, b"t" * 32, 2)
+    for saved in (SWARM, newer, SWARM):
+        saved.save(path)
+    assert SwarmInfo.load(path) == newer
 
 
 def test_a_left_over_half_written_file_is_no_obstacle(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None
     directory = _directory(partners=1)
     directory.meet("peer 000", 0.0).offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     drawn = 0
-    while offer := directory.draw_offer(random.Random(1), lambda _: 9, 0.0):
+    while offer := directory.draw_offer(random.Random(1), lambda _: 9, str, 0.0):
         drawn += 1
         directory.give_back(offer)
     assert drawn == TRIES
@@ -106,7 +106,7 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
     peer.offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     peer.failed(0.0)
     assert directory.offered(lambda _: 9, 1e9) == 0
-    assert directory.draw_offer(random.Random(1), lambda _: 9, 1e9) is None
+    assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
     peer.answered(1.0)
     assert directory.offered(lambda _: 9, 1.0) == 1
 

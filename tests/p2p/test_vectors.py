@@ -16,6 +16,7 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.statements import Statement, verify_revocations, verify_secret
 from swarm_node.p2p.ticket import parse_ticket
 
 VECTORS = ROOT / "tests" / "vectors"
@@ -83,11 +84,24 @@ def test_a_chain_is_judged_as_published(case: dict[str, Any]) -> None:
     assert isinstance(result, MemberBody) == (case["expect"] == "ok")
 
 
+@pytest.mark.parametrize("case", MEMBERSHIP["statements"], ids=lambda case: case["name"])
+def test_a_statement_is_judged_as_published(case: dict[str, Any]) -> None:
+    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
+    verify = verify_revocations if case["kind"] == Kind.REVOKE else verify_secret
+    result = verify(bytes.fromhex(case["signed"]), info, case["now"])
+    assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
+    if isinstance(result, Statement):
+        number, by_root, identifier = result.rank
+        assert [number, by_root, identifier.hex()] == case["rank"]
+        assert result.raw.hex() == case["signed"]
+
+
 def test_the_published_ticket_is_read() -> None:
     published = MEMBERSHIP["ticket"]
     ticket = parse_ticket(published["text"], published["valid_at"])
     assert ticket.expires == published["expires"]
     assert ticket.info.secret.hex() == published["secret"]
+    assert ticket.info.secret_number == published["secret_number"]
     assert ticket.issuer_seed.hex() == published["issuer_seed"]
     assert ticket.info.swarm_id.hex() == MEMBERSHIP["swarm_id"]
 
@@ -123,7 +137,9 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     verdicts = [line.split("\t")[0] for line in run.stdout.splitlines()]
-    assert verdicts == ["PASS"] * (4 + len(ENVELOPES["cases"]) + len(MEMBERSHIP["cases"]))
+    assert verdicts == ["PASS"] * (
+        4 + len(ENVELOPES["cases"]) + len(MEMBERSHIP["cases"]) + len(MEMBERSHIP["statements"])
+    )
 
 
 def test_the_worked_example_in_the_documentation_is_the_golden_vector() -> None:

@@ -9,7 +9,6 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
 from swarm_node.rollout import (
     SEED_LIMIT,
     Completion,
@@ -300,19 +299,23 @@ def heartbeat(addresses: tuple[str, ...]) -> wire.Heartbeat:
         head=BIG,
         issued_ms=(1 << 53) - 1,
         agent="a" * 24,
+        revoked=BIG,
+        secret=BIG,
+        steward=True,
     )
 
 
 BODIES = [
     announcement(),
     heartbeat(("/ip4/127.0.0.1/tcp/4001",)),
-    wire.HelloRequest((b"issuer", b"member"), "swarm-node/0.1", ("/ip4/10.0.0.1/tcp/1",)),
-    wire.HelloReply((), "", ()),
+    wire.HelloRequest((b"issuer", b"member"), "swarm-node/0.1", ("/ip4/10.0.0.1/tcp/1",), 3, 1),
+    wire.HelloReply((), "", (), 0, 0),
     wire.ListRequest(1, 0, 1000),
     wire.ListReply(1, 2, 0, (b"x" * 768,) * 1000),
     wire.PullRequest(b"\x12\x20" + DIGEST),
     wire.PeersRequest(100),
-    wire.PeersReply((b"x" * 512,) * 100),
+    wire.PeersReply((b"x" * wire.MAX_PRESENCE_BYTES,) * 100),
+    wire.Presence(b"h" * 512, b"i" * 320, b"m" * 320),
 ]
 
 
@@ -338,14 +341,17 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
         wire.ListReply(1, 2, 0, (b"x",) * 1001),
         wire.ListReply(1, 2, 0, (b"x" * 769,)),
         wire.PullRequest(DIGEST),
-        wire.PeersReply((b"x" * 513,)),
-        wire.HelloRequest((b"1", b"2", b"3"), "", ()),
-        wire.HelloRequest((b"x" * 513,), "", ()),
-        wire.HelloRequest((), "<agent>", ()),
-        wire.HelloRequest((), "", ("/ip4/1.2.3.4",) * 9),
-        wire.HelloRequest((), "", ("/" + "x" * 160,)),
-        wire.HelloRequest((), "", ("/ip4/1.2.3.4/tcp/1\x1b[0m",)),
-        wire.HelloRequest((), "", ("ip4/1.2.3.4",)),
+        wire.PeersReply((b"x" * (wire.MAX_PRESENCE_BYTES + 1),)),
+        wire.Presence(b"h" * 513, b"", b""),
+        wire.Presence(b"", b"i" * 321, b""),
+        wire.Presence(b"", b"", b"m" * 321),
+        wire.HelloRequest((b"1", b"2", b"3"), "", (), 0, 0),
+        wire.HelloRequest((b"x" * 321,), "", (), 0, 0),
+        wire.HelloRequest((), "<agent>", (), 0, 0),
+        wire.HelloRequest((), "", ("/ip4/1.2.3.4",) * 9, 0, 0),
+        wire.HelloRequest((), "", ("/" + "x" * 160,), 0, 0),
+        wire.HelloRequest((), "", ("/ip4/1.2.3.4/tcp/1\x1b[0m",), 0, 0),
+        wire.HelloRequest((), "", ("ip4/1.2.3.4",), 0, 0),
         heartbeat(("/a",) * 3),
     ],
 )
@@ -358,19 +364,24 @@ def test_addresses_that_are_too_long_together_are_refused_both_ways() -> None:
     long = ["/" + "x" * 155, "/" + "y" * 155]
     with pytest.raises(ValueError, match="too long for a heartbeat"):
         heartbeat(tuple(long))
-    data = msgpack.packb([1, long, 0, 0, 0, 0, ""])
-    refused = wire.unpack(wire.Heartbeat, data, max_bytes=MAX_HEARTBEAT_BYTES)
+    data = msgpack.packb([1, long, 0, 0, 0, 0, "", 0, 0, False])
+    refused = wire.unpack(wire.Heartbeat, data, max_bytes=wire.MAX_HEAD_BYTES)
     assert isinstance(refused, Rejected)
     assert refused.reason == "schema"
 
 
 def test_the_longest_legal_heartbeat_fits_its_limit_sealed() -> None:
-    addresses = ("/" + "x" * 159, "/" + "y" * 139)
+    addresses = ("/" + "x" * 159, "/" + "y" * 120)
     assert sum(map(len, addresses)) == wire.MAX_HEARTBEAT_ADDRESS_CHARS
     identity = Identity.from_seed(bytes(32))
     sealed = seal(identity, DIGEST, Kind.HEAD, wire.pack(heartbeat(addresses)))
     assert len(sealed) == 511  # as docs/protocol.md says
-    assert len(sealed) <= MAX_HEARTBEAT_BYTES
+    assert len(sealed) <= wire.MAX_HEAD_BYTES
+
+
+def test_the_longest_legal_presence_fits_its_limit() -> None:
+    longest = wire.pack(wire.Presence(b"h" * 512, b"i" * 320, b"m" * 320))
+    assert len(longest) == wire.MAX_PRESENCE_BYTES
 
 
 def test_the_longest_legal_announcement_fits_its_limit_sealed() -> None:
@@ -381,7 +392,7 @@ def test_the_longest_legal_announcement_fits_its_limit_sealed() -> None:
 
 def test_a_heartbeat_gets_the_first_addresses_that_fit() -> None:
     relayed = "/" + "r" * 155
-    ip6 = "/" + "6" * 110
+    ip6 = "/" + "6" * 100
     assert wire.fit_heartbeat([relayed, relayed, ip6]) == (relayed, ip6)
     assert wire.fit_heartbeat(["/a", "/b", "/c"]) == ("/a", "/b")
     assert wire.fit_heartbeat(["/" + "x" * 160]) == ()

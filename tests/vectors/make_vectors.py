@@ -43,6 +43,11 @@ NODE = Identity.from_seed(bytes([3]) * 32)
 OTHER = Identity.from_seed(bytes([4]) * 32)
 SWARM = create_swarm("vectors", ROOT, bytes([5]) * 32)
 T0, HOUR, DAY = 1_800_000_000, 3600, 86_400
+STEWARD = Identity.from_seed(bytes([6]) * 32)
+STEWARD_CERTIFICATE = issue_issuer(
+    ROOT, SWARM, STEWARD.public_key,
+    name="owner", not_before=T0, not_after=T0 + 365 * DAY, member_seconds=90 * DAY, steward=True,
+)  # fmt: skip
 GOLDEN = seal(NODE, SWARM.swarm_id, Kind.RECORD, b"hello, swarm")
 
 
@@ -222,7 +227,7 @@ def bodies() -> dict[str, Any]:
     )  # fmt: skip
     head = Heartbeat(
         1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + NODE.peer_id,), 7, 1_800_000_000_000, 5,
-        1_800_000_123_456, "swarm-node/0.1.0",
+        1_800_000_123_456, "swarm-node/0.1.0", 3, 1, False,
     )  # fmt: skip
     return {
         "rollout": {
@@ -252,11 +257,18 @@ def bodies() -> dict[str, Any]:
 def chains() -> list[dict[str, Any]]:
     issuer = issue_issuer(
         ROOT, SWARM, ISSUER.public_key,
-        name="owner", not_before=T0, not_after=T0 + DAY, member_seconds=30 * DAY,
+        name="Anna", not_before=T0, not_after=T0 + DAY, member_seconds=30 * DAY, uses=5,
     )  # fmt: skip
 
-    def member(begin: int = T0, end: int = T0 + 30 * DAY, by: Identity = ISSUER) -> bytes:
-        return issue_member(by, SWARM, NODE.public_key, not_before=begin, not_after=end)
+    def member(
+        begin: int = T0, end: int = T0 + 30 * DAY, by: Identity = ISSUER,
+        name: str = "Anna", first: Identity | None = None,
+    ) -> bytes:  # fmt: skip
+        return issue_member(
+            by, SWARM, NODE.public_key,
+            name=name, not_before=begin, not_after=end,
+            admitted_by=None if first is None else first.public_key,
+        )  # fmt: skip
 
     def entry(
         name: str, chain: list[bytes], expect: str, now: int = T0 + 1, key: bytes = b""
@@ -271,10 +283,14 @@ def chains() -> list[dict[str, Any]]:
 
     sub = seal(
         ISSUER, SWARM.swarm_id, Kind.ISSUER,
-        pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY)),
+        pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY, False, 0)),
     )  # fmt: skip
     weak = b"\x01" + bytes(31)
-    weak_member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(MemberBody(1, weak, T0, T0 + DAY)))
+    weak_body = MemberBody(1, weak, T0, T0 + DAY, "Anna", ISSUER.public_key)
+    weak_member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(weak_body))
+    old_form = seal(
+        ISSUER, SWARM.swarm_id, Kind.CERT, msgpack.packb([1, NODE.public_key, T0, T0 + DAY])
+    )
     return [
         entry("a member", [issuer, member()], "ok"),
         entry("earliest clock", [issuer, member()], "ok", T0 - 300),
@@ -289,17 +305,89 @@ def chains() -> list[dict[str, Any]]:
         entry("a second too long", [issuer, member(end=T0 + 30 * DAY + 1)], "too_long"),
         entry("another key", [issuer, member()], "wrong_subject", key=OTHER.public_key),
         entry("signed by the root", [issuer, member(by=ROOT)], "wrong_issuer"),
-        entry("an issuer's issuer", [sub, member(by=OTHER)], "wrong_root"),
+        entry("an issuer's issuer", [sub, member(by=OTHER, name="sub")], "wrong_root"),
+        entry("another name than its issuer's", [issuer, member(name="Berta")], "not_steward"),
+        entry("another's guest, renewed by no steward", [issuer, member(first=OTHER)],
+              "not_steward"),
+        entry("renewed by a steward", [STEWARD_CERTIFICATE, member(by=STEWARD, first=ISSUER)],
+              "ok"),
+        entry("renewed in another name", [STEWARD_CERTIFICATE, member(by=STEWARD, name="Berta",
+              first=ISSUER)], "ok"),
+        entry("without name and first issuer", [issuer, old_form], "schema"),
         entry("three certificates", [issuer, member(), member()], "chain_depth"),
         entry("in the wrong order", [member(), issuer], "kind"),
         entry("a small-order subject", [issuer, weak_member], "wrong_subject", key=weak),
     ]  # fmt: skip
 
 
+def statements() -> list[dict[str, Any]]:
+    """Lists and secrets, each with the verdict and, if it is good, number and content id."""
+    guest = issue_issuer(
+        ROOT, SWARM, ISSUER.public_key,
+        name="Anna", not_before=T0, not_after=T0 + DAY, member_seconds=30 * DAY,
+    )  # fmt: skip
+    keys = sorted([NODE.public_key, ISSUER.public_key])
+    none: list[bytes] = []
+
+    def entry(
+        name: str, expect: str, fields: list[Any], kind: Kind = Kind.REVOKE,
+        by: Identity = STEWARD, certificate: bytes = STEWARD_CERTIFICATE, now: int = T0 + 10,
+    ) -> dict[str, Any]:  # fmt: skip
+        sealed = seal(by, SWARM.swarm_id, kind, msgpack.packb(fields))
+        vector = {
+            "name": name,
+            "kind": kind.value,
+            "signed": msgpack.packb([certificate, sealed]).hex(),
+            "now": now,
+            "expect": expect,
+        }
+        if expect == "ok":
+            vector["rank"] = [fields[1], not certificate, content_id(sealed).hex()]
+        return vector
+
+    def good(number: int = 1, revoked: list[bytes] = keys, issued: int = T0) -> list[Any]:
+        return [1, number, issued, issued + 30 * DAY, revoked]
+
+    def secret(number: int = 1, issued: int = T0) -> list[Any]:
+        return [1, number, issued, bytes([9]) * 32]
+
+    return [
+        entry("a steward's list", "ok", good()),
+        entry("the root's list", "ok", good(), by=ROOT, certificate=b""),
+        entry("an empty list", "ok", good(2, none)),
+        entry("a steward's highest number", "ok", good(2**61 - 1)),
+        entry("a number that is the root's alone", "content", good(2**61)),
+        entry("the root's own numbers", "ok", good(2**61), by=ROOT, certificate=b""),
+        entry("number 0", "schema", good(0)),
+        entry("unsorted keys", "schema", good(1, keys[::-1])),
+        entry("a key twice", "schema", good(1, [*keys, keys[1]])),
+        entry("a key of 31 bytes", "schema", good(1, [bytes(31)])),
+        entry("it ends before it begins", "schema", [1, 1, T0, T0, keys]),
+        entry("the root revoked", "content", good(1, [ROOT.public_key])),
+        entry("by a member, as if it were the root", "wrong_root", good(), by=NODE,
+              certificate=b""),
+        entry("by a member, beside a steward's certificate", "wrong_issuer", good(), by=NODE),
+        entry("by the root, beside a steward's certificate", "wrong_issuer", good(), by=ROOT),
+        entry("by an issuer that is no steward", "not_steward", good(), by=ISSUER,
+              certificate=guest),
+        entry("before its steward began", "outside_issuer", good(issued=T0 - 301)),
+        entry("after its steward ended", "outside_issuer", good(issued=T0 + 366 * DAY),
+              now=T0 + 366 * DAY),
+        entry("a list from the future", "not_yet_valid", good(issued=T0 + 311)),
+        entry("a list that ended", "expired", good(), now=T0 + 30 * DAY + 301),
+        entry("a secret sealed as a list", "schema", secret()),
+        entry("a steward's secret", "ok", secret(), Kind.SECRET),
+        entry("the root's secret", "ok", secret(2**62 - 1), Kind.SECRET, ROOT, b""),
+        entry("a secret of 31 bytes", "schema", [1, 1, T0, bytes(31)], Kind.SECRET),
+        entry("a secret by a member", "wrong_root", secret(), Kind.SECRET, NODE, b""),
+        entry("a secret from the future", "not_yet_valid", secret(issued=T0 + 311), Kind.SECRET),
+    ]  # fmt: skip
+
+
 def membership() -> dict[str, Any]:
     ticket = make_ticket(
         ROOT, SWARM, ["/ip4/192.0.2.1/tcp/4001/p2p/" + ROOT.peer_id],
-        now=T0, valid_seconds=HOUR, member_seconds=30 * DAY, issuer=ISSUER,
+        now=T0, valid_seconds=HOUR, member_seconds=30 * DAY, name="Anna", uses=2, issuer=ISSUER,
     )  # fmt: skip
     return {
         "name": SWARM.name,
@@ -307,11 +395,13 @@ def membership() -> dict[str, Any]:
         "fingerprint": SWARM.fingerprint,
         "swarm_id": SWARM.swarm_id.hex(),
         "cases": chains(),
+        "statements": statements(),
         "ticket": {
             "text": ticket,
             "valid_at": T0,
             "expires": T0 + HOUR,
             "secret": SWARM.secret.hex(),
+            "secret_number": SWARM.secret_number,
             "issuer_seed": ISSUER.seed().hex(),
         },
     }

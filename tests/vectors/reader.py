@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 P = 2**255 - 19
 D = -121665 * pow(121666, -1, P) % P
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-ROLLOUT, RECORD, HEAD, CERT, ISSUER = (
+ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET = (
     f"application/vnd.swarm.{name}.v1+msgpack"
-    for name in ("rollout", "record", "head", "cert", "issuer")
+    for name in ("rollout", "record", "head", "cert", "issuer", "revoke", "secret")
 )
 
 
@@ -102,25 +102,40 @@ def open_envelope(
     return key, body
 
 
+def fields(body: bytes, *types: type) -> list[Any]:
+    """The fields of a body of version 1, after the version."""
+    values = msgpack.unpackb(body)
+    if not isinstance(values, list) or [type(value) for value in values] != [int, *types]:
+        raise Refused("schema")
+    if values[0] != 1:
+        raise Refused("schema")
+    return values[1:]
+
+
+def open_issuer(certificate: bytes, swarm_id: bytes, root: bytes) -> list[Any]:
+    author, body = open_envelope(certificate, swarm_id, ISSUER, 320)
+    if author != root:
+        raise Refused("wrong_root")
+    issuer = fields(body, bytes, str, int, int, int, bool, int)
+    if unsound(issuer[0]):
+        raise Refused("key")
+    return issuer
+
+
 def verify_chain(
     chain: list[bytes], swarm_id: bytes, root: bytes, subject: bytes, now: float
 ) -> None:
     if len(chain) != 2:
         raise Refused("chain_depth")
-    author, body = open_envelope(chain[0], swarm_id, ISSUER, 512)
-    if author != root:
-        raise Refused("wrong_root")
-    version, issuer, _, begin, end, allowance = msgpack.unpackb(body)
-    if version != 1 or unsound(issuer):
-        raise Refused("schema")
-    author, body = open_envelope(chain[1], swarm_id, CERT, 512)
+    issuer, name, begin, end, allowance, steward, _ = open_issuer(chain[0], swarm_id, root)
+    author, body = open_envelope(chain[1], swarm_id, CERT, 320)
     if author != issuer:
         raise Refused("wrong_issuer")
-    version, key, member_begin, member_end = msgpack.unpackb(body)
-    if version != 1:
-        raise Refused("schema")
+    key, member_begin, member_end, member_name, first = fields(body, bytes, int, int, str, bytes)
     if key != subject or unsound(subject):
         raise Refused("wrong_subject")
+    if not steward and (member_name, first) != (name, issuer):
+        raise Refused("not_steward")
     if not begin - 300 <= member_begin <= end:
         raise Refused("outside_issuer")
     if not 0 < member_end - member_begin <= allowance:
@@ -129,6 +144,45 @@ def verify_chain(
         raise Refused("not_yet_valid")
     if now > member_end + 300:
         raise Refused("expired")
+
+
+def statement_fields(kind: str, body: bytes) -> tuple[int, int, float, list[bytes]]:
+    """Number, issued, the end and the keys of a list; a secret has no end and no keys."""
+    if kind == SECRET:
+        number, issued, secret = fields(body, int, int, bytes)
+        ends, keys, digests = float("inf"), [], [secret]
+    else:
+        number, issued, ends, keys = fields(body, int, int, int, list)
+        digests = keys
+    if any(type(digest) is not bytes or len(digest) != 32 for digest in digests):
+        raise Refused("schema")
+    if keys != sorted(set(keys)) or len(keys) > 1000 or ends <= issued or not 1 <= number < 2**62:
+        raise Refused("schema")
+    return number, issued, ends, keys
+
+
+def verify_statement(data: bytes, kind: str, swarm_id: bytes, root: bytes, now: float) -> list[Any]:
+    """The rank: number, whether the root sealed it, content id of the sealed bytes."""
+    certificate, sealed = msgpack.unpackb(data)
+    author, body = open_envelope(sealed, swarm_id, kind, 36 << 10)
+    number, issued, ends, keys = statement_fields(kind, body)
+    if certificate:
+        steward, _, begin, end, _, may, _ = open_issuer(certificate, swarm_id, root)
+        if author != steward:
+            raise Refused("wrong_issuer")
+        if not may:
+            raise Refused("not_steward")
+        if not begin - 300 <= issued <= end:
+            raise Refused("outside_issuer")
+    elif author != root:
+        raise Refused("wrong_root")
+    if root in keys or (certificate and number >= 2**61):
+        raise Refused("content")
+    if now > ends + 300:
+        raise Refused("expired")
+    if now < issued - 300:
+        raise Refused("not_yet_valid")
+    return [number, not certificate, "1220" + hashlib.sha256(sealed).hexdigest()]
 
 
 def joined(parts: list[dict[str, Any]]) -> bytes:
@@ -180,6 +234,17 @@ def judge_chain(case: dict[str, Any], swarm: dict[str, Any]) -> str:
     return "ok"
 
 
+def judge_statement(case: dict[str, Any], swarm: dict[str, Any]) -> str:
+    swarm_id, root = bytes.fromhex(swarm["swarm_id"]), bytes.fromhex(swarm["root_key"])
+    try:
+        rank = verify_statement(
+            bytes.fromhex(case["signed"]), case["kind"], swarm_id, root, case["now"]
+        )
+    except Refused as refused:
+        return str(refused)
+    return "ok" if rank == case["rank"] else "wrong rank"
+
+
 def judge_swarm(swarm: dict[str, Any]) -> str:
     root = bytes.fromhex(swarm["root_key"])
     made = hashlib.sha256(b"swarm-node/swarm/v1" + root + swarm["name"].encode()).hexdigest()
@@ -197,22 +262,26 @@ def judge_ticket(swarm: dict[str, Any]) -> str:
     body, checksum = raw[2 : 2 + length], raw[2 + length :]
     if checksum != hashlib.sha256(b"swarm-node/ticket/v1" + body).digest()[:8]:
         return "checksum"
-    version, name, swarm_id, root, secret, _, expires, certificate, seed = msgpack.unpackb(body)
-    stated = (version, name, swarm_id.hex(), root.hex(), secret.hex(), expires, seed.hex())
+    version, name, swarm_id, root, secret, _, expires, certificate, seed, number = msgpack.unpackb(
+        body
+    )
+    stated = (version, name, swarm_id.hex(), root.hex(), secret.hex(), number, expires, seed.hex())
     if stated != (
         1,
         swarm["name"],
         swarm["swarm_id"],
         swarm["root_key"],
         ticket["secret"],
+        ticket["secret_number"],
         ticket["expires"],
         ticket["issuer_seed"],
     ):
         return "fields"
     issuer = Ed25519PrivateKey.from_private_bytes(seed)
     subject, now = bytes([7]) * 32, ticket["valid_at"]
-    member = msgpack.packb([1, subject, now, now + 60])
     key = issuer.public_key().public_bytes_raw()
+    guest = open_issuer(certificate, swarm_id, root)[1]
+    member = msgpack.packb([1, subject, now, now + 60, guest, key])
     sealed = msgpack.packb([CERT, member, key, issuer.sign(pae(CERT, swarm_id, member))])
     try:
         verify_chain([certificate, sealed], swarm_id, root, subject, now)
@@ -273,6 +342,8 @@ def main(directory: Path) -> int:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
     for case in swarm["cases"]:
         results.append((case["name"], judge_chain(case, swarm), case["expect"]))
+    for case in swarm["statements"]:
+        results.append((case["name"], judge_statement(case, swarm), case["expect"]))
     for name, found, expected in results:
         print("PASS" if found == expected else "FAIL", name, found, sep="\t")
     assert "swarm_node" not in sys.modules

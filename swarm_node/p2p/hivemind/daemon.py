@@ -204,6 +204,21 @@ class DhtNode:
         except TimeoutError:
             raise TransportError(f"{peer_id} did not answer in {patience:g} s") from None
 
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer; it may open new ones."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        peer = PeerID.from_base58(peer_id).to_bytes()
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=peer)
+        )
+        with contextlib.suppress(TimeoutError, TransportError):  # it has gone, or goes on
+            async with asyncio.timeout(RPC_SECONDS):
+                with hivemind_errors("cannot disconnect"):
+                    _, _, writer = await self._command(request)
+                    writer.close()
+
     async def connections(self, patience: float) -> int | None:
         """How many peers p2pd is connected to; None if it died or does not answer in time."""
         if self.dead:

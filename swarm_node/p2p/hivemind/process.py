@@ -12,7 +12,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from swarm_node.p2p.identity import Identity, write_private
+from swarm_node.durable import create_private
+from swarm_node.p2p.identity import Identity
 
 STOP_SECONDS = 3.0
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
@@ -26,7 +27,7 @@ def private_file(path: Path, content: bytes) -> Generator[None]:
     """`content` with mode 0600 at `path`, for p2pd to read."""
     path.unlink(missing_ok=True)  # left by a crash; a link planted now is refused
     try:
-        write_private(path, content)
+        create_private(path, content)
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import TransportError
+from swarm_node.errors import OversizeError, TransportError
 from swarm_node.p2p.frames import (
     Reply,
     answer,
@@ -28,6 +28,7 @@ from swarm_node.p2p.frames import (
     send_reply,
     send_request,
 )
+from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.hivemind.addresses import (
     Address,
     is_endpoint,
@@ -65,6 +66,12 @@ PROBE_SECONDS = 3.0
 #: Streams of one peer that may wait while others of it run, and streams of all peers together.
 MAX_WAITING_PER_PEER = 64
 MAX_STREAMS = 512
+#: Peers whose links are cut; of more, the one cut longest ago is forgotten.
+_MAX_SEVERED = 4096
+#: What a stream over the limit costs its peer, and streams that end early: more than a few a second
+#: are no accident.
+_JUNK_SECONDS = 60.0
+_EARLY_ENDS = (1.0, 64.0)
 
 log = structlog.get_logger(__name__)
 
@@ -109,6 +116,8 @@ class HivemindTransport:
         self._slots = _PeerSlots(max_concurrent_per_peer)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
+        self._severed: OrderedDict[str, float] = OrderedDict()
+        self._early_ends = PeerGates(*_EARLY_ENDS)
         self._published_until = 0.0
         self._node: DhtNode | None = None
         self._started = False
@@ -227,6 +236,12 @@ class HivemindTransport:
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
+    def sever(self, peer: str, seconds: float) -> None:
+        self._severed[peer] = self._clock.now() + seconds
+        self._severed.move_to_end(peer)
+        if len(self._severed) > _MAX_SEVERED:
+            self._severed.popitem(last=False)
+
     def _running(self) -> DhtNode:
         if not self._started:
             raise TransportError("the transport is not running: start it first")
@@ -280,8 +295,11 @@ class HivemindTransport:
     async def _serve_stream(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if len(self._streams) >= 2 * MAX_STREAMS:  # too many even to refuse each
+        severed = self._severed.get(peer, 0.0) > self._clock.now()
+        if severed or len(self._streams) >= 2 * MAX_STREAMS:  # too many even to refuse each
             writer.transport.abort()
+            if severed and self._node is not None:
+                await self._node.disconnect(peer)
             return
         task = asyncio.current_task()
         assert task is not None
@@ -292,6 +310,9 @@ class HivemindTransport:
             finished = True
         except (TransportError, TimeoutError) as error:
             log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
+            junk = isinstance(error, OversizeError)
+            if junk or not self._early_ends.take(peer, self._clock.now()):
+                self.sever(peer, _JUNK_SECONDS)
         finally:
             del self._streams[task]
             if finished:

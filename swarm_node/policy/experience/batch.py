@@ -6,6 +6,7 @@ sampler. A peer's row is treated as `Correction` says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -95,10 +96,12 @@ def build_batch(
     correction: Correction = "positive",
     advantage: AdvantageName = "grpo",
     other_rewards: Sequence[Sequence[float]] = (),
+    group_size: int = 64,
 ) -> Batch:
     """The training rows of `groups`. `advantage` is computed from rewards found here, and never
     from claimed ones. `other_rewards` has an entry for each group, the rewards of other groups of
-    its task, which its baseline includes; when empty, every group is its own baseline.
+    its task, which its baseline includes; when empty, every group is its own baseline. An advantage
+    in a peer's group is at most what a group of `group_size` can give, √(G − 1).
 
     `encode_answer` tokenises foreign text; `eos_id` follows an answer that stopped by itself. A
     completion without tokens is left out, but its reward counts in its group.
@@ -111,8 +114,9 @@ def build_batch(
     for number, verified in enumerate(groups):
         prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
         others = other_rewards[number] if other_rewards else ()
-        advantages = broad(ADVANTAGES[advantage], verified.rewards, others).tolist()
-        for completion, value in zip(verified.group.completions, advantages, strict=True):
+        most = math.inf if verified.provenance is _OWN else math.sqrt(group_size - 1)
+        advantages = broad(ADVANTAGES[advantage], verified.rewards, others).clip(-most, most)
+        for completion, value in zip(verified.group.completions, advantages.tolist(), strict=True):
             if value < 0 and correction == "positive" and verified.provenance is not _OWN:
                 continue
             if verified.provenance is Provenance.FOREIGN:

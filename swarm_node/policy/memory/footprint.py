@@ -1,6 +1,6 @@
 """How many bytes of memory each part of a node takes: formulas, no torch.
 
-The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and torch_sampler.py;
+The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and generating.py;
 benchmarks/plan.py compares them with measured use. Names: h hidden size, i intermediate size, q and
 k widths of all query and of all key heads, L layers, V vocabulary, r rank, T tokens of a
 micro-batch.
@@ -15,8 +15,9 @@ from swarm_node.policy.models.config import Qwen2Config
 
 Device = Literal["cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
-#: Most logits held at once, in elements (128 MiB of float32); more are computed in pieces.
-LOGIT_ELEMENTS = 1 << 25
+#: Logits that may be held at once whatever the memory, in elements: smaller pieces read the head
+#: more often than they save memory (docs/benchmarks.md).
+LEAST_LOGITS = 1 << 24
 #: Tokens of a typical prompt: a guess.
 PROMPT_TOKENS = 256
 #: So many checkpoints are on a disk that has the room, the one that is being written included.
@@ -29,8 +30,6 @@ _GRAPH = _MIB // 8
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
 _MOMENTS, _MOMENTS_8BIT = 8, 2
-#: Copies of logits alive at once, in float32: log-softmax, and its two gradients.
-_LOGIT_COPIES = 3
 #: Tokens of one prefill step.
 PREFILL_TOKENS = 2048
 _PROMPT_ROOM = 4096
@@ -115,10 +114,8 @@ def footprint(
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
     do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters."""
-    count, width = model.weight_count, _size(training.dtype)
-    trained = adapter_count(model, training.lora_rank) if training.lora_rank else count
-    context = context_tokens(model, max_new_tokens)
-    moments = _MOMENTS_8BIT if training.eight_bit else _MOMENTS
+    width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
+    trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
     sampled = width * trained if training.lora_rank and one_base else base
     # A matrix of four bits is dequantized for its product.
@@ -126,7 +123,7 @@ def footprint(
     return Footprint(
         sampler_weights=sampled,
         trainer_weights=4 * trained + (base if training.lora_rank else 0),
-        optimizer=(_GRADIENT + moments) * trained,
+        optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * trained,
         kv=kv_bytes(model, rows, max_new_tokens, width),
         activations=activation_bytes(model, training, longest_row=context) + again,
         workspace=_workspace(model, rows, context, width) + again,
@@ -140,8 +137,7 @@ def footprint(
 def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = False) -> int:
     """Bytes of one checkpoint, and of its copy in memory: the trained weights in float32, with
     their moments."""
-    trained = adapter_count(model, lora_rank) if lora_rank else model.weight_count
-    return (4 + (_MOMENTS_8BIT if eight_bit else _MOMENTS)) * trained
+    return (4 + _moment_bytes(eight_bit)) * _trained_count(model, lora_rank)
 
 
 def graph_sizes(rows: int) -> list[int]:
@@ -202,6 +198,7 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
     tokens = max(training.micro_batch_tokens, longest_row)
     h, width = model.hidden_size, _size(training.dtype)
+    half = 2 if width < 4 else 0
     layer = tokens * _layer_bytes(model, training)
     # With checkpointing only the inputs of layers are kept, and one layer is recomputed at a time
     # (arXiv 1604.06174).
@@ -209,20 +206,44 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     kept = model.num_hidden_layers * (tokens * h * width if training.checkpointing else layer)
     # A micro-batch's gradient of the embedding and of a layer, before they are added to the sums.
     embedding = 0 if training.lora_rank else 4 * h * model.vocab_size
-    matrix = 0 if training.lora_rank else 4 * h * 2 * model.intermediate_size
-    logits = max(model.vocab_size, min(LOGIT_ELEMENTS, tokens * model.vocab_size))
-    half = 2 if width < 4 else 0
+    logits = logit_elements(model, training, longest_row=longest_row)
+    logits = max(model.vocab_size, min(logits, tokens * model.vocab_size))
     # float32 weights are cast for the products, and the casts kept for the backward pass.
-    casts = half * (adapter_count(model, training.lora_rank) or model.weight_count)
+    casts = half * _trained_count(model, training.lora_rank)
     working = 4 * 4 * (model.intermediate_size + h) * tokens
     return casts + max(
         # The peak is in the head, where no memory is freed yet,
-        kept + 4 * 4 * h * tokens + (4 * _LOGIT_COPIES + half) * logits + embedding,
+        kept + 4 * 4 * h * tokens + _head_bytes(model, training, logits) + embedding,
         # in the last layer, the first of the backward pass,
-        kept + again + working + matrix + embedding,
+        kept + again + working + _matrix_gradient(model, training) + embedding,
         # or at the end, where a tied embedding gets its second gradient.
         layer + working + 2 * embedding,
     )
+
+
+def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
+    """Most logits that the trainer holds at once in a micro-batch: as many as do not raise its
+    peak, which is in the last layer, but at least `LEAST_LOGITS`. Others are computed in pieces."""
+    tokens = max(training.micro_batch_tokens, longest_row)
+    room = 4 * 4 * model.intermediate_size * tokens + _matrix_gradient(model, training)
+    room += tokens * _layer_bytes(model, training) if training.checkpointing else 0
+    room -= _head_bytes(model, training, 0)
+    return max(LEAST_LOGITS, room // _logit_bytes(training))
+
+
+def _matrix_gradient(model: Qwen2Config, training: Training) -> int:
+    """A micro-batch's gradient of a layer's largest matrix."""
+    return 0 if training.lora_rank else 4 * model.hidden_size * 2 * model.intermediate_size
+
+
+def _head_bytes(model: Qwen2Config, training: Training, logits: int) -> int:
+    """The logits, in float32 and cast for products, and the gradient of a head cast likewise."""
+    cast = 2 if training.dtype == "bfloat16" and not training.lora_rank else 0
+    return _logit_bytes(training) * logits + cast * model.vocab_size * model.hidden_size
+
+
+def _logit_bytes(training: Training) -> int:
+    return 4 if training.dtype == "float32" else 4 + 2
 
 
 def _layer_bytes(model: Qwen2Config, training: Training) -> int:
@@ -256,6 +277,14 @@ def _workspace(model: Qwen2Config, rows: int, context: int, width: int) -> int:
     step = rows * model.vocab_size * (width + 4 + 4 + 8)
     keys = rows * context * model.num_hidden_layers * model.key_value_size * width
     return prefill + step + keys
+
+
+def _trained_count(model: Qwen2Config, lora_rank: int) -> int:
+    return adapter_count(model, lora_rank) or model.weight_count
+
+
+def _moment_bytes(eight_bit: bool) -> int:
+    return _MOMENTS_8BIT if eight_bit else _MOMENTS
 
 
 def _size(precision: Precision) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ __all__ = ["MATRICES", "DecoderLayer", "Qwen2", "Qwen2Config", "hf_parts"]
 
 #: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
 Added = Callable[[str, Tensor], Tensor]
+_Made = TypeVar("_Made")
 
 #: Of a layer; the other parameters are vectors.
 MATRICES = ("qkv", "out", "gate_up", "down")
@@ -145,7 +146,7 @@ class Qwen2(nn.Module):
         model.load_hf_state(stored_weights(path))
         return model
 
-    def whole(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    def whole(self, function: Callable[..., _Made], *args: Any) -> _Made:
         """Run `function(*args)`, which may call `hidden` and `logits`, as one forward pass. Sharded
         weights are gathered around it."""
         if not self.half_products:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +19,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from swarm_node.policy.memory.shortage import free_caches
+from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.cache import KeyValueCache, KeyValueMemory
 from swarm_node.policy.models.qwen2 import Qwen2
 
@@ -75,21 +76,23 @@ def window_of(used: int, capacity: int) -> int:
 
 
 class Decoder:
-    """Decodes the batches of one model, one batch at a time. `faults` counts captures of a graph
-    that failed; decoding is eager then."""
+    """Decodes the batches of one model, one batch at a time."""
 
-    def __init__(self, model: Qwen2, shape: CacheShape | None = None) -> None:
+    def __init__(
+        self, model: Qwen2, shape: CacheShape | None = None, faults: Counter[str] | None = None
+    ) -> None:
         """With a `shape`, rows and windows are rounded up, and on a GPU steps are graphs. Without,
-        the cache has the size of the largest batch, and rows and windows are exact."""
+        the cache has the size of the largest batch, and rows and windows are exact. `faults` counts
+        captures of a graph that failed; decoding is eager then."""
         self.model = model
         self.shape = shape
         self._memory = KeyValueMemory(model.config)
         self._cache: KeyValueCache | None = None
-        self._most = 0
+        self._rows = self._most = 0
         self._captures = shape is not None and model.embedding.is_cuda
         self._graphs: _Graphs | None = None
         self._runs: dict[tuple[int, int, int], Callable[[], Tensor]] = {}
-        self.faults: Counter[str] = Counter()
+        self._faults = Counter[str]() if faults is None else faults
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int) -> Tensor:
         """Run left-padded prompts once and begin N sequences, n after prompt `rows[n]`; each will
@@ -98,7 +101,7 @@ class Decoder:
         ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the logits [N, V] of the first
         tokens."""
         n, needed, like = len(rows), ids.shape[1] + steps - 1, self.model.embedding
-        self._cache = None  # it holds the memory of before
+        self._rows, self._cache = n, None  # the cache holds the memory of before
         if self.shape is None:
             self._memory.reserve(n, n * needed, like)
             self._cache = self._memory.view(n, needed)
@@ -174,7 +177,9 @@ class Decoder:
             # The rotary tables are read by address, and the model may take longer ones some day.
             return self._graphs.capture(compute, self.model.rotary(capacity, cache.bias))
         except RuntimeError as error:
-            self.faults["cuda_graph"] += 1
+            if self._rows > _LEAST_BUCKET and out_of_memory(error):
+                raise  # fewer rows at once take smaller graphs, and are faster than eager ones
+            self._faults["cuda_graph"] += 1
             _log.warning("decoding without CUDA graphs, which is slower", error=str(error))
             self._captures = False
             return compute
@@ -217,13 +222,28 @@ class _Graphs:
         """
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
-            # The first call of a library sets it up, which cannot be captured.
-            for _ in range(2):
-                compute()
-            with torch.cuda.graph(
-                graph, self._pool, self._stream, capture_error_mode="thread_local"
-            ):
-                output = compute()
-        before.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                # The first call of a library sets it up, which cannot be captured.
+                for _ in range(2):
+                    compute()
+                with torch.cuda.graph(
+                    graph, self._pool, self._stream, capture_error_mode="thread_local"
+                ):
+                    output = compute()
+        except RuntimeError:
+            self._abandon()
+            raise
+        finally:
+            before.wait_stream(self._stream)
         return _Graph(graph, output, (compute, reads))
+
+    def _abandon(self) -> None:
+        """Where memory ran out, torch has ended the capture. Where a kernel could not be captured,
+        the driver refuses to end it, and `CUDAGraph.capture_end` raises before it tells the
+        allocator, which from then on frees no memory and fails in `empty_cache`."""
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):  # "not currently recording": the capture has ended
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
+        self.forget()

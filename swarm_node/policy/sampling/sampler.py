@@ -157,6 +157,16 @@ class RestingSampler(Sampler, Protocol):
 
 
 @runtime_checkable
+class SharingSampler(Sampler, Protocol):
+    """A `Sampler` that may compute with memory of the trainer."""
+
+    async def let_go(self) -> None:
+        """Give up what the trainer shares, after the sampling under way. What is asked from then on
+        waits for the next `load`. It changes nothing where nothing is shared."""
+        ...
+
+
+@runtime_checkable
 class InterruptibleSampler(Sampler, Protocol):
     """A `Sampler` that interleaves many requests and can return unfinished rows."""
 

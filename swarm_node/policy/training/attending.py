@@ -110,7 +110,9 @@ class Attendant:
     async def _train(
         self, task: Task, address: str, interface: str, reader: asyncio.StreamReader
     ) -> bool:
-        place(task.device, "auto", hardware(), ranks=task.processes)  # refuses what is not there
+        place(
+            task.device, "auto", hardware(task.device), ranks=task.processes
+        )  # refuses what is not there
         directory = self._directory
         meeting = Meeting(
             task.index, task.hosts, address, task.port, str(self._model_dir), str(directory)

@@ -47,7 +47,7 @@ class TrainingState:
     names, or peft's where only an adapter is trained. `optimizer` holds the moments by parameter.
     `rng` is the state of torch's generator. `settings` are the trainer's, as plain values by name.
     `model` is the sha256 digest of the base model. `extra` is the caller's small map of plain
-    values.
+    values. `own_answers` says how likely own answers were (`plausible.OwnAnswers`).
     """
 
     version: int
@@ -58,6 +58,7 @@ class TrainingState:
     settings: Mapping[str, Any]
     model: bytes
     extra: Mapping[str, Any] = field(default_factory=dict)
+    own_answers: bytes = b""
 
     @property
     def name(self) -> str:
@@ -194,6 +195,7 @@ def _write_files(directory: Path, state: TrainingState) -> None:
         "settings": dict(state.settings),
         "model": state.model,
         "extra": dict(state.extra),
+        "own_answers": state.own_answers,
     }
     packed = msgpack.packb(rest)
     if len(packed) > MAX_STATE_BYTES:

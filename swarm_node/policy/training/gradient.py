@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 from torch import nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.memory.footprint import Training, logit_elements
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import (
     ReferencePolicy,
     RowReference,
     claimed_tokens,
-    completion_logprobs,
+    completion_scores,
     token_vectors,
 )
 from swarm_node.policy.training.losses import (
@@ -27,6 +28,7 @@ from swarm_node.policy.training.losses import (
     check_claims,
 )
 from swarm_node.policy.training.packing import padded_tokens
+from swarm_node.policy.training.plausible import likely_tokens
 from swarm_node.policy.training.ranks import ALONE, Ranks, rounds
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,12 @@ class Accumulated:
 
     loss: float = 0.0
     implausible: int = 0
+    tokens: int = 0
+    #: Of the policy at these tokens, in nats.
+    entropy: float = 0.0
     sums: LossSums = field(default_factory=LossSums)
+    #: How many rows of each group were left out as unlikely.
+    unlikely: list[int] = field(default_factory=list)
 
 
 class GradientPass:
@@ -46,6 +53,7 @@ class GradientPass:
 
     `token_budget` bounds rows × longest row of a micro-batch. When memory runs out, the budget is
     halved for good, and for single rows activations are recomputed; `halvings` counts how often.
+    `way` says what is trained, in which type.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class GradientPass:
         *,
         temperature: float,
         token_budget: int,
+        way: Training,
         reference: ReferencePolicy | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -67,12 +76,16 @@ class GradientPass:
         self._loss = loss
         self._bounds = bounds
         self._temperature = temperature
+        self._way = way
         self._reference = reference
         self._ranks = ranks
 
-    def accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
+    def accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
         """Accumulate the gradient of `rows` (at least one) for an update of policy `version`. With
-        several processes, each computes the gradient of its share, and all get the sum.
+        several processes, each computes the gradient of its share, and all get the sum. `floors`
+        are those of `likely_tokens`.
 
         When memory runs out, a single process discards the gradient and starts again with
         micro-batches of half the tokens. The result is the same up to the order of summation. One
@@ -83,7 +96,7 @@ class GradientPass:
             ModelError: a single row does not fit in memory.
         """
         while True:
-            done = self._attempt(rows, size, version)
+            done = self._attempt(rows, size, version, floors)
             if done is not None:
                 return done
             # Not in an exception handler: there the traceback would keep the tensors alive.
@@ -92,12 +105,12 @@ class GradientPass:
             self._halve(rows)
 
     def _attempt(
-        self, rows: Sequence[TrainRow], size: BatchSize, version: int
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated | None:
         """None when memory ran out."""
         self._clear()
         try:
-            return self._accumulate(rows, size, version)
+            return self._accumulate(rows, size, version, floors)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
@@ -106,22 +119,32 @@ class GradientPass:
                 raise
             return None
 
-    def _accumulate(self, rows: Sequence[TrainRow], size: BatchSize, version: int) -> Accumulated:
-        done = Accumulated()
+    def _accumulate(
+        self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
+    ) -> Accumulated:
+        done = Accumulated(unlikely=[0] * (1 + max(row.group for row in rows)))
         references: dict[int, RowReference] | None = None
         mine = self._rounds(rows)
         if self._reference is not None:
             references = self._reference.judge(self._model, rows, self._temperature, mine)
         for indices in mine:
             part = [rows[index] for index in indices] or [min(rows, key=len)]
-            logp = completion_logprobs(self._model, part, self._temperature)
+            logp, entropy = completion_scores(
+                self._model, part, self._temperature, self._most_logits
+            )
             if not indices:  # no row left here, but every process must take part in the pass
                 (0.0 * logp.sum()).backward()  # type: ignore[no-untyped-call]
                 continue
             known = [references[index] for index in indices] if references else None
             tokens = token_vectors(part, logp, version, known)
-            tokens, implausible = check_claims(tokens, claimed_tokens(part))
+            likely, left_out = likely_tokens(logp.detach().numpy(), part, floors)
+            for group in left_out:
+                done.unlikely[group] += 1
+            claimed = claimed_tokens(part)[likely]
+            tokens, implausible = check_claims(tokens.select(likely), claimed)
             done.implausible += implausible
+            done.tokens += len(logp)
+            done.entropy += entropy
             loss, sums = self._loss(tokens, self._bounds, size)
             loss.backward()  # type: ignore[no-untyped-call]
             done.loss += float(loss.detach())
@@ -131,9 +154,16 @@ class GradientPass:
 
     def _added(self, done: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [done.loss, done.implausible]
-        loss, implausible, *sums = self._ranks.sums([*counts, *astuple(done.sums)])
-        return Accumulated(loss, round(implausible), LossSums(*sums))
+        counts = [done.loss, done.implausible, done.tokens, done.entropy]
+        parts = astuple(done.sums)
+        added = self._ranks.sums([*counts, *parts, *done.unlikely])
+        loss, implausible, tokens, entropy, *rest = added
+        sums, unlikely = LossSums(*rest[: len(parts)]), [round(n) for n in rest[len(parts) :]]
+        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely)
+
+    def _most_logits(self, tokens: int) -> int:
+        way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)
+        return logit_elements(self._model.config, way, longest_row=0)
 
     def _clear(self) -> None:
         for parameter in self._parameters:

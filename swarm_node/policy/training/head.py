@@ -1,68 +1,93 @@
-"""Log-probs of tokens under the output head, without all logits at once."""
+"""Log-probs of tokens under the output head, and its entropy, without all logits at once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint as recompute_in_backward
 
 
 def head_logprobs(
     weight: Tensor, hidden: Tensor, wanted: Tensor, temperature: float, piece: int
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """log π f32[N] of the ids `wanted` i64[N] for hidden states [N, hidden] under the head `weight`
-    [V, hidden]. Logits of at most `piece` tokens are held at once.
+    [V, hidden]; and the entropy of π in nats f32[N], which has no gradient, or None where `hidden`
+    has none. Logits of at most `piece` tokens are held at once.
 
     Under a head that is trained, N above `piece` makes them twice: again for the backward pass.
     Under a frozen one (LoRA) they are made once.
     """
-    if not weight.requires_grad:
-        found: Tensor = _FrozenHead.apply(hidden, wanted, weight, temperature, piece)  # type: ignore[no-untyped-call]
-        return found
-
-    def logprobs(hidden: Tensor, wanted: Tensor) -> Tensor:
-        logits = F.linear(hidden, weight).float() / temperature
-        return -F.cross_entropy(logits, wanted, reduction="none")
-
-    if len(wanted) <= piece:
-        return logprobs(hidden, wanted)
-    return torch.cat(
-        [
-            recompute_in_backward(logprobs, *pair, use_reentrant=False, preserve_rng_state=False)
-            for pair in zip(torch.split(hidden, piece), torch.split(wanted, piece), strict=True)
-        ]
-    )
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # inside the function it would cast for each piece
+        kind = torch.get_autocast_dtype(device)
+        weight, hidden = weight.to(kind), hidden.to(kind)
+    found: tuple[Tensor, Tensor | None] = _Head.apply(hidden, wanted, weight, temperature, piece)  # type: ignore[no-untyped-call]
+    return found
 
 
-class _FrozenHead(torch.autograd.Function):
-    """The gradient of a log-prob for its hidden state, (W[wanted] − Σ π W) / temperature, is known
-    as soon as its logits are. So it is made with them, and the logits are not needed again."""
+class _Head(torch.autograd.Function):
+    """The gradient of a log-prob for its hidden state h is (W[wanted] − Σ π W) / temperature. It is
+    known as soon as the logits are, so it is made with them. Logits are linear in h, so h times
+    this gradient is the wanted logit less the mean of all: the log-prob plus the entropy."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, wanted: Tensor, weight: Tensor, temperature: float, piece: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor | None]:
         found = hidden.new_empty(len(wanted), dtype=torch.float32)
-        slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for start in range(0, len(wanted), piece):
-            part = slice(start, start + piece)
-            ids = wanted[part, None]
-            logits = F.linear(hidden[part], weight).float()
-            if temperature != 1.0:  # a pass over all logits
-                logits = logits / temperature
-            total = logits.logsumexp(-1, keepdim=True)
-            found[part] = (logits.gather(1, ids) - total)[:, 0]
-            if slope is not None:
-                less = logits.sub_(total).exp_()
-                less.scatter_add_(1, ids, less.new_full(ids.shape, -1.0))
-                slope[part] = (less.to(weight.dtype) @ weight).div_(-temperature)
-        ctx.save_for_backward(slope)
-        return found
+        if not ctx.needs_input_grad[0]:
+            for part in _parts(wanted, piece):
+                found[part] = _scored(hidden[part], wanted[part], weight, temperature)[0]
+            return found, None
+        slope, entropy = torch.empty_like(hidden), torch.empty_like(found)
+        for part in _parts(wanted, piece):
+            found[part], less, total = _scored(hidden[part], wanted[part], weight, temperature)
+            less = less.to(weight.dtype)
+            slope[part] = (less @ weight).div_(-temperature * total)
+            mean = torch.linalg.vecdot(slope[part].float(), hidden[part].float())
+            entropy[part] = mean - found[part]
+        ctx.temperature, ctx.piece = temperature, piece
+        again = [hidden, wanted, weight] if ctx.needs_input_grad[2] else []
+        if again and len(wanted) <= piece:  # one piece is kept
+            again += [less, total]
+        ctx.save_for_backward(slope, *again)
+        ctx.mark_non_differentiable(entropy)
+        return found, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return gradients[0][:, None].to(slope.dtype) * slope, None, None, None, None
+        slope, *again = ctx.saved_tensors
+        given = gradients[0][:, None]
+        to_hidden = given.to(slope.dtype) * slope
+        if not again:
+            return to_hidden, None, None, None, None
+        hidden, wanted, weight, *kept = again
+        to_weight = torch.zeros_like(weight)
+        for part in _parts(wanted, ctx.piece):
+            less, total = kept or _scored(hidden[part], wanted[part], weight, ctx.temperature)[1:]
+            scaled = hidden[part] * (given[part] / (-ctx.temperature * total))
+            to_weight.addmm_(less.to(weight.dtype).T, scaled.to(weight.dtype))
+        return to_hidden, None, to_weight, None, None
+
+
+def _parts(wanted: Tensor, piece: int) -> Iterator[slice]:
+    return (slice(start, start + piece) for start in range(0, len(wanted), piece))
+
+
+def _scored(
+    hidden: Tensor, wanted: Tensor, weight: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log π f32[n] of `wanted`; and with s f32[n, 1], which scales π, s·(π − 1 at the wanted id)
+    f32[n, V], and s itself. All logits are in one place, because a copy is large."""
+    logits, ids = F.linear(hidden, weight).float(), wanted[:, None]
+    if temperature != 1.0:  # a pass over all logits
+        logits.div_(temperature)
+    logits.sub_(logits.amax(-1, keepdim=True))
+    chosen = logits.gather(1, ids)
+    less = logits.exp_()
+    total = less.sum(-1, keepdim=True)
+    less.scatter_add_(1, ids, -total)
+    return (chosen - total.log())[:, 0], less, total

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.memory.footprint import LOGIT_ELEMENTS
+from swarm_node.policy.memory.footprint import LEAST_LOGITS
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.training.head import head_logprobs
@@ -29,7 +29,7 @@ def completion_logprobs(
     model: Qwen2,
     rows: Sequence[TrainRow],
     temperature: float,
-    logit_elements: int = LOGIT_ELEMENTS,
+    logit_elements: int = LEAST_LOGITS,
 ) -> Tensor:
     """log π f32[N] of the completion tokens of `rows`, row after row, with gradient. The result is
     in main memory wherever the model is, because a loss is many small steps, which are faster there
@@ -38,29 +38,44 @@ def completion_logprobs(
     Logits are computed at completion positions only, and at most `logit_elements` of them at once
     (`head_logprobs`).
     """
+    return completion_scores(model, rows, temperature, lambda tokens: logit_elements)[0]
+
+
+def completion_scores(
+    model: Qwen2,
+    rows: Sequence[TrainRow],
+    temperature: float,
+    logit_elements: Callable[[int], int],
+) -> tuple[Tensor, float]:
+    """`completion_logprobs`, and the sum of the entropies of π at these tokens, in nats; 0 where no
+    gradient is asked for. `logit_elements` takes the tokens of the micro-batch."""
     made = arrange(rows)
     device = model.embedding.device
     ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
     segments = None if made.segments is None else torch.from_numpy(made.segments)
-    return model.whole(
-        _logprobs, model, ids.to(device), segments, places.to(device), temperature, logit_elements
+    logp, entropy = model.whole(
+        _scores,
+        *(model, ids.to(device), segments, places.to(device)),
+        *(temperature, logit_elements(made.ids.size)),
     )
+    return logp, 0.0 if entropy is None else float(entropy.double().sum())
 
 
-def _logprobs(
+def _scores(
     model: Qwen2,
     ids: Tensor,
     segments: Tensor | None,
     places: Tensor,
     temperature: float,
     logit_elements: int,
-) -> Tensor:
-    """`completion_logprobs` of an `Arrangement` with these ids, segments and places."""
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and entropies of an `Arrangement` with these ids, segments and places."""
     at_sequence, at_position, wanted = places
     hidden = model.hidden(ids, segments)[at_sequence, at_position]
 
     piece = max(1, logit_elements // model.config.vocab_size)
-    return head_logprobs(model.head_weight, hidden, wanted, temperature, piece).cpu()
+    logp, entropy = head_logprobs(model.head_weight, hidden, wanted, temperature, piece)
+    return logp.cpu(), entropy
 
 
 @torch.no_grad()

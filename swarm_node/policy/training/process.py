@@ -36,7 +36,7 @@ from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import Child, ReportedError
 
 _PATIENCE = 600.0
-#: For the other hosts. They wait without end; a node that waits does not hear that it shall stop.
+#: For the other hosts, which themselves wait without end.
 _HOSTS_PATIENCE = 120.0
 _Reply = TypeVar("_Reply", bound=msgspec.Struct)
 

@@ -16,6 +16,8 @@ from swarm_node.policy.training.losses import LOSSES
 #: a base that the sampler shares (`weights/base.py`); or all weights in the memory of the GPU
 #: (`weights/device.py`).
 Published = Literal["merged", "adapter", "shared", "ipc"]
+#: Those of adapters alone.
+ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class TrainerSettings:
             "longest_answer": self.longest_answer > 0,
             "lora_rank": 0 <= self.lora_rank <= 1024,
             "base": self.base in get_args(BaseName) and (self.base != "nf4" or self.lora_rank > 0),
-            "published": self.published not in ("adapter", "shared") or self.lora_rank > 0,
+            "published": self.published not in ADAPTERS or self.lora_rank > 0,
             "optimizer": self.optimizer in get_args(OptimizerName),
             "dtype": self.dtype in get_args(DtypeName),
             "processes": self.processes >= 1,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
@@ -29,9 +30,11 @@ from swarm_node.policy.training.logprobs import ReferencePolicy
 from swarm_node.policy.training.losses import LOSSES, NEEDS_REFERENCE, BatchSize, ClipBounds
 from swarm_node.policy.training.moments import are_usable
 from swarm_node.policy.training.optimizer import make_optimizer
+from swarm_node.policy.training.plausible import OwnAnswers
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.weights.base import make_base
+from swarm_node.rollout import Provenance
 
 #: This many non-finite updates in a row mean that the state itself is bad.
 MAX_NON_FINITE = 3
@@ -45,11 +48,14 @@ class UpdateStats:
 
     `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
-    fit the model: they are too long, or have token ids outside its vocabulary. `implausible` have
-    stated log-probs that were not believed.
+    fit the model or its memory: they are too long, or have token ids outside its vocabulary.
+    `implausible` have stated log-probs that were not believed. `too_long` and `unlikely` are the
+    numbers of peers' groups of which rows were refused, or left out by `likely_tokens`.
 
     `clipped_share`, `mean_ratio`, `kl` (k3) and `mean_abs_delta` (of log-probs, in nats) are means
     over the tokens with a measured behaviour log-prob, and 0, 1, 0, 0 without such tokens.
+    `entropy` is the policy's mean over all tokens of informative rows, in nats at the sampler's
+    temperature.
     `grad_norm` is the norm before clipping. `seconds` are wall time. `halvings` counts how often
     the micro-batches were halved for lack of memory; `micro_batch_tokens` is their size after that.
     `skipped` says why the update was not applied; None if it was.
@@ -63,10 +69,13 @@ class UpdateStats:
     informative: int
     refused: int
     implausible: int
+    too_long: tuple[int, ...]
+    unlikely: tuple[int, ...]
     clipped_share: float
     mean_ratio: float
     kl: float
     mean_abs_delta: float
+    entropy: float
     seconds: float
     halvings: int
     micro_batch_tokens: int
@@ -112,25 +121,16 @@ class TrainerCore:
             self.adapter = Adapter(
                 self.model, settings.lora_rank, base=str(model_dir), seed=settings.seed
             )
-        self._trained = (
-            self.adapter.parameters if self.adapter else dict(self.model.named_parameters())
-        )
+        trained = self.adapter.parameters if self.adapter else self.model.named_parameters()
+        self._trained = dict(trained)
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
+        self._own_answers = OwnAnswers()
         #: Called before each step, which changes the weights and the moments.
         self.before_step: Callable[[], None] = lambda: None
         self._base = policy_digests(model_dir)[0] if digest is None else digest
-        self._gradient = GradientPass(
-            self.model,
-            self._trained.values(),
-            LOSSES[settings.loss],
-            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
-            temperature=settings.temperature,
-            token_budget=settings.micro_batch_tokens,
-            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
-            ranks=ranks,
-        )
+        self._gradient = self._gradient_pass(model_dir)
         #: This process's parts of the trained parameters, by the parameters' names.
         self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
         self._optimizer = make_optimizer(
@@ -149,6 +149,7 @@ class TrainerCore:
         """
         started = self._clock.now()
         rows = [row for row in batch.rows if self._fits(row)]
+        self._own_answers.note(rows)
         informative = [row for row in rows if row.informative]
         tokens = sum(row.completion_ids.size for row in rows)
         done, grad_norm = Accumulated(), 0.0
@@ -156,7 +157,8 @@ class TrainerCore:
         skipped: str | None = "no informative row"
         if informative:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
-            done = self._gradient.accumulate(informative, size, self.version)
+            floors = self._own_answers.floors()
+            done = self._gradient.accumulate(informative, size, self.version, floors)
             grad_norm = self._clip_gradient()
             skipped = self._non_finite_fault(done.loss, grad_norm)
         if skipped is None:
@@ -170,10 +172,13 @@ class TrainerCore:
             informative=len(informative),
             refused=len(batch.rows) - len(rows),
             implausible=done.implausible,
+            too_long=_peers_groups(row for row in batch.rows if not self._fits(row)),
+            unlikely=tuple(group for group, count in enumerate(done.unlikely) if count),
             clipped_share=done.sums.mean("clipped", 0.0),
             mean_ratio=done.sums.mean("ratio", 1.0),
             kl=done.sums.mean("kl", 0.0),
             mean_abs_delta=done.sums.mean("absolute", 0.0),
+            entropy=done.entropy / max(done.tokens, 1),
             seconds=self._clock.now() - started,
             halvings=self._gradient.halvings - halvings,
             micro_batch_tokens=self._gradient.token_budget,
@@ -215,6 +220,7 @@ class TrainerCore:
             settings=self.settings.plain(),
             model=self._base,
             extra=extra,
+            own_answers=self._own_answers.stored(),
         )
 
     def restore(self, state: TrainingState) -> None:
@@ -261,8 +267,28 @@ class TrainerCore:
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
                 for kind, value in self._optimizer.layout(stored).items()
             }
+        try:
+            self._own_answers = OwnAnswers(state.own_answers)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{error}: move its directory away to use an older one"
+            ) from error
         self.version, self._updates = state.version, state.updates
         self._non_finite = 0
+
+    def _gradient_pass(self, model_dir: Path) -> GradientPass:
+        settings = self.settings
+        return GradientPass(
+            self.model,
+            self._trained.values(),
+            LOSSES[settings.loss],
+            ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
+            temperature=settings.temperature,
+            token_budget=settings.micro_batch_tokens,
+            way=Training(settings.lora_rank, dtype=self.placement.products),
+            reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
+            ranks=self._ranks,
+        )
 
     def _load(self, model_dir: Path, share: Path | None) -> Qwen2:
         half, frozen = self.placement.half, self.settings.lora_rank > 0
@@ -298,10 +324,15 @@ class TrainerCore:
 
     def _fits(self, row: TrainRow) -> bool:
         """Whether the model can take `row`. A peer's row that it cannot is left out, so that the
-        update does not fail."""
+        update does not fail. One that is longer than own ones must also fit a micro-batch, so that
+        it does not use up the memory."""
         config = self.model.config
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
-        return largest < config.vocab_size and len(row) <= config.max_position_embeddings
+        as_own = row.completion_ids.size <= self.settings.longest_answer
+        most = config.max_position_embeddings
+        if row.provenance is not Provenance.OWN and not as_own:
+            most = min(most, self._gradient.token_budget)
+        return largest < config.vocab_size and len(row) <= most
 
     def _clip_gradient(self) -> float:
         longest = self.settings.max_grad_norm
@@ -331,3 +362,8 @@ class TrainerCore:
             part.grad = None
         self._updates += 1
         self.version += 1
+
+
+def _peers_groups(rows: Iterable[TrainRow]) -> tuple[int, ...]:
+    """The numbers of the groups of peers' rows."""
+    return tuple(sorted({row.group for row in rows if row.provenance is not Provenance.OWN}))

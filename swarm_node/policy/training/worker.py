@@ -15,14 +15,13 @@ import torch
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.policy.experience.batch import Batch, unpack_batch
 from swarm_node.policy.memory.footprint import adapter_count
-from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
 from swarm_node.policy.training.hosts import Meeting
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
-from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.settings import ADAPTERS, TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore, UpdateStats
 from swarm_node.policy.weights.canary import text_ids
 from swarm_node.policy.weights.device import DeviceBuffers, in_place
@@ -91,15 +90,6 @@ class UpdateResult:
     stats: UpdateStats
     weights: Path
     unstored: str | None = None
-
-
-def version_bytes(model: Qwen2Config, settings: TrainerSettings, *, half: bool) -> int:
-    """Bytes of one published version of `model`, whose matrix products are bfloat16 if `half`."""
-    if settings.published == "ipc":
-        return 0
-    if settings.published in ("adapter", "shared"):
-        return 4 * adapter_count(model, settings.lora_rank)
-    return (2 if half else 4) * model.weight_count
 
 
 class TrainerHost:
@@ -185,11 +175,11 @@ class TrainerHost:
     def _publish(self) -> Path:
         core, store = self.core, self._store
         canary = measure_canary(core.model, self._text).to_metadata()  # all ranks together
-        if core.adapter is not None and core.settings.published in ("adapter", "shared"):
+        if core.adapter is not None and core.settings.published in ADAPTERS:
             save = partial(core.adapter.save, metadata=canary)
             if not self._leads:
                 return store.directory
-            need = version_bytes(core.model.config, core.settings, half=core.placement.half)
+            need = 4 * adapter_count(core.model.config, core.settings.lora_rank)
             return store.publish_adapter(core.version, need, save)
         weights = core.weights(in_place) if core.settings.published == "ipc" else core.weights()
         if not self._leads:

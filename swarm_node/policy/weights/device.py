@@ -37,20 +37,21 @@ class DeviceBuffers:
         if where.device == "cpu":
             raise ModelError("weights lie in a GPU's memory, and there is no GPU")
         self._device, self._dtype = where.device, "bfloat16" if where.half else "float32"
-        self._slots: list[Tensor] = []
+        #: Each with its handle: torch keeps something of every export until the memory goes.
+        self._slots: list[tuple[Tensor, list[Any]]] = []
         self._next = 0
 
     def put(self, weights: Mapping[str, Tensor]) -> dict[str, str]:
         """Copy all weights of a model in; returns the header entries by which they are found."""
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
-            dtype = DTYPES[self._dtype]
-            self._slots.append(torch.empty(total, dtype=dtype, device=self._device))
-        slot = self._slots[self._next % _SLOTS]
+            flat = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
+            self._slots.append((flat, exported(flat)))
+        slot, handle = self._slots[self._next % _SLOTS]
         self._next += 1
         fill(slot, weights, table)
         torch.cuda.synchronize(slot.device)
-        stored = {"handle": exported(slot), "dtype": self._dtype, "tensors": table}
+        stored = {"handle": handle, "dtype": self._dtype, "tensors": table}
         return {_KEY: json.dumps(stored)}
 
 
@@ -100,9 +101,10 @@ def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[s
 
 def exported(flat: Tensor) -> list[Any]:
     """The handle of memory on a GPU, for `imported` in another process: the arguments of
-    `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text."""
-    handle = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-    return [part.hex() if isinstance(part, bytes) else part for part in handle]
+    `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text. Export each memory once, and
+    name the handle to a reader only when all writing is done: a reader waits for no event."""
+    *handle, _ = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+    return [*(part.hex() if isinstance(part, bytes) else part for part in handle), False]
 
 
 def imported(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from swarm_node.errors import WeightsError
+from swarm_node.policy.weights import KEEP_VERSIONS
 
-KEEP_VERSIONS = 2
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the directory made in it is private and random
 _PREFIX = "swarm-node"
 _OWNER = re.compile(r"[A-Za-z0-9_]{1,64}")

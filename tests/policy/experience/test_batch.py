@@ -233,3 +233,11 @@ def test_a_malformed_packed_row_is_refused(change: dict[str, Any]) -> None:
 def test_a_malformed_packed_batch_is_refused(packed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="packed"):
         unpack_batch(packed)
+
+
+def test_an_advantage_in_a_peers_group_is_at_most_what_an_own_group_can_give() -> None:
+    rewards = [1.0] + [0.0] * 63
+    for provenance, most in ((Provenance.KIN, 7**0.5), (Provenance.OWN, 63**0.5)):
+        group = group_of(provenance, [completion([1])] * 64, rewards)
+        rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
+        assert max(row.advantage for row in rows) == pytest.approx(most, abs=0.01)

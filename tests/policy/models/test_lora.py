@@ -61,6 +61,20 @@ def peft_on_transformers(base: Path, adapter: Path) -> Any:
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
 
 
+def saved(base: Path, place: Path) -> tuple[TrainerCore, Adapter]:
+    """A trained core and its adapter, which was written to `place`."""
+    core = trained(base)
+    assert core.adapter is not None
+    core.adapter.save(place)
+    return core, core.adapter
+
+
+def assert_peft_computes_the_same(model: Qwen2, base: Path, adapter: Path) -> None:
+    """On the model of transformers, from the saved adapter."""
+    loaded = peft_on_transformers(base, adapter)
+    torch.testing.assert_close(distributions(loaded), distributions(model), rtol=0.0, atol=1e-5)
+
+
 def test_an_untrained_adapter_changes_nothing_and_a_trained_one_only_itself(
     random_qwen2: Path,
 ) -> None:
@@ -94,13 +108,8 @@ def test_merged_weights_compute_what_the_adapted_model_computes(random_qwen2: Pa
 def test_peft_on_transformers_model_computes_the_same_from_the_saved_adapter(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    core = trained(random_qwen2)
-    assert core.adapter is not None
-    core.adapter.save(tmp_path)
-    loaded = peft_on_transformers(random_qwen2, tmp_path)
-    torch.testing.assert_close(
-        distributions(loaded), distributions(core.model), rtol=0.0, atol=1e-5
-    )
+    core, _ = saved(random_qwen2, tmp_path)
+    assert_peft_computes_the_same(core.model, random_qwen2, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 8)
     assert config["base_model_name_or_path"] == str(random_qwen2)
@@ -110,13 +119,11 @@ def test_peft_on_transformers_model_computes_the_same_from_the_saved_adapter(
 def test_the_gradient_is_that_of_peft_on_transformers_model(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    core = trained(random_qwen2)
-    assert core.adapter is not None
-    core.adapter.save(tmp_path)
+    core, adapter = saved(random_qwen2, tmp_path)
     theirs = peft_on_transformers(random_qwen2, tmp_path)
     for name, parameter in theirs.named_parameters():
         parameter.requires_grad_("lora_" in name)
-    ours = core.adapter.parameters
+    ours = adapter.parameters
     for parameter in ours.values():
         parameter.grad = None
     for logits in (core.model(IDS), theirs(IDS).logits):
@@ -230,25 +237,20 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
             stored = load_file(adapter / ADAPTER_FILE)
             assert read_canary(adapter / ADAPTER_FILE) == measure_canary(host.core.model)
             assert same(stored, host.core.adapter.state())
-            loaded = peft_on_transformers(random_qwen2, adapter)
-            torch.testing.assert_close(
-                distributions(loaded), distributions(host.core.model), rtol=0.0, atol=1e-5
-            )
+            assert_peft_computes_the_same(host.core.model, random_qwen2, adapter)
 
 
 def test_a_published_adapter_computes_what_the_trainer_does(
     random_qwen2: Path, tmp_path: Path
 ) -> None:
-    core = trained(random_qwen2)
-    assert core.adapter is not None
-    core.adapter.save(tmp_path)
+    core, adapter = saved(random_qwen2, tmp_path)
     model = Qwen2.from_directory(random_qwen2)
     base, published = distributions(model), PublishedAdapter(model)
     assert published.load(load_file(tmp_path / ADAPTER_FILE))
     assert torch.allclose(distributions(model), distributions(core.model), atol=1e-5)
     assert not torch.allclose(distributions(model), base, atol=1e-3)
     core.update(rows())
-    core.adapter.save(tmp_path)
+    adapter.save(tmp_path)
     # In the same places, where a captured graph reads it.
     places = [pair[0].data_ptr() for layer in published._factors for pair in layer.values()]
     assert not published.load(load_file(tmp_path / ADAPTER_FILE))

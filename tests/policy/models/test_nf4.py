@@ -185,12 +185,18 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
 
 @needs
 @pytest.mark.parametrize("half", [False, True])
-def test_the_sampler_gives_the_log_probs_of_the_trainer(tmp_path: Path, half: bool) -> None:
-    trainer = host(TINY, tmp_path, dtype="bfloat16" if half else "float32")
+@pytest.mark.parametrize("shares", [False, True])
+def test_the_sampler_gives_the_log_probs_of_the_trainer(
+    tmp_path: Path, half: bool, shares: bool
+) -> None:
+    """It shares the trainer's base, or holds the same one itself, in the place of an engine."""
+    published = "shared" if shares else "adapter"
+    trainer = host(TINY, tmp_path, dtype="bfloat16" if half else "float32", published=published)
     trainer.update(rows())
 
     async def sample() -> tuple[Any, ...]:
-        sampler = TorchSampler.from_directory(TINY, threads=1, shares=True)
+        where = Placement("cpu", half)
+        sampler = TorchSampler.from_directory(TINY, where, threads=1, shares=shares, nf4=True)
         await sampler.load(trainer.published, 1)
         canary = measure_canary(sampler._model, text_ids(TINY))
         (group,) = await sampler.sample([SampleRequest((3, 9, 12), 8, 0, 12, 1.0)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from swarm_node.policy.models.cache import KeyValueMemory
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
+from swarm_node.policy.sampling import decoding
 from swarm_node.policy.sampling.decoding import CacheShape, batch_size, bucket, window_of
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -156,6 +157,63 @@ def test_without_graphs_it_decodes_eagerly_and_says_so() -> None:
     sampler._decoder._captures = True  # as on a GPU, which is not there
     assert_alike(sampled(sampler), sampled(on("cpu", None)))
     assert sampler.faults == {"cuda_graph": 1}
+
+
+class Tight:
+    """Stands for a card whose memory holds no graph of more than 8 rows; such a card is not there.
+    What would be captured runs eagerly."""
+
+    def capture(self, compute: Callable[[], torch.Tensor], reads: object) -> Callable[[], object]:
+        if len(compute()) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute
+
+    def forget(self) -> None:
+        pass
+
+
+class Full(Tight):
+    """Stands for one that holds no graph at all."""
+
+    def capture(self, compute: Callable[[], torch.Tensor], reads: object) -> Callable[[], object]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_where_memory_runs_out_in_a_capture_fewer_rows_are_sampled_by_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoding, "_Graphs", Tight)
+    sampler = on("cpu", CacheShape(64, 80))
+    sampler._decoder._captures = True
+    assert_alike(sampled(sampler), sampled(on("cpu", None)))
+    assert sampler.faults == {"sampler_memory": 3}  # 56 rows are halved to 7
+    assert sampler._decoder._captures
+
+
+def test_where_few_rows_do_not_fit_a_graph_it_decodes_eagerly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decoding, "_Graphs", Full)
+    sampler = on("cpu", CacheShape(64, 80))
+    sampler._decoder._captures = True
+    assert_alike(sampled(sampler, [request(n=8)]), sampled(on("cpu", None), [request(n=8)]))
+    assert sampler.faults == {"cuda_graph": 1}
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_a_capture_that_fails_leaves_nothing_behind() -> None:
+    graphs, tensor = decoding._Graphs(), torch.ones(4, device="cuda:0")
+
+    def reads_back() -> torch.Tensor:
+        assert tensor.sum().item() == 4
+        return tensor
+
+    with pytest.raises(RuntimeError):
+        graphs.capture(reads_back, None)
+    torch.cuda.empty_cache()  # where the allocator takes it for under way, this fails
+    graph = graphs.capture(lambda: 2 * tensor, None)
+    assert graph().tolist() == [2.0] * 4
 
 
 @pytest.mark.gpu

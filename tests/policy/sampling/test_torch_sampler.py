@@ -22,8 +22,9 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config
 from swarm_node.policy.placement import Placement
+from swarm_node.policy.sampling.generating import draw
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
-from swarm_node.policy.sampling.torch_sampler import TorchSampler, draw
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion, Finish, VersionSpan
 
 torch.set_num_threads(1)

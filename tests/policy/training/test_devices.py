@@ -162,13 +162,15 @@ def test_products_in_bfloat16_teach_about_the_same(random_qwen2: Path, lora_rank
 
 
 def test_the_sampler_in_bfloat16_says_what_the_trainer_would(tmp_path: Path) -> None:
-    core = TrainerCore(TINY, TrainerSettings(device="cpu", dtype="bfloat16"))
-    assert sampled_error(core, Placement("cpu", half=True), tmp_path) < 2e-2
+    settings, where = TrainerSettings(device="cpu", dtype="bfloat16"), Placement("cpu", half=True)
+    # One update's rounding may double the error, whatever the code does.
+    errors = [sampled_error(TrainerCore(TINY, settings), where, tmp_path, n) for n in range(8)]
+    assert np.mean(errors) < 2e-2
 
 
-def sampled_error(core: TrainerCore, placement: Placement, work: Path) -> float:
+def sampled_error(core: TrainerCore, placement: Placement, work: Path, seed: int = 0) -> float:
     """The mean difference between sampled log-probs and those of `core`, an update later."""
-    core.update(batch(0, vocab=200))
+    core.update(batch(seed, vocab=200))
     file = work / "weights.safetensors"
     save_file(core.weights(), file)
     prompt = (5, 6, 7, 8)

@@ -113,13 +113,7 @@ class Run:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Large enough for moments in eight bits; an odd vocabulary, which two cannot halve."""
-    return write_model(
-        tmp_path_factory.mktemp("model"),
-        hidden_size=96,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        max_position_embeddings=48,
-    )
+    return write_model(tmp_path_factory.mktemp("model"), hidden_size=96, intermediate_size=160)
 
 
 @pytest.fixture(scope="module")

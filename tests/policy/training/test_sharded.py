@@ -48,7 +48,7 @@ def batch(seed: int) -> Batch:
             TrainRow(
                 prompts[n // 3],
                 rng.integers(0, 63, length).astype(np.uint32),
-                rng.normal(-4, 0.3, length).astype(np.float32) if own else None,
+                rng.normal(-1.5, 0.3, length).astype(np.float32) if own else None,
                 float(rng.normal()),
                 Provenance.OWN if own else Provenance.KIN,
                 group=n // 3,
@@ -92,9 +92,10 @@ def assert_alike(
     for one, other in zip(ours[0], theirs[0], strict=True):
         assert one.loss == pytest.approx(other.loss, abs=1e-5)
         assert one.grad_norm == pytest.approx(other.grad_norm, abs=1e-5, rel=1e-4)
-        for name in ("version", "rows", "informative", "implausible", "skipped"):
+        for name in ("version", "rows", "informative", "implausible", "unlikely", "skipped"):
             assert getattr(one, name) == getattr(other, name)
         assert one.kl == pytest.approx(other.kl, abs=1e-4)
+        assert one.entropy == pytest.approx(other.entropy, rel=1e-4)
     left, right = load_file(ours[1]), load_file(theirs[1])
     assert left.keys() == right.keys()
     for name, value in left.items():
@@ -114,6 +115,7 @@ def test_two_processes_learn_as_one_does(
     both = replace(alone, processes=2)
     two = curve(trainer(random_qwen2, tmp_path, "two", both), range(UPDATES))
     assert len(two[0]) == UPDATES
+    assert any(stats.unlikely for stats in one[0])
     assert_alike(two, one)
 
 

@@ -117,6 +117,22 @@ def test_version_and_statistics_of_an_applied_update(random_qwen2: Path) -> None
     assert stats.seconds == 2.5
 
 
+@pytest.mark.parametrize("rank", [0, 4])
+def test_entropy_is_the_mean_over_the_tokens_that_are_trained_on(
+    random_qwen2: Path, rank: int
+) -> None:
+    core = TrainerCore(random_qwen2, replace(SETTINGS, temperature=0.7, lora_rank=rank))
+    rows = mixed_batch(4).rows
+    entropies = []
+    with torch.no_grad():
+        for one in rows:
+            ids = np.concatenate([one.prompt_ids, one.completion_ids]).astype(np.int64)
+            logps = (core.model(torch.from_numpy(ids)[None])[0] / 0.7).log_softmax(-1)
+            entropies += (-(logps.exp() * logps).sum(-1)[one.prompt_ids.size - 1 : -1]).tolist()
+    stats = core.update(Batch((*rows, row(0.0, length=11))))
+    assert stats.entropy == pytest.approx(np.mean(entropies), rel=1e-5)
+
+
 def test_own_logprobs_of_the_same_policy_give_ratio_one(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, SETTINGS)
     rows = mixed_batch().rows

@@ -91,6 +91,19 @@ def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @NEEDS_GPU
+def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> None:
+    """torch wraps the memory anew at each export, and frees none of the wrappers before it."""
+    state, buffers = Qwen2.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
+    store, headers = WeightStore(tmp_path), []
+    for version in range(4):
+        headers.append(buffers.put({name: value + 3 - version for name, value in state.items()}))
+        path = store.publish(version, {}, headers[-1])
+    assert headers[0] == headers[2] != headers[1] == headers[3]
+    subprocess.run([sys.executable, "-c", READER, str(path)], check=True)
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
     model = Qwen2.from_directory(TINY)
     plan = plan_engine(model.config, where=ON_GPU, max_rows=8, max_new_tokens=24)

@@ -155,7 +155,7 @@ def plan_engine(
     """
     if nf4 and not where.half:
         raise ModelError(_NF4_NEEDS_HALF)
-    dtype: Literal["float32", "bfloat16"] = "bfloat16" if where.half else "float32"
+    dtype = where.products
     head = _head_size(model, where.device)
     rank = next((known for known in _LORA_RANKS if known >= lora_rank), None) if lora_rank else 0
     if rank is None:

@@ -1,0 +1,54 @@
+"""Small files for their owner alone, which a crash leaves as they were or as they shall be.
+
+The content goes to a file beside the final one (`*.new`), to the disk, and then to its name, so no
+reader and no power cut sees half of it. A killed writer can leave the other file behind.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+LEFTOVERS = "*.new"
+
+
+def create_private(path: Path, data: bytes) -> None:
+    """Write a new file with mode 0600.
+
+    Raises:
+        OSError: the file exists, as a link too, or cannot be written.
+    """
+    _write(path, data, os.link)
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Write a file with mode 0600, in the place of one that may be there.
+
+    Raises:
+        OSError: it cannot be written. The file that was there still is.
+    """
+    _write(path, data, os.replace)
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, data: bytes, name_it: Callable[[str, Path], None]) -> None:
+    descriptor, temporary = tempfile.mkstemp(LEFTOVERS[1:], f"{path.name}.", path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        name_it(temporary, path)
+        sync(path.parent)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

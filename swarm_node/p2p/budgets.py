@@ -1,0 +1,176 @@
+"""What peers may take of a node: requests, bytes out, bytes in and time for judging. Pure.
+
+Every limit follows from what the node itself does, so none is a setting. Identities are free, so a
+limit for all peers comes first, then one for the members of an issuer, then one for the peer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from swarm_node.p2p.gates import PeerGates, TokenBucket
+
+#: All peers together take at most this many times what this node wants of others, the members of
+#: one issuer so much, and one peer so much: in a swarm of two it alone takes everything.
+_ALL, _ISSUER, _PEER = 4.0, 3.0, 2.0
+#: Requests per second besides those for groups: lists, greetings, heartbeats.
+_OTHER_REQUESTS = 4.0
+_BURST_SECONDS = 10.0
+#: A token takes its id, its log-prob and four bytes of text.
+_TOKEN_BYTES, _COMPLETION_BYTES, _GROUP_BYTES = 12, 64, 512
+#: Requests over the limit that are only refused. More are a flood.
+_TOLERANCE = (1.0, 64.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What this node wants of all peers together: `groups` per second, each of at most `size`
+    bytes. `external` is the number of peers' groups for each own one in a batch."""
+
+    groups: float
+    size: int
+    external: float
+
+    @classmethod
+    def of(
+        cls, *, own: int, external: int, batches: int, poll: float, answers: int, tokens: int
+    ) -> Wants:
+        """Of a node that trains on `own` and `external` groups, holds `batches` times as many,
+        lists every `poll` seconds, and samples `answers` of at most `tokens` tokens."""
+        size = answers * (tokens * _TOKEN_BYTES + _COMPLETION_BYTES) + _GROUP_BYTES
+        return cls(batches * max(own, external) / poll, size, external / max(own, 1))
+
+
+class Budget:
+    """One resource in units per second. What was taken is charged afterwards, so one reply of any
+    size passes, and what it cost beyond the budget is a debt."""
+
+    def __init__(self, unit: float) -> None:
+        """`unit` is what this node wants of all peers, per second."""
+        self._all = TokenBucket(_ALL * unit, _ALL * unit * _BURST_SECONDS)
+        self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * _BURST_SECONDS)
+        self._peers = PeerGates(_PEER * unit, _PEER * unit * _BURST_SECONDS)
+
+    def open(self, issuer: str, peer: str, now: float, *, guest: bool = False) -> bool:
+        """Whether this peer may take something; a `guest` only while half of what all may take is
+        left."""
+        reserve = self._all.burst / 2 if guest else 0.0
+        return (
+            self._all.holds(now, reserve)
+            and self._issuers.take(issuer, now, 0.0)
+            and self._peers.take(peer, now, 0.0)
+        )
+
+    def charge(self, issuer: str, peer: str, now: float, units: float) -> None:
+        """Count what the peer took."""
+        self._all.charge(now, units)
+        self._issuers.charge(issuer, now, units)
+        self._peers.charge(peer, now, units)
+
+
+class Traffic:
+    """The budgets of requests, and of bytes in both directions."""
+
+    def __init__(self, wants: Wants, issuer: Callable[[str], str]) -> None:
+        """`issuer` names who admitted a peer, "" for a stranger."""
+        rate = wants.groups * wants.size
+        self._issuer = issuer
+        self._requests = Budget(wants.groups + _OTHER_REQUESTS)
+        self._bytes_out = Budget(rate)
+        self._bytes_in = Budget(rate)
+        self._tolerance = PeerGates(*_TOLERANCE)
+
+    def asks(self, peer: str, now: float, *, guest: bool) -> bool:
+        """Whether a request of `peer` is answered; if so, it is charged. While less than half of
+        what all may take is left, a `guest`, which gave nothing yet, gets nothing."""
+        issuer = self._issuer(peer)
+        budgets = self._requests, self._bytes_out
+        if not all(budget.open(issuer, peer, now, guest=guest) for budget in budgets):
+            return False
+        self._requests.charge(issuer, peer, now, 1.0)
+        return True
+
+    def floods(self, peer: str, now: float) -> bool:
+        """Whether a peer goes on after so many refusals that no honest one would."""
+        return not self._tolerance.take(peer, now)
+
+    def sent(self, peer: str, now: float, size: int) -> None:
+        """Charge a reply of `size` bytes."""
+        self._bytes_out.charge(self._issuer(peer), peer, now, size)
+
+    def pulls(self, author: str, now: float, size: int) -> bool:
+        """Whether a group of `size` bytes by `author` is pulled; if so, it is charged."""
+        issuer = self._issuer(author)
+        if not self._bytes_in.open(issuer, author, now):
+            return False
+        self._bytes_in.charge(issuer, author, now, size)
+        return True
+
+
+class _Fading:
+    """A sum that halves in HALF_LIFE seconds."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum, self._at = 0.0, -math.inf
+
+    def add(self, amount: float, now: float) -> None:
+        self._sum, self._at = self.at(now) + amount, now
+
+    def at(self, now: float) -> float:
+        return self._sum * 0.5 ** (max(0.0, now - self._at) / HALF_LIFE) if self._sum else 0.0
+
+
+HALF_LIFE: Final = 60.0
+#: Seconds of judging that a peer may cost in the last minutes, whatever own groups cost: a group
+#: that took the judge's limit. An issuer's members may cost twice, and all peers four times this.
+FREE_SECONDS: Final = 5.0
+_CAPACITY = 1024
+
+
+class Effort:
+    """Time that judging took: a peer's, an issuer's and all peers' share, beside that of own
+    groups. Own groups have a judge of their own, which waits for nobody."""
+
+    def __init__(self, external: float, issuer: Callable[[str], str]) -> None:
+        """`external` is the number of peers' groups for each own one in a batch; `issuer` is that
+        of `Traffic`."""
+        self._ratio = max(external, 1.0)
+        self._issuer = issuer
+        self._own, self._all = _Fading(), _Fading()
+        self._of: OrderedDict[str, _Fading] = OrderedDict()
+
+    def judged_own(self, seconds: float, now: float) -> None:
+        """Take in the time for an own group."""
+        self._own.add(seconds, now)
+
+    def judged(self, peer: str, seconds: float, now: float) -> None:
+        """Take in the time for a group of `peer`."""
+        self._all.add(seconds, now)
+        for key in (self._issuer(peer), peer):
+            self._of.setdefault(key, _Fading()).add(seconds, now)
+            self._of.move_to_end(key)
+        while len(self._of) > _CAPACITY:
+            self._of.popitem(last=False)
+
+    def left(self, peer: str, now: float) -> bool:
+        """Whether another group of `peer` may be judged. One peer may cost as much as the own
+        groups that it replaces, all peers together twice as much."""
+        own = self._own.at(now) * self._ratio
+        return (
+            self._all.at(now) <= 4 * FREE_SECONDS + 2.0 * own
+            and self._spent(self._issuer(peer), now) <= 2 * FREE_SECONDS + 1.5 * own
+            and not self.exceeds(peer, now)
+        )
+
+    def exceeds(self, peer: str, now: float) -> bool:
+        """Whether `peer` alone has cost too much."""
+        return self._spent(peer, now) > FREE_SECONDS + self._own.at(now) * self._ratio
+
+    def _spent(self, key: str, now: float) -> float:
+        return self._of[key].at(now) if key in self._of else 0.0

@@ -1,0 +1,98 @@
+"""Which kin answers this node's policy could have given itself.
+
+An answer is scored by its end, so a peer can put any words before a right answer and have them
+reinforced: after a hundred updates a node says them too, and its reward rises meanwhile (arXiv
+2511.09780). The node's own policy tells such words apart, because it would hardly say them. So the
+log-probs that the update computes anyway are compared with those of own answers: over the whole
+answer, and over its least likely windows, since a few odd tokens vanish in a long mean.
+
+An answer that only few of the own ones are as unlikely as may be a discovery. It is taken, as long
+as it is not `MARGIN` nats a token below nearly all own answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.rollout import Provenance
+
+#: Tokens of the windows that are compared, besides the whole answer.
+WINDOWS = (1, 2, 4)
+#: Nats a token below the quantile of own answers.
+MARGIN = 2.0
+QUANTILE = 0.01
+#: Own answers that are remembered. With fewer than the least, the quantiles of a fresh model stand
+#: for them (docs/threat-model.md has the measurement).
+_MOST, _LEAST = 1024, 8
+_FRESH = (-3.0, -7.5, -4.2, -3.2)
+
+
+def least_likely(logp: NDArray[np.float32]) -> tuple[float, ...]:
+    """The mean log-prob of an answer f32[T], and those of its least likely windows, in nats a
+    token. A window longer than the answer is the answer."""
+    sums = np.concatenate([[0.0], np.cumsum(logp, dtype=np.float64)])
+    lows = [sums[-1] / logp.size]
+    for wanted in WINDOWS:
+        size = min(wanted, logp.size)
+        lows.append((sums[size:] - sums[:-size]).min() / size)
+    return tuple(map(float, lows))
+
+
+class OwnAnswers:
+    """How likely the last own answers were when they were sampled."""
+
+    def __init__(self, stored: bytes = b"") -> None:
+        """
+        Raises:
+            ValueError: not what `stored` returned.
+        """
+        if len(stored) % (8 * len(_FRESH)) or len(stored) > 8 * len(_FRESH) * _MOST:
+            raise ValueError("the checkpoint's log-probs of own answers are damaged")
+        lows = np.frombuffer(stored, dtype="<f8").reshape(-1, len(_FRESH))
+        if not np.isfinite(lows).all():
+            raise ValueError("the checkpoint's log-probs of own answers are damaged")
+        self._lows = deque((tuple(row) for row in lows.tolist()), maxlen=_MOST)
+
+    def stored(self) -> bytes:
+        """For a checkpoint: a restart must not open the gate for peers."""
+        return np.array(self._lows, dtype="<f8").tobytes()
+
+    def note(self, rows: Sequence[TrainRow]) -> None:
+        """Remember the own rows among `rows`, good and bad: the sampler measured their log-probs,
+        so they cost nothing here."""
+        for row in rows:
+            if row.provenance is Provenance.OWN and row.logprobs is not None:
+                self._lows.append(least_likely(row.logprobs))
+
+    def floors(self) -> tuple[float, ...]:
+        """The least values of `least_likely` that a kin answer may have."""
+        known = self._lows
+        lows = np.quantile(known, QUANTILE, axis=0) if len(known) >= _LEAST else np.array(_FRESH)
+        return tuple(map(float, lows - MARGIN))
+
+
+def likely_tokens(
+    logp: NDArray[np.float32], rows: Sequence[TrainRow], floors: Sequence[float]
+) -> tuple[Tensor, list[int]]:
+    """Which tokens of `rows` may be trained on: bool[N], and the group of each row that may not.
+    That are kin rows with a positive advantage that are below one of `floors`. `logp` f32[N] are
+    the tokens' log-probs under this node's policy, row after row."""
+    likely = torch.ones(len(logp), dtype=torch.bool)
+    groups: list[int] = []
+    end = 0
+    for row in rows:
+        begin, end = end, end + row.completion_ids.size
+        if row.provenance is not Provenance.KIN or row.advantage <= 0:
+            continue
+        lows = least_likely(logp[begin:end])
+        if any(low < floor for low, floor in zip(lows, floors, strict=True)):
+            likely[begin:end] = False
+            groups.append(row.group)
+    return likely, groups
