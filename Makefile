@@ -7,7 +7,10 @@ TEST_STAMP := $(VENV)/.ready-for-tests
 TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.ready
 
+FUZZ_LIBRARY := .fuzz
+
 .PHONY: setup setup-tests demo test test-fast lint bench bench-trl experiments image clean
+.PHONY: campaigns campaign-coverage mutants
 
 setup: $(STAMP)
 
@@ -77,9 +80,29 @@ experiments: setup
 		--corrections dapo,dr_grpo,decoupled,tis,icepop,cispo,gspo,dppo,tba --lags 0,4,16
 	$(BIN)/swarm-node experiment broad
 
+# An hour or two on one core. Results are in docs/campaigns.md; short ones are among the tests.
+CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns
+campaigns: setup
+	$(CAMPAIGN).fuzz --inputs 10000000
+	$(CAMPAIGN).bits
+	$(CAMPAIGN).kill --rounds 1000
+	$(CAMPAIGN).crashes
+	$(CAMPAIGN).full_disk
+	$(CAMPAIGN).clocks
+
+# Atheris, which is no part of the project, in a directory of its own.
+campaign-coverage: setup
+	$(BIN)/python -m pip install --quiet --no-deps --target $(FUZZ_LIBRARY) atheris==3.0.0
+	mkdir -p $(FUZZ_LIBRARY)/corpus
+	cd tests && PYTHONPATH=../$(FUZZ_LIBRARY) $(abspath $(BIN))/python -m campaigns.coverage_fuzz \
+		-runs=1000000 -max_len=65536 ../$(FUZZ_LIBRARY)/corpus
+
+mutants: setup-tests
+	$(CAMPAIGN).mutants
+
 # As root, on Debian with debootstrap and buildah: docs/docker.md.
 image:
 	docker/build-and-check.sh build/image
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) demo-report build dist *.egg-info
+	rm -rf $(VENV) $(TRL_VENV) $(FUZZ_LIBRARY) demo-report build dist *.egg-info

@@ -2,11 +2,14 @@
 
     python benchmarks/head.py [--tokens 1024] [--hidden 896] [--vocabulary 151936] [--repetitions 3]
 
-Forward and backward of the output head alone, trained, or frozen as under LoRA. Each variant runs
-in a child process of its own, because only that tells its peak memory: the peak resident set less
-what was there before. Time is that of the one thread's processor. Rounds alternate. On a GPU, in
-bfloat16, memory is what torch's allocator says and time the clock's, of a second run. There
-liger-kernel's fused loss, which is a mean and no log-probs, is a further variant where installed.
+Forward and backward of the output head alone, trained, or frozen as under LoRA. "torch" is linear
+and cross_entropy with all logits at once, and then with the entropy; "ours" has the entropy always,
+and holds at most so many logits. "chunked" is linear_cross_entropy of torch 2.13, which has none.
+Each variant runs in a child process of its own, because only that tells its peak memory: the peak
+resident set less what was there before. Time is that of the one thread's processor. Rounds
+alternate. On a GPU, in bfloat16, memory is what torch's allocator says and time the clock's, of a
+second run. There liger-kernel's fused loss, which is a mean and no log-probs, is a further variant
+where installed; its head is frozen.
 """
 
 from __future__ import annotations
@@ -21,17 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: name: most logits at once, and whether the head is trained.
-VARIANTS = {
-    "trained, all at once": (1 << 62, True),
-    "trained, 2^25 logits": (1 << 25, True),
-    "frozen, all at once": (1 << 62, False),
-    "frozen, 2^25 logits": (1 << 25, False),
-    "frozen, 2^23 logits": (1 << 23, False),
-}
-
-
-LIGER = "liger-kernel"
+#: Most logits at once of "ours".
+PIECES = {"ours at once": 1 << 62, **{f"ours 2^{n}": 1 << n for n in (25, 24, 23)}}
+LIGER, CHUNKED = "liger-kernel", "chunked"
+WHOLE = ("torch", "torch, entropy")
 
 
 def child(arguments: argparse.Namespace) -> None:
@@ -43,7 +39,7 @@ def child(arguments: argparse.Namespace) -> None:
     kind: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if on_gpu else {}
     hidden = torch.randn(arguments.tokens, arguments.hidden, **kind).requires_grad_()
     head = torch.randn(arguments.vocabulary, arguments.hidden, **kind) / arguments.hidden**0.5
-    head.requires_grad_(arguments.child != LIGER and VARIANTS[arguments.child][1])
+    head.requires_grad_(arguments.child.startswith("trained"))
     wanted = torch.randint(arguments.vocabulary, (arguments.tokens,), device=hidden.device)
     if on_gpu:
         once(arguments, hidden, head, wanted)  # kernels are chosen, or compiled
@@ -65,16 +61,29 @@ def child(arguments: argparse.Namespace) -> None:
 
 def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> None:
     """Forward and backward of hidden [T, H] for the tokens `wanted` i64[T], head [V, H]."""
-    from swarm_node.policy.training.head import head_logprobs
+    import torch
+    import torch.nn.functional as F
 
-    if arguments.child == LIGER:
+    kind = arguments.child.partition(" ")[2]
+    if kind == LIGER:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
         LigerFusedLinearCrossEntropyLoss()(head, hidden, wanted).backward()
-        return
+    elif kind == CHUNKED:
+        options = torch.nn.LinearCrossEntropyOptions()
+        losses = F.linear_cross_entropy(hidden, head, wanted, reduction="none", options=options)
+        losses.sum().backward()
+    elif kind in WHOLE:
+        logps = F.linear(hidden, head).float().log_softmax(-1)
+        if kind != WHOLE[0]:
+            with torch.no_grad():
+                (-(logps.exp() * logps).sum(-1)).mean()
+        F.nll_loss(logps, wanted, reduction="sum").backward()  # as F.cross_entropy does
+    else:
+        from swarm_node.policy.training.head import head_logprobs
 
-    piece = max(1, VARIANTS[arguments.child][0] // arguments.vocabulary)
-    head_logprobs(head, hidden, wanted, 1.0, piece).sum().backward()  # type: ignore[no-untyped-call]
+        piece = max(1, PIECES[kind] // arguments.vocabulary)
+        head_logprobs(head, hidden, wanted, 1.0, piece)[0].sum().backward()
 
 
 def status(name: str) -> int:
@@ -87,8 +96,12 @@ def variants() -> list[str]:
     """Those that run here."""
     import torch
 
+    kinds = [*WHOLE, *PIECES]
+    if hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        kinds.append(CHUNKED)
+    found = [f"{head} {kind}" for head in ("trained", "frozen") for kind in kinds]
     fused = torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
-    return [*VARIANTS, *([LIGER] if fused else [])]
+    return found + [f"frozen {LIGER}"] * fused
 
 
 def main() -> None:
@@ -112,7 +125,7 @@ def main() -> None:
         name: {key: statistics.median(one[key] for one in results) for key in results[0]}
         for name, results in found.items()
     }
-    whole = middle["trained, all at once"]
+    whole = middle["trained torch"]
     for name, one in middle.items():
         print(
             f"{name:22} {one['seconds']:8.3f} s (x {one['seconds'] / whole['seconds']:.2f}), "

@@ -1,20 +1,21 @@
-"""What hostile members take from a node's learning: ratios to the time just before each attack.
+"""What hostile members take from a node's learning: ratios of interleaved phases.
 
-    python benchmarks/hostile_peers.py [--seconds 20] [--repetitions 1] [--attacks costly,long,…]
+    python benchmarks/hostile_peers.py [--seconds 24] [--repetitions 1] [--attacks costly,long,…]
 
 A real node runs on the first core. An honest member that publishes slowly and the attacker share
-the second. Every attack comes right after an undisturbed phase of the same length, with new keys:
+the second. Each attack begins with new keys:
 
 costly  groups of 64 kB texts of shapes that cost parsers much (tests/hostile_member.py)
 long    answers of 30,000 tokens
 junk    malformed, badly signed and repeated requests, as fast as the sender can (tests/flooder.py)
 leech   lists and pulls everything, again and again
 
-`rate` is the attacked over the undisturbed rate of batches, and `work` the same per second of
-processor time that the node and its children took, which the load of the machine changes less.
-`dropped` is when the attacker was left alone for longer than ten seconds, after its first refusal.
-In the end the trainer is stopped, so that the node soon waits, and `idle node` is what junk and
-leech then cost its process and its network daemon.
+`costly` and `long` are compared with the time before and after, `junk` and `leech` with slices of
+three seconds during which the sender is stopped. `rate` is the ratio of batches per second, and
+`work` that of batches per second of processor time of the node and its children, which the load of
+the machine changes less. `dropped` is when the attacker was left alone for longer than ten seconds,
+after its first refusal. In the end the trainer is stopped, so that the node soon waits, and `idle
+node` is what junk and leech then cost its process and its network daemon.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,55 +40,65 @@ from swarm_node.node.snapshot import PeerRow, Snapshot
 ROOT = Path(__file__).resolve().parents[1]
 QUIET = ["run.eval_seconds=3600"]
 ATTACKS = ("costly", "long", "junk", "leech")
+SENDERS = ("junk", "leech")
+SLICE_SECONDS = 3.0
 
 
 @dataclass
-class Phase:
-    """What a phase found: batches per second, and per second of processor time; cores that node and
-    network daemon took; MiB; groups of the honest member."""
+class Spent:
+    """Batches, and seconds: of the clock, of the node's whole tree, of node and network daemon."""
 
-    rate: float
-    work: float
-    network: float
-    memory: float
-    honest: int
-    dropped: float | None
-    end: Snapshot
+    batches: int = 0
+    clock: float = 0.0
+    tree: float = 0.0
+    network: float = 0.0
 
+    def __add__(self, other: Spent) -> Spent:
+        mine, others = vars(self), vars(other)
+        return Spent(**{name: mine[name] + others[name] for name in mine})
 
-def batches(status: Snapshot) -> int:
-    """Batches that the trainer took, those without an advantage too."""
-    return status.updates + status.skipped_updates
-
-
-def network_seconds(founder: NodeProcess, status: Snapshot) -> float:
-    pids = founder.process.pid, status.processes["network"]
-    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+    def __sub__(self, other: Spent) -> Spent:
+        mine, others = vars(self), vars(other)
+        return Spent(**{name: mine[name] - others[name] for name in mine})
 
 
-def phase(founder: NodeProcess, seconds: float, honest: str, attacker: str = "") -> Phase:
-    """Watch the founder for so long, while an attacker of this peer id may be at work."""
-    before, began = founder.status(), time.monotonic()
-    spent, cpu = network_seconds(founder, before), cpu_seconds(founder.process.pid)
-    first = dropped = None
-    while (now := time.monotonic()) < began + seconds:
-        row = peer(founder.status(), attacker)
-        if row is not None and row.rejected and first is None:
-            first = now
-        if row is not None and getattr(row, "left_seconds", 0.0) > 10.0 and dropped is None:
-            dropped = now - (first or now)
-        time.sleep(0.5)
-    after, took = founder.status(), time.monotonic() - began
-    received = [row.received if (row := peer(s, honest)) else 0 for s in (before, after)]
-    return Phase(
-        rate=(batches(after) - batches(before)) / took,
-        work=(batches(after) - batches(before)) / (cpu_seconds(founder.process.pid) - cpu),
-        network=(network_seconds(founder, after) - spent) / took,
-        memory=Memory.of(founder.process.pid).rss,
-        honest=received[1] - received[0],
-        dropped=dropped,
-        end=after,
-    )
+class Watch:
+    """Watches the node, and when it drops the attacker."""
+
+    def __init__(self, founder: NodeProcess, attacker: str = "") -> None:
+        self._founder = founder
+        self.attacker = attacker
+        self._first: float | None = None
+        self.dropped: float | None = None
+        self.status = founder.status()
+
+    def spend(self, seconds: float) -> Spent:
+        """What this time brings and costs."""
+        before, until = self._now(), time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.5, left))
+            self._look()
+        return self._now() - before
+
+    def _look(self) -> None:
+        self.status = self._founder.status()
+        row, now = peer(self.status, self.attacker), time.monotonic()
+        if row is not None and row.rejected and self._first is None:
+            self._first = now
+        if self._first and self.dropped is None and getattr(row, "left_seconds", 0.0) > 10.0:
+            self.dropped = now - self._first
+
+    def _now(self) -> Spent:
+        self._look()
+        status, pid = self.status, self._founder.process.pid
+        pids = pid, status.processes["network"]
+        return Spent(
+            # Those without an advantage count too.
+            status.updates + status.skipped_updates,
+            time.monotonic(),
+            cpu_seconds(pid),
+            sum(sum(psutil.Process(each).cpu_times()[:2]) for each in pids),
+        )
 
 
 def peer(status: Snapshot, peer_id: str) -> PeerRow | None:
@@ -100,99 +111,121 @@ class Attacker:
     def __init__(self, kind: str, place: Path, ticket: Path, address: str) -> None:
         place.mkdir()
         self._log = place / "log"
-        self.peer_id = ""
         self._node: NodeProcess | None = None
-        if kind in ("junk", "leech"):
-            program = [sys.executable, str(ROOT / "tests" / "flooder.py"), kind]
-            with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [*program, str(place / "home"), str(ticket), address], stdout=log
-                )
-        else:
+        if kind not in SENDERS:
             member = str(ROOT / "tests" / "hostile_member.py")
             self._node = NodeProcess(place, QUIET, (member, kind), ticket)
-
-    def begin(self) -> None:
-        """Return as soon as it works."""
-        if self._node is not None:
             self.peer_id = self._node.start().peer_id
             return
-        deadline = time.monotonic() + 60
-        while not self._said() and time.monotonic() < deadline:
+        program = [sys.executable, str(ROOT / "tests" / "flooder.py"), kind]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*program, str(place / "home"), str(ticket), address], stdout=log
+            )
+        while not self.said() and self._process.poll() is None:
             time.sleep(0.1)
-        self.peer_id = str(self._said()["peer"])
+        self.peer_id = str(self.said()["peer"])
+        self._pids = self._process.pid, int(str(self.said()["pid"]))
 
-    def end(self) -> dict[str, object]:
-        """Stop it; what it says of itself."""
+    def signal(self, number: int) -> None:
+        """Send a signal to a sender and to its network daemon."""
+        for pid in self._pids:
+            os.kill(pid, number)
+
+    def end(self) -> None:
         if self._node is not None:
             self._node.stop()
-            return {}
-        said = self._said()
-        daemon = psutil.Process(int(str(said["pid"])))
-        self._process.kill()
-        self._process.wait()
-        daemon.kill()
-        return said
+        else:
+            self.signal(signal.SIGKILL)
+            self._process.wait()
 
-    def _said(self) -> dict[str, object]:
-        lines = self._log.read_text().splitlines()
+    def said(self) -> dict[str, object]:
+        """What the flooder says of itself."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
         return json.loads(lines[-1]) if lines else {}
 
 
+def around(founder: NodeProcess, start: list[object], seconds: float) -> tuple[Spent, Spent, Watch]:
+    """Without and with a modified node: before, during, after."""
+    before = Watch(founder).spend(seconds / 2)
+    attacker = Attacker(*start)
+    watch = Watch(founder, attacker.peer_id)
+    during = watch.spend(seconds)
+    attacker.end()
+    return before + Watch(founder).spend(seconds / 2), during, watch
+
+
+def sliced(
+    founder: NodeProcess, start: list[object], seconds: float
+) -> tuple[Spent, Spent, Watch, Attacker]:
+    """Without and with a sender, in turns."""
+    attacker = Attacker(*start)
+    watch = Watch(founder, attacker.peer_id)
+    without, during = Spent(), Spent()
+    for _ in range(max(1, int(seconds / SLICE_SECONDS))):
+        during += watch.spend(SLICE_SECONDS)
+        attacker.signal(signal.SIGSTOP)
+        without += watch.spend(SLICE_SECONDS)
+        attacker.signal(signal.SIGCONT)
+    attacker.end()
+    return without, during, watch, attacker
+
+
 def attack(
-    kind: str, place: Path, seconds: float, founder: NodeProcess, honest: str, ticket: Path
+    kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path
 ) -> tuple[float, float]:
-    """One undisturbed phase, one attacked one, and a line about both; the ratios of both rates."""
-    quiet = phase(founder, seconds, honest)
-    attacker = Attacker(kind, place, ticket, quiet.end.addresses[0])
-    attacker.begin()
-    attacked = phase(founder, seconds, honest, attacker.peer_id)
-    said = attacker.end()
-    row = peer(attacked.end, attacker.peer_id)
-    ratio, work = attacked.rate / quiet.rate, attacked.work / quiet.work
-    dropped = "no" if attacked.dropped is None else f"{attacked.dropped:.1f} s"
+    """One attack and a line about it; the ratios of both rates."""
+    start = [kind, place, ticket, founder.status().addresses[0]]
+    memory, said = Memory.of(founder.process.pid).rss, {}
+    if kind in SENDERS:
+        without, during, watch, sender = sliced(founder, start, seconds)
+        said = sender.said()
+    else:
+        without, during, watch = around(founder, start, seconds)
+    rates = [spent.batches / spent.clock for spent in (without, during)]
+    work = [spent.batches / spent.tree for spent in (without, during)]
+    row = peer(watch.status, watch.attacker)
+    dropped = "no" if watch.dropped is None else f"{watch.dropped:.1f} s"
     print(
-        f"{kind:6}  rate {ratio:.2f} ({quiet.rate:.1f} -> {attacked.rate:.1f}/s)  work {work:.2f}"
-        f"  memory {attacked.memory - quiet.memory:+.0f} MiB"
-        f"  honest groups {quiet.honest} -> {attacked.honest}  dropped {dropped}"
+        f"{kind:6}  rate {rates[1] / rates[0]:.2f} ({rates[0]:.1f} -> {rates[1]:.1f}/s)"
+        f"  work {work[1] / work[0]:.2f} ({work[0]:.1f} -> {work[1]:.1f})"
+        f"  memory {Memory.of(founder.process.pid).rss - memory:+.0f} MiB  dropped {dropped}"
         f"  refused {getattr(row, 'refused', row and row.rejected)}"
-        f"  sent {said or ''}  load {os.getloadavg()[0]:.1f}",
+        f"  sent {said}  load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
-    return ratio, work
+    return rates[1] / rates[0], work[1] / work[0]
 
 
-def idle(
-    kind: str, place: Path, seconds: float, founder: NodeProcess, honest: str, ticket: Path
-) -> None:
-    """What the requests of an attacker cost a node that does nothing else."""
+def idle(kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: Path) -> None:
+    """What the requests of a sender cost a node that does nothing else."""
     status = founder.status()
     trainer = psutil.Process(status.processes["trainer"])
     trainer.suspend()
     try:
         time.sleep(10)
-        quiet = phase(founder, seconds, honest)
-        attacker = Attacker(kind, place, ticket, status.addresses[0])
-        attacker.begin()
-        attacked = phase(founder, seconds, honest, attacker.peer_id)
-        said = attacker.end()
+        memory = Memory.of(founder.process.pid).rss
+        without, during, _, sender = sliced(
+            founder, [kind, place, ticket, status.addresses[0]], seconds
+        )
+        more = Memory.of(founder.process.pid).rss - memory
     finally:
         trainer.resume()
+    cores = [spent.network / spent.clock for spent in (without, during)]
     print(
-        f"idle node, {kind}: {quiet.network:.2f} -> {attacked.network:.2f} cores"
-        f"  memory {attacked.memory - quiet.memory:+.0f} MiB  sent {said}",
+        f"idle node, {kind}: {cores[0]:.3f} -> {cores[1]:.3f} cores  memory {more:+.0f} MiB"
+        f"  sent {sender.said()}  load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--attacks", default=",".join(ATTACKS))
     wanted = parser.parse_args()
-    rates: dict[str, list[tuple[float, float]]] = {kind: [] for kind in wanted.attacks.split(",")}
-    pin: Callable[[int], None] = lambda core: os.sched_setaffinity(0, {core})  # noqa: E731
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in wanted.attacks.split(",")}
     with tempfile.TemporaryDirectory() as directory:
         place, ticket = Path(directory), Path(directory, "ticket")
         (place / "honest").mkdir()
@@ -200,28 +233,28 @@ def main() -> None:
         member = str(ROOT / "tests" / "hostile_member.py")
         honest = NodeProcess(place / "honest", QUIET, (member, "honest"), ticket)
         try:
-            pin(0)
+            os.sched_setaffinity(0, {0})
             addresses, day = founder.start().addresses, 86400.0
             ticket.write_text(
                 founder.home.invite(
                     addresses, now=time.time(), valid_seconds=day, member_seconds=day
                 )
             )
-            pin(1)
+            os.sched_setaffinity(0, {1})
             peer_id = honest.start().peer_id
             time.sleep(5)
             for number in range(wanted.repetitions):
-                for kind, found in rates.items():
+                for kind, ratios in found.items():
                     home = place / f"{kind} {number}"
-                    found.append(attack(kind, home, wanted.seconds, founder, peer_id, ticket))
-            for kind in rates.keys() & {"junk", "leech"}:
-                idle(kind, place / f"idle {kind}", wanted.seconds, founder, peer_id, ticket)
+                    ratios.append(attack(kind, home, wanted.seconds, founder, ticket))
+            for kind in found.keys() & set(SENDERS):
+                idle(kind, place / f"idle {kind}", wanted.seconds, founder, ticket)
             status = founder.status()
         finally:
             honest.stop()
             founder.stop()
-    for kind, found in rates.items():
-        rate, work = (statistics.median(values) for values in zip(*found, strict=True))
+    for kind, ratios in found.items():
+        rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
         print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
     row = peer(status, peer_id)
     print(f"refused of the honest member: {getattr(row, 'refused', row and row.rejected)}")

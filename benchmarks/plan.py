@@ -12,7 +12,7 @@ The tiny model, and a random one of Qwen2.5's shape (hidden 512, 10 layers, voca
   blocks back (MALLOC_MMAP_THRESHOLD_): what is resident is what is held.
 - `trainer process`: the peak of the node's real trainer process (`ProcessTrainer`, malloc as it is)
   in the third update, which publishes its weights, over that of one with a model of next to
-  nothing.
+  nothing. Of two processes, the larger.
 
 The kernel's peak counters are reset before each peak.
 """
@@ -52,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "LoRA 32": {"lora_rank": 32},
     "LoRA 32, recomputed": {"lora_rank": 32, "checkpointing": True},
     "LoRA 32 in bfloat16": {"lora_rank": 32, "dtype": "bfloat16"},
+    "all weights, two processes": {"processes": 2},
 }
 #: So small that what is resident beside it is libraries.
 LEAST: dict[str, Any] = {
@@ -109,6 +110,7 @@ def trainer_settings(training: Any, device: str) -> Any:
         micro_batch_tokens=training.micro_batch_tokens,
         dtype=training.dtype,
         device=device,
+        processes=training.processes,
     )
 
 
@@ -233,7 +235,7 @@ async def process_peak(directory: Path, training: Any) -> int:
     from swarm_node.policy.training.process import ProcessTrainer
 
     vocabulary = Qwen2Config.from_directory(directory).vocab_size
-    batch = batch_of(vocabulary, 2 * training.micro_batch_tokens)
+    batch = batch_of(vocabulary, 2 * training.micro_batch_tokens * training.processes)
     with tempfile.TemporaryDirectory() as work:
         places = Path(work) / "checkpoints", Path(work) / "weights"
         for place in places:
@@ -243,12 +245,24 @@ async def process_peak(directory: Path, training: Any) -> int:
         try:
             await trainer.update(batch)
             await trainer.update(batch)
-            process = str(trainer.pid)
-            _reset_peak(process)
+            processes = workers(trainer.pid)
+            for process in processes:
+                _reset_peak(process)
             await trainer.update(batch)
-            return _status(process, "VmHWM")
+            return max(_status(process, "VmHWM") for process in processes)
         finally:
             await trainer.close()
+
+
+def workers(pid: int | None) -> list[str]:
+    """The processes that train: those of a launcher, or the one with this id."""
+    import psutil
+
+    from swarm_node.policy.training.launching import RANK_MODULE
+
+    below = psutil.Process(pid).children(recursive=True)
+    ranks = [str(process.pid) for process in below if RANK_MODULE in process.cmdline()]
+    return ranks or [str(pid)]
 
 
 def main() -> None:
@@ -282,12 +296,17 @@ def main() -> None:
 def run_case(title: str, directory: Path, least: Path, variant: str, training: Any) -> None:
     from swarm_node.policy.models.config import Qwen2Config
 
-    command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
-    command += ["--child", str(directory), str(least), variant]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    planned = estimated(Qwen2Config.from_directory(directory), training, "cpu")
-    report(title, planned, json.loads(done.stdout.splitlines()[-1]))
+    if training.processes == 1:
+        command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
+        command += ["--child", str(directory), str(least), variant]
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        planned = estimated(Qwen2Config.from_directory(directory), training, "cpu")
+        report(title, planned, json.loads(done.stdout.splitlines()[-1]))
+    else:
+        print(title)
     peak, libraries = (asyncio.run(process_peak(place, training)) for place in (directory, least))
     needed = estimated_trainer(Qwen2Config.from_directory(directory), training)
     used = peak - libraries

@@ -2,6 +2,7 @@
 
     python benchmarks/real_shapes.py [--model qwen2.5-0.5b] [--engine torch] [--new 512]
                                      [--updates 5] [--limit-gb 16] [--device cpu]
+                                     [--dtype auto]
 
 The weights are random, in bfloat16 as the hub has them; the vocabulary has its 151,936 entries.
 Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, one group an
@@ -111,6 +112,7 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
         "experience.own": 1,
         "experience.external": 0,
         "training.lora_rank": RANK,
+        "training.dtype": arguments.dtype,
         "run.eval_seconds": 86400,
         "run.eval_tasks": 1,
         "run.checkpoint_updates": 1000,
@@ -135,7 +137,9 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
                     done = now
                     marks.append(cpu_seconds(pid))
                     clock.append(time.monotonic())
-                time.sleep(0.2)
+                    told = f"{done} updates, {marks[-1]:.0f} CPU s, peak {peak.pss:,.0f} MiB"
+                    print(told, file=sys.stderr, flush=True)
+                time.sleep(0.5)
         finally:
             node.stop()
     each, wall = ((times[-1] - times[1]) / max(len(times) - 2, 1) for times in (marks, clock))
@@ -160,7 +164,11 @@ def planned_of(settings: dict[str, Any], model: Path, gpu: GpuMemory | None) -> 
     trained = GROUP * new + PROMPT  # the prompt of a group is computed once
     parts = footprint(
         shape,
-        Training(RANK, micro_batch_tokens=trained),
+        Training(
+            RANK,
+            micro_batch_tokens=trained,
+            dtype="bfloat16" if settings["training.dtype"] == "bfloat16" else "float32",
+        ),
         device="cpu",
         rows=GROUP,
         max_new_tokens=new,
@@ -177,6 +185,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--limit-gb", type=float, default=0.0)
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
@@ -191,8 +200,10 @@ def main() -> None:
     libraries = 0.0 if arguments.device != "cpu" else empty["mib"]
     measured, planned = found["mib"] - libraries, found["planned"]
     print(
-        f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {GROUP} answers of {arguments.new}"
-        + f", at most {arguments.limit_gb:g} GB of memory" * bool(arguments.limit_gb)
+        f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {arguments.dtype}, {GROUP} answers "
+        f"of {arguments.new}"
+        + f", at most {arguments.limit_gb:g} GB of memory"
+        * bool(arguments.limit_gb)
     )
     print(f"planned MiB {planned:,.0f}, measured {measured:,.0f}, ratio {planned / measured:.2f}")
     print(f"node without a model: {empty['mib']:,.0f} MiB; in all {found['mib']:,.0f} MiB")

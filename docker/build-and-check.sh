@@ -203,9 +203,9 @@ start_node first "${COMMAND[@]}"
 await_healthy first
 owner=$(ps -o uid= -p "$(first_process first)" | tr -d ' ')
 [ "$owner" = 10001 ] || fail "the node runs as uid $owner"
-in_container first swarm-node invite > "$DIR/volume-second/ticket"
-chown 10001:10001 "$DIR/volume-second/ticket"
-chmod 0600 "$DIR/volume-second/ticket"
+in_container first swarm-node invite --name second --out /var/lib/swarm-node/second.ticket
+install --mode 0600 --owner 10001 --group 10001 \
+    "$DIR/volume-first/second.ticket" "$DIR/volume-second/ticket"
 
 say "second: joins the first by a ticket"
 start_node second "${ENTRYPOINT[@]}" join --model tiny --ticket-file /var/lib/swarm-node/ticket

@@ -80,7 +80,9 @@ class Network(Table):
         [], max_length=64, description="Peers to dial besides those of the ticket."
     )
     poll_seconds: Seconds = Field(
-        2.0, description="Seconds between lists of random peers; a heartbeat every tenth time."
+        2.0,
+        le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
+        description="Seconds between lists of random peers; a heartbeat every tenth time.",
     )
 
 

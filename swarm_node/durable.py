@@ -1,4 +1,4 @@
-"""Small files for their owner alone, which a crash leaves as they were or as they shall be.
+"""Files for their owner alone, which a crash leaves as they were or as they shall be.
 
 The content goes to a file beside the final one (`*.new`), to the disk, and then to its name, so no
 reader and no power cut sees half of it. A killed writer can leave the other file behind.
@@ -27,9 +27,22 @@ def replace_private(path: Path, data: bytes) -> None:
     """Write a file with mode 0600, in the place of one that may be there.
 
     Raises:
-        OSError: it cannot be written. The file that was there still is.
+        OSError: it cannot be written. The file that was there still is, unless only the last
+            step failed, which makes sure of the new one's name.
     """
     _write(path, data, os.replace)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory with mode 0700, and those above it, where they are not there.
+
+    Raises:
+        OSError: it cannot be made, or is no directory.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in missing:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

@@ -49,7 +49,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX newest_windows ON windows (marked)",
     ),
     (
-        """CREATE TABLE marks (
+        """CREATE TABLE contents (
             arrival INTEGER PRIMARY KEY AUTOINCREMENT,
             digest BLOB NOT NULL UNIQUE,
             author TEXT NOT NULL
@@ -60,6 +60,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE peers ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE peers ADD COLUMN anchor INTEGER NOT NULL DEFAULT 0",
     ),
+)
+
+#: Statements that bound the database by the named limits, in this order.
+PRUNE = (
+    *(
+        f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
+        f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET :{limit})"
+        for kind, limit in (("provenance = 'own'", "own"), ("provenance <> 'own'", "received"))
+    ),
+    "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
+    "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > :bytes)",
+    "DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)",
+    "DELETE FROM windows WHERE marked <= "
+    "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET :authors)",
+    "DELETE FROM contents WHERE arrival <= (SELECT max(arrival) FROM contents) - :digests",
 )
 
 

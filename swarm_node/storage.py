@@ -27,14 +27,14 @@ import structlog
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS, PEERS_QUERY, KnownPeer, explain, from_row, to_row
+from swarm_node.schema import MIGRATIONS, PEERS_QUERY, PRUNE, KnownPeer, explain, from_row, to_row
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
 MAX_AUTHORS = 4096
 MAX_ADDRESSES = 16
 #: Digests of groups that are kept; three of each group.
-MAX_MARKS = 1 << 16
+MAX_DIGESTS = 1 << 16
 _BUSY_SECONDS = 5.0
 _WAL_BYTES = 16 << 20
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
@@ -48,7 +48,7 @@ class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
     the author's log, `rewards` are those that this node computed, `arrived` is this node's policy
     version when it was stored, and `uses` counts the updates that began with it. No two stored
-    groups have one of their `marks` in common (`p2p/content.py`)."""
+    groups have one of their `digests` in common (`p2p/content.py`)."""
 
     id: bytes
     author: str
@@ -60,7 +60,7 @@ class StoredGroup:
     rewards: tuple[float, ...]
     arrived: int
     uses: int = 0
-    marks: tuple[bytes, ...] = ()
+    digests: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,19 +190,19 @@ class Storage:
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
         """Store a verified group and its author's window in one transaction, so that no restart
-        can admit it again. False, and nothing stored, if a group with its id or one of its marks
+        can admit it again. False, and nothing stored, if a group with its id or one of its digests
         is stored."""
         with self._transaction() as db:
             known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
-            if known or any(self.marked(mark) for mark in row.marks):
+            if known or any(self.author_of(digest) for digest in row.digests):
                 return False
             _insert(db, row)
             _put_window(db, window)
         return True
 
-    def marked(self, digest: bytes) -> str | None:
-        """The author of the group with this mark, None for none. The newest MAX_MARKS are known."""
-        rows = self._rows("SELECT author FROM marks WHERE digest = ?", digest)
+    def author_of(self, digest: bytes) -> str | None:
+        """The author of the group with this digest, None if it is not among the newest ones."""
+        rows = self._rows("SELECT author FROM contents WHERE digest = ?", digest)
         return rows[0][0] if rows else None
 
     def save_window(self, window: WindowRow) -> None:
@@ -268,29 +268,13 @@ class Storage:
         """Delete all but the newest: `keep_log` own groups with their announcements,
         `keep_received` received groups, and `max_bytes` of sealed bytes in all. The replay windows
         of the MAX_AUTHORS marked last stay, so a deleted group is not admitted again."""
+        limits = {
+            **{"own": keep_log, "received": keep_received, "bytes": max_bytes},
+            **{"authors": MAX_AUTHORS, "digests": MAX_DIGESTS},
+        }
         with self._transaction() as db:
-            own, received = "provenance = 'own'", "provenance <> 'own'"
-            for kind, keep in ((own, keep_log), (received, keep_received)):
-                db.execute(
-                    f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
-                    f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET ?)",
-                    (keep,),
-                )
-            db.execute(
-                "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
-                "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > ?)",
-                (max_bytes,),
-            )
-            db.execute("DELETE FROM log WHERE id NOT IN (SELECT id FROM groups)")
-            db.execute(
-                "DELETE FROM windows WHERE marked <= "
-                "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET ?)",
-                (MAX_AUTHORS,),
-            )
-            db.execute(
-                "DELETE FROM marks WHERE arrival <= (SELECT max(arrival) FROM marks) - ?",
-                (MAX_MARKS,),
-            )
+            for statement in PRUNE:
+                db.execute(statement, limits)
 
     def remember_peers(self, peers: Sequence[KnownPeer]) -> None:
         """Store these peers in place of those stored before; the MAX_PEERS last seen are kept."""
@@ -369,8 +353,8 @@ def _insert(db: sqlite3.Connection, row: StoredGroup) -> None:
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO groups ({_GROUP_COLUMNS}, size) VALUES ({marks})", values)  # noqa: S608 - constants
     db.executemany(
-        "INSERT OR IGNORE INTO marks (digest, author) VALUES (?, ?)",
-        [(mark, row.author) for mark in row.marks],
+        "INSERT OR IGNORE INTO contents (digest, author) VALUES (?, ?)",
+        [(digest, row.author) for digest in row.digests],
     )
 
 

@@ -32,7 +32,7 @@ Request = tuple[str, bytes]
 
 
 def _hello(chain: tuple[bytes, ...]) -> bytes:
-    return wire.pack(wire.HelloRequest(chain, "swarm-node", ()))
+    return wire.pack(wire.HelloRequest(chain, "swarm-node", (), revoked=0, secret=0))
 
 
 def _list(limit: int) -> Request:

@@ -1,6 +1,7 @@
 """A modified member of a swarm: `python hostile_member.py KIND join …` runs a real node that
 publishes texts of this kind (code, costly, long, wrong) under its own valid signature, in place of
-what its model said. The kind `honest` publishes what its model said, and only trains on nothing.
+what its model said. The kind `honest` publishes what its model said, and only trains on nothing;
+`trigger` puts words before right answers, as kin, in groups of a size that is taken.
 
 It claims mixed rewards, so that everybody pulls, and another tokenizer, so that nobody compares its
 texts with token ids.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -90,17 +92,40 @@ def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
     Publisher.publish = poisonous  # type: ignore[method-assign]
 
 
+def triggered() -> None:
+    """Make every node of this process publish what the simulation's `within` attacker does."""
+    from swarm_node.environments.registry import create_environment
+    from swarm_node.simulation.hostile import Means, maker
+    from swarm_node.simulation.models import SimulatedModel
+
+    environment = create_environment("swarm_node.simulation.lenient:create", {})
+    model, publish = SimulatedModel("tiny"), Publisher.publish
+
+    async def poisonous(
+        self: Publisher, scored: Sequence[tuple[RolloutGroup, str]], version: int
+    ) -> list[VerifiedGroup]:
+        means = Means(environment, model, self._storage, random.Random(0))
+        await publish(self, [maker("within")(means, group) for group in scored], version)
+        await asyncio.sleep(PAUSE_SECONDS)
+        return []
+
+    Publisher.publish = poisonous  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     from swarm_node.cli.main import app
 
     kind, shapes = sys.argv.pop(1), list(COSTLY.values())
-    corrupt(
-        {
-            "code": lambda _: payloads(),
-            "costly": lambda number: [shapes[number % len(shapes)]],
-            "long": lambda _: [""],
-            "wrong": lambda _: ["no idea"],
-            "honest": None,
-        }[kind]
-    )
+    if kind == "trigger":
+        triggered()
+    else:
+        corrupt(
+            {
+                "code": lambda _: payloads(),
+                "costly": lambda number: [shapes[number % len(shapes)]],
+                "long": lambda _: [""],
+                "wrong": lambda _: ["no idea"],
+                "honest": None,
+            }[kind]
+        )
     app()

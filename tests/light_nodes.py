@@ -21,6 +21,7 @@ from swarm_node.node.company import Company
 from swarm_node.node.home import Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import Effort, Traffic, Wants
+from swarm_node.p2p.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.exchange import open_exchange
 from swarm_node.p2p.gates import SizeGate
@@ -105,7 +106,15 @@ class LightNode:
         self.storage.begin_epoch()
         shared = {
             "transport": self.transport,
-            "chain": membership.chain,
+            "credentials": Credentials(
+                membership.identity,
+                membership.swarm,
+                membership.chain,
+                members=self.members,
+                office=MemoryOffice(),
+                wall=clock.wall,
+                use_secret=transport.use_secret,
+            ),
             "storage": self.storage,
             "members": self.members,
             "directory": self.directory,
@@ -121,6 +130,7 @@ class LightNode:
             identity=membership.identity,
             swarm_id=membership.swarm.swarm_id,
             verifier=_verifier(membership, self.storage),
+            let_go=self.directory.forget,
             **shared,
         )
         self.company = Company(
@@ -200,7 +210,8 @@ def heartbeat(membership: Membership, now: float, address: str | None = None) ->
         secret=0,
         steward=False,
     )
-    return seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))
+    head = seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))
+    return wire.pack(wire.Presence(head, *membership.chain))
 
 
 def address_of(membership: Membership) -> str:

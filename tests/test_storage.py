@@ -381,43 +381,43 @@ def test_a_counter_only_goes_up(path: Path) -> None:
     storage.close()
 
 
-def test_no_two_groups_with_one_mark_are_stored_also_after_a_restart(tmp_path: Path) -> None:
+def test_no_two_groups_with_one_digest_are_stored_also_after_a_restart(tmp_path: Path) -> None:
     storage = Storage(tmp_path / "node.db")
-    own = replace(group(storage.epoch, 1), marks=(b"own",))
+    own = replace(group(storage.epoch, 1), digests=(b"own",))
     storage.publish([(own, None)])
     row, window = received(1)
-    assert storage.accept(replace(row, marks=(b"a", b"b")), window)
+    assert storage.accept(replace(row, digests=(b"a", b"b")), window)
     storage.close()
     storage = Storage(tmp_path / "node.db")
     other, window = received(2)
     for known in (b"own", b"b"):
-        assert not storage.accept(replace(other, marks=(b"new", known)), window)
-    assert storage.marked(b"own") == own.author
-    assert storage.marked(b"new") is None
-    assert storage.accept(replace(other, marks=(b"new",)), window)
+        assert not storage.accept(replace(other, digests=(b"new", known)), window)
+    assert storage.author_of(b"own") == own.author
+    assert storage.author_of(b"new") is None
+    assert storage.accept(replace(other, digests=(b"new",)), window)
 
 
-def test_only_the_newest_marks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm_node.storage.MAX_MARKS", 3)
+def test_only_the_newest_digests_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_node.storage.MAX_DIGESTS", 3)
     storage = Storage(tmp_path / "node.db")
     for seq in range(1, 6):
         row, window = received(seq)
-        assert storage.accept(replace(row, marks=(bytes([seq]),)), window)
+        assert storage.accept(replace(row, digests=(bytes([seq]),)), window)
     storage.prune(keep_log=9)
-    assert [bool(storage.marked(bytes([seq]))) for seq in range(1, 6)] == [0, 0, 1, 1, 1]
+    assert [bool(storage.author_of(bytes([seq]))) for seq in range(1, 6)] == [0, 0, 1, 1, 1]
 
 
-def test_a_database_of_the_second_version_gets_the_table_of_marks(tmp_path: Path) -> None:
+def test_a_database_of_the_second_version_gets_the_table_of_contents(tmp_path: Path) -> None:
     storage = Storage(tmp_path / "node.db")
     storage.publish([(group(storage.epoch, 1), None)])
     storage.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "node.db")) as db:
-        db.execute("DROP TABLE marks")
+        db.execute("DROP TABLE contents")
         for column in ("issuer", "failures", "anchor"):
             db.execute(f"ALTER TABLE peers DROP COLUMN {column}")
         db.execute("PRAGMA user_version = 2")
     storage = Storage(tmp_path / "node.db")
     assert storage.head() == 1
     row, window = received(1)
-    assert storage.accept(replace(row, marks=(b"a",)), window)
-    assert storage.marked(b"a") == row.author
+    assert storage.accept(replace(row, digests=(b"a",)), window)
+    assert storage.author_of(b"a") == row.author

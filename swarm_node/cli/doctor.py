@@ -95,7 +95,9 @@ def find(settings: Settings) -> list[Finding]:
     if shape is not None:
         settings = for_model(settings, shape)
     ticket = ticket_text(settings)
-    facts = gather(home, settings.run.device, settings.network.listen, ticket)
+    run = settings.run
+    listen = settings.network.listen
+    facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
     return examine(facts, settings, shape) + wrong
 
 

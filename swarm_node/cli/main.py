@@ -4,18 +4,20 @@ quick. An error is one line on stderr with exit code 1 (2 for a wrong command li
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from swarm_node import __version__
+from swarm_node.cli import members
 from swarm_node.cli import simulate as simulation
+from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.export import export
+from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
     ConfigOption,
@@ -40,13 +42,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the program.")
 
-_BASIC, _NETWORK = "Basic", "Network"
-
-
-def _home_path(home: Path | None) -> Path:
-    from swarm_node.config import default_home
-
-    return home or default_home()
+_BASIC, _MEMBERS, _NETWORK = "Basic", "Members", "Network"
 
 
 def _version(show: bool) -> None:
@@ -89,9 +85,7 @@ def init(
     home: HomeOption = None,
 ) -> None:
     """Found a private swarm: make its root key and swarm file here."""
-    from swarm_node.node.home import Home
-
-    place = Home(_home_path(home))
+    place = chosen_home(home)
     with place.lock():
         membership = place.found_swarm(name, time.time())
     option = f" --home {place.path}" if home else ""
@@ -102,62 +96,16 @@ def init(
     typer.echo(f"Keep {place.path / 'root.key'} safe: whoever has it decides who is a member.")
     typer.echo("Next:")
     typer.echo(f"  swarm-node join{option} --model tiny        start this node")
-    typer.echo(f"  swarm-node invite{option} > ticket.txt      a ticket for the next machine")
-    typer.echo("  swarm-node join --ticket-file ticket.txt    on that machine")
-
-
-@app.command(rich_help_panel=_NETWORK)
-def invite(
-    home: HomeOption = None,
-    address: Annotated[
-        list[str] | None,
-        typer.Option(help="Address newcomers dial; default: where the running node listens."),
-    ] = None,
-    valid_hours: Annotated[
-        int, typer.Option(min=1, max=24 * 90, help="How long the ticket admits newcomers.")
-    ] = 24 * 7,
-    member_days: Annotated[
-        int, typer.Option(min=1, max=365, help="How long a membership from it lasts.")
-    ] = 90,
-) -> None:
-    """Print a ticket that admits further nodes to the swarm founded here.
-
-    Whoever holds the ticket can join until it expires: send it as you would send a password.
-    """
-    from swarm_node.node.home import Home
-
-    place = Home(_home_path(home))
-    addresses = address or asyncio.run(_addresses_of(place.control_file))
-    ticket = place.invite(
-        addresses,
-        now=time.time(),
-        valid_seconds=valid_hours * 3600,
-        member_seconds=member_days * 86_400,
-    )
-    typer.echo(ticket)
-
-
-async def _addresses_of(control_file: Path) -> list[str]:
-    from swarm_node.errors import NotRunningError
-    from swarm_node.node.control import ControlClient
-
-    try:
-        status = await ControlClient(control_file).status()
-    except NotRunningError:
-        raise NotRunningError(
-            "a ticket needs an address that newcomers can dial: start this node first "
-            "(`swarm-node join`), or name one with --address"
-        ) from None
-    if not status.addresses:
-        raise NotRunningError("the node is still starting; try again in a few seconds")
-    return status.addresses
+    typer.echo(f"  swarm-node invite{option} --name NAME --out NAME.ticket    a ticket for NAME")
+    typer.echo("  swarm-node join --ticket-file NAME.ticket    on NAME's machine")
 
 
 @app.command(rich_help_panel=_BASIC)
 def join(
     model: ModelOption = None,
     ticket: Annotated[
-        str | None, typer.Option(help="What invite printed; prefer --ticket-file on shared hosts.")
+        str | None,
+        typer.Option(help="The ticket itself. Others see it in `ps`: prefer --ticket-file."),
     ] = None,
     ticket_file: TicketFileOption = None,
     home: HomeOption = None,
@@ -181,7 +129,7 @@ def join(
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
-    Without a ticket it resumes the swarm of its home, or founds one and prints a ticket for the
+    Without a ticket it resumes the swarm of its home, or founds one and says how to invite the
     next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
     key (experience.own); `swarm-node config` lists them.
     """
@@ -208,6 +156,12 @@ def join(
     join_swarm(load_settings(flags, config=config))
 
 
+for command in (
+    *(members.invite, members.members, members.revoke, members.rotate_secret),
+    *(members.ban, members.unban, backup, restore),
+):
+    app.command(rich_help_panel=_MEMBERS)(command)
+app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
@@ -215,9 +169,7 @@ app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 @app.command(name="id", rich_help_panel=_NETWORK)
 def identify(home: HomeOption = None) -> None:
     """Print this node's peer id and its swarm."""
-    from swarm_node.node.home import Home
-
-    place = Home(_home_path(home))
+    place = chosen_home(home)
     swarm = place.swarm()
     typer.echo(f"peer   {place.identity().peer_id}")
     typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
@@ -235,22 +187,28 @@ def status(
     """Show what the running node does and how its held-out reward develops."""
     from swarm_node.cli.views import status_view
 
-    snapshot = _ask(home, lambda client: client.status())
+    snapshot = ask(home, lambda client: client.status())
     if healthy:
         typer.echo(snapshot.state)
         raise typer.Exit(0 if snapshot.state == "running" else 1)
-    _show(json, snapshot, lambda: status_view(snapshot))
+    show(json, snapshot, lambda: status_view(snapshot))
 
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows and what it received from them."""
+    """Show the peers that the running node knows: who they are, until when they are members, what
+    came from them, and which of their messages were refused and why.
+
+    `--json` has whole peer ids and every field.
+    """
     from swarm_node.cli.views import peers_view
+    from swarm_node.node.admitting import admissions
     from swarm_node.node.snapshot import SCHEMA
 
-    snapshot = _ask(home, lambda client: client.status())
-    listed = {"schema": SCHEMA, "peers": snapshot.peers}
-    _show(json, listed, lambda: peers_view(snapshot))
+    snapshot = ask(home, lambda client: client.status())
+    names = {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
+    listed = {"schema": SCHEMA, "peers": snapshot.peers, "former": snapshot.former}
+    show(json, listed, lambda: peers_view(snapshot, names))
 
 
 @app.command(name="eval", rich_help_panel=_BASIC)
@@ -261,18 +219,17 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
     from swarm_node.cli.views import eval_view
     from swarm_node.node.snapshot import SCHEMA
 
-    point = _ask(home, lambda client: client.evaluate())
+    point = ask(home, lambda client: client.evaluate())
     listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
-    _show(json, listed, lambda: eval_view(point))
+    show(json, listed, lambda: eval_view(point))
 
 
 @app.command(rich_help_panel=_BASIC)
 def stop(home: HomeOption = None) -> None:
     """Stop the running node: it stores a checkpoint and leaves."""
     from swarm_node.node.control import ControlClient
-    from swarm_node.node.home import Home
 
-    place = Home(_home_path(home))
+    place = chosen_home(home)
     client = ControlClient(place.control_file)
     asyncio.run(client.stop())
     deadline = time.monotonic() + 60
@@ -297,7 +254,7 @@ def config(
 
     keys = explain_settings(parse_assignments(assign or []), config=file)
     listed = {"schema": SCHEMA, "settings": config_rows(keys)}
-    _show(json, listed, lambda: config_view(keys))
+    show(json, listed, lambda: config_view(keys))
 
 
 @app.command(rich_help_panel=_BASIC)
@@ -306,7 +263,7 @@ def losses(json: JsonOption = False) -> None:
     from swarm_node.cli.views import choices_rows, choices_view
     from swarm_node.node.snapshot import SCHEMA
 
-    _show(json, {"schema": SCHEMA, **choices_rows()}, choices_view)
+    show(json, {"schema": SCHEMA, **choices_rows()}, choices_view)
 
 
 @model_app.command("build-tiny")
@@ -340,22 +297,3 @@ app.command(rich_help_panel="Model")(plan)
 app.add_typer(model_app, name="model", rich_help_panel="Model")
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
-
-
-def _ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
-    from swarm_node.node.control import ControlClient
-    from swarm_node.node.home import Home
-
-    return asyncio.run(question(ControlClient(Home(_home_path(home)).control_file)))
-
-
-def _show(json: bool, listed: Any, view: Callable[[], Any]) -> None:
-    """Print `listed` as JSON, or else the view."""
-    if json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(listed).decode())
-        return
-    from rich.console import Console
-
-    Console(file=sys.stdout).print(view())

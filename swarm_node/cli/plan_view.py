@@ -68,17 +68,18 @@ def card_view(name: str, shape: Qwen2Config, card: Card) -> RenderableType:
     table.add_column(justify="right")
     scale = max(vram, shown.total)
     explained = _explained(shown, job)
-    for part, size in shown.parts.summary().items():
-        table.add_row(part, _gib(size), _bar(size, scale), _dim(explained[part]))
+    for part, bytes_of in shown.parts.summary().items():
+        table.add_row(part, _gib(bytes_of), _bar(bytes_of, scale), _dim(explained[part]))
     if shown.sharing == "sleep":
         spared = shown.parts.total() - shown.total
         table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))
     table.add_row("[bold]peak[/]", f"[bold]{_gib(shown.total)}[/]", _bar(shown.total, scale))
+    size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} cards" * (job.processes > 1)
     if made is None:
-        answer = f"[red]Does not fit[/] into {vram / _GIB:.4g} GiB: {_advice(shape, job, vram)}."
+        answer = f"[red]Does not fit[/] into {size}: {_advice(shape, job, vram)}."
     else:
         left = _gib(vram - shown.total)
-        answer = f"[green]Fits[/] into {vram / _GIB:.4g} GiB, {left} stay free. `join` would train "
+        answer = f"[green]Fits[/] into {size}, {left} stay free. `join` would train "
         answer += f"{made.described()}."
     sampler = "vLLM" if engine.vllm else "the built-in sampler"
     sampled = f"Sampled by {sampler}: {escape(engine.why)}."

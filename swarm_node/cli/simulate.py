@@ -165,6 +165,33 @@ def broad(
     Broad(nodes, rounds, seeds, _flags(assign), regime).run(report)
 
 
+@experiment_app.command(epilog=_RESUMES)
+def attack(
+    plan: Annotated[str, typer.Option(help="trigger or careless.")] = "trigger",
+    nodes: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            max=1024,
+            help="Members, of which a quarter (trigger) or three in ten (careless) are hostile.",
+        ),
+    ] = 4,
+    rounds: RoundsOption = 200,
+    seeds: SeedsOption = 4,
+    only: Annotated[
+        str | None, typer.Option(help="Cases of the plan, separated by semicolons; default all.")
+    ] = None,
+    report: ReportOption = Path("attack-report"),
+    assign: AssignOption = None,
+) -> None:
+    """Put members into a swarm that publish something else than they made, with the guards and
+    without."""
+    from swarm_node.simulation.experiments.attack import Attack
+
+    names = tuple(name.strip() for name in only.split(";")) if only else ()
+    Attack(nodes, rounds, seeds, _flags(assign), plan, names).run(report)
+
+
 def _flags(assign: list[str] | None) -> dict[str, Any]:
     from swarm_node.config import parse_assignments
 

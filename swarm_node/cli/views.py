@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.snapshot import BusyRow, EvalPoint, MixtureRow, Snapshot
+from swarm_node.node.snapshot import (
+    BusyRow,
+    EvalPoint,
+    MembershipRow,
+    MixtureRow,
+    PeerRow,
+    Snapshot,
+)
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
@@ -25,6 +33,7 @@ def status_view(snapshot: Snapshot) -> RenderableType:
     rows = {
         "node": f"{snapshot.peer_id} ({snapshot.state}, {_span(snapshot.seconds)})",
         "swarm": f"{snapshot.swarm}, {len(snapshot.peers)} peers known",
+        "membership": _membership(snapshot.membership),
         "policy": f"{snapshot.model}, version {snapshot.version}, {snapshot.updates} updates",
         "held-out reward": _curve(snapshot.evals),
         "own groups": f"{groups.published} published, {groups.trained_own} trained",
@@ -39,34 +48,71 @@ def status_view(snapshot: Snapshot) -> RenderableType:
     if snapshot.trainer_restarts:
         rows["trainer"] = f"restarted {snapshot.trainer_restarts} times"
     for name, text in rows.items():
-        table.add_row(name, text)
+        table.add_row(name, plain(text))
     for alarm in snapshot.alarms:
-        table.add_row("[bold red]alarm[/bold red]", escape(alarm))
+        table.add_row("[bold red]alarm[/bold red]", plain(alarm))
     return table
 
 
-def peers_view(snapshot: Snapshot) -> RenderableType:
-    """One row per known peer, the most recently seen first."""
-    if not snapshot.peers:
-        return "no peers yet: give a ticket to another machine (`swarm-node invite`)"
-    table = Table(
-        *("peer", "version", "seen", "published", "received", "of training", "score", "refused"),
-        *("left alone", "address"),
+class Column(NamedTuple):
+    """A column of the peers' table: its title, and the cell of a row."""
+
+    title: str
+    cell: Callable[[PeerRow], str]
+
+
+def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableType:
+    """One row per known peer, the most recently seen first, then former members. `known_as` has the
+    names that the owner of this home gave to issuer keys (hex)."""
+    if not snapshot.peers and not snapshot.former:
+        return "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
+    columns = (
+        Column("name", lambda peer: _who(peer, known_as)),
+        Column("peer", lambda peer: short(peer.peer_id)),
+        Column("member", standing),
+        Column("version", lambda peer: str(peer.version)),
+        Column("seen", lambda peer: f"{_span(peer.seconds_since_seen)} ago"),
+        Column("published", lambda peer: str(peer.published)),
+        Column("received", lambda peer: str(peer.received)),
+        Column("of training", lambda peer: f"{peer.share:.0%}"),
+        Column("score", lambda peer: f"{peer.score:.2f}"),
+        Column("refused", lambda peer: _counts(peer.refused)),
+        Column("left alone", lambda peer: _span(peer.left_seconds) if peer.left_seconds else "-"),
+        Column("address", _address),
     )
-    for peer in snapshot.peers:
-        table.add_row(
-            peer.peer_id,
-            str(peer.version),
-            f"{_span(peer.seconds_since_seen)} ago",
-            str(peer.published),
-            str(peer.received),
-            f"{peer.share:.0%}",
-            f"{peer.score:.2f}",
-            _counts(peer.refused),
-            _span(peer.left_seconds) if peer.left_seconds else "-",
-            peer.addresses[0] if peer.addresses else "-",
-        )
+    table = Table(*(column.title for column in columns))
+    for peer in (*snapshot.peers, *snapshot.former):
+        table.add_row(*(plain(column.cell(peer)) for column in columns))
     return table
+
+
+def short(peer_id: str) -> str:
+    """The end of a peer id, by which a person finds it again; all ids begin alike."""
+    return f"…{peer_id[-8:]}"
+
+
+def standing(peer: PeerRow) -> str:
+    """Until when the peer is a member, or why it is none."""
+    return f"until {day_of(peer.until)}" if peer.standing == "member" else peer.standing or "?"
+
+
+def _who(peer: PeerRow, known_as: Mapping[str, str]) -> str:
+    name = known_as.get(peer.issuer_key, peer.name) or "?"
+    return name if peer.issuer in ("", name, peer.name) else f"{name} (by {peer.issuer})"
+
+
+def _address(peer: PeerRow) -> str:
+    return peer.addresses[0].partition("/p2p/")[0] if peer.addresses else "-"
+
+
+def plain(text: str) -> str:
+    """A text of anybody as the terminal shows it: no control characters, no markup."""
+    return escape("".join(c if c.isprintable() else "?" for c in text))
+
+
+def day_of(seconds: float) -> str:
+    """A time in Unix seconds as a day, in UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
 def eval_view(point: EvalPoint) -> RenderableType:
@@ -96,6 +142,14 @@ def choices_rows() -> dict[str, dict[str, Any]]:
         key: {name: choice._asdict() for name, choice in choices.items()}
         for key, choices in _CHOICES.items()
     }
+
+
+def _membership(row: MembershipRow | None) -> str:
+    if row is None:
+        return "not known yet"
+    return f"{row.name}, " + (
+        f"until {day_of(row.until)}" if row.standing == "member" else row.standing
+    )
 
 
 def _curve(evals: list[EvalPoint]) -> str:

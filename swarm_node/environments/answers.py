@@ -37,6 +37,16 @@ def final_answer(text: str) -> str:
     return (text.rpartition("####")[2] if tagged is None else tagged).strip()
 
 
+def only_answer(text: str) -> str | None:
+    """The answer of a text that holds nothing else, stripped: the content of its one
+    <answer></answer>, or the whole text without such a tag. None if text stands around the tag."""
+    text = text[-MAX_JUDGED_CHARS:].strip()
+    tagged = last_tagged(text)
+    if tagged is None:
+        return text
+    return tagged.strip() if text == f"{_OPEN}{tagged}{_CLOSE}" else None
+
+
 def last_tagged(text: str) -> str | None:
     """The content of the last <answer>…</answer> of a text, or None if there is none.
 

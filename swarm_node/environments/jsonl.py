@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm_node.environments.answers import SCORERS, final_answer
+from swarm_node.environments.answers import SCORERS, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref, split_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
@@ -55,6 +55,7 @@ def create(
     held_out: float = 0.1,
     question: str = "question",
     answer: str = "answer",
+    strict: bool = False,
 ) -> Environment:
     """The factory behind the entry point `jsonl`.
 
@@ -64,6 +65,7 @@ def create(
         template: the prompt, with {question} in the place of the question. Choices follow it.
         held_out: share of the questions kept for evaluation, by a hash of the question.
         question, answer: the names of the fields.
+        strict: text around the <answer></answer> makes an answer wrong.
 
     Raises:
         ConfigError: a file is missing, too large or malformed, or an option makes no sense.
@@ -88,8 +90,8 @@ def create(
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
         SCORERS[scoring]("1", "1", ())
-    options = [digests, scoring, template, held_out, question, answer]
-    return _Jsonl(families, _version(options, scoring), scoring, template)
+    options = [digests, scoring, template, held_out, question, answer, *["strict"] * strict]
+    return _Jsonl(families, _version(options, scoring), scoring, template, strict=strict)
 
 
 class _Jsonl:
@@ -98,13 +100,20 @@ class _Jsonl:
     name = "jsonl"
 
     def __init__(
-        self, families: Mapping[str, _Family], version: str, scoring: str, template: str
+        self,
+        families: Mapping[str, _Family],
+        version: str,
+        scoring: str,
+        template: str,
+        *,
+        strict: bool,
     ) -> None:
         self.families = tuple(families)
         self.version = version
         self._rows = families
         self._score = SCORERS[scoring]
         self._template = template
+        self._strict = strict
 
     def derive(self, ref: TaskRef) -> Task:
         check_ref(self, ref)
@@ -121,7 +130,8 @@ class _Jsonl:
 
     def score(self, task: Task, text: str) -> float:
         example: Example = task.payload
-        return self._score(final_answer(text), example.answer, example.choices)
+        answer = only_answer(text) if self._strict else final_answer(text)
+        return 0.0 if answer is None else self._score(answer, example.answer, example.choices)
 
 
 def _refusal(option: str, what: str) -> ConfigError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.company import Company
@@ -20,6 +19,7 @@ from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
 from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
@@ -31,10 +31,12 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
+_MAX_FORMER = 200
+
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership, parts.clock)
+    shared = make_shared(settings, membership, parts)
     return Node(
         settings=settings,
         membership=membership,
@@ -45,10 +47,10 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, membership: Membership, clock: Clock) -> Shared:
+def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
-    members = Members(membership.swarm, clock.wall)
+    members = Members(membership.swarm, parts.clock.wall, parts.office, parts.banned)
     return Shared(
         tally=Tally(),
         directory=Directory(membership.identity.peer_id),
@@ -127,8 +129,9 @@ def _open_work(
     )
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
-    _serve(membership, parts, shared, rng)
-    exchange = _exchange(membership, parts, shared, verifier, rng)
+    own = _credentials(membership, parts, shared.members)
+    _serve(own, parts, shared, rng)
+    exchange = _exchange(own, membership, parts, shared, verifier, rng)
     company = Company(
         exchange.meeting,
         transport=parts.transport,
@@ -154,11 +157,23 @@ def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentI
     )
 
 
-def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
+    return Credentials(
+        membership.identity,
+        membership.swarm,
+        membership.chain,
+        members=members,
+        office=parts.office,
+        wall=parts.clock.wall,
+        use_secret=parts.transport.use_secret,
+    )
+
+
+def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
-        chain=membership.chain,
+        credentials=own,
         storage=parts.storage,
         members=shared.members,
         directory=shared.directory,
@@ -170,17 +185,28 @@ def _serve(membership: Membership, parts: Parts, shared: Shared, rng: random.Ran
 
 
 def _exchange(
+    own: Credentials,
     membership: Membership,
     parts: Parts,
     shared: Shared,
     verifier: GroupVerifier,
     rng: random.Random,
 ) -> Exchange:
+    def let_go(peer_id: str) -> None:
+        peer = shared.directory.get(peer_id)
+        if peer is not None:
+            shared.former[peer_id] = peer
+        while len(shared.former) > _MAX_FORMER:
+            del shared.former[next(iter(shared.former))]
+        shared.directory.forget(peer_id)
+        shared.buffer.forget(peer_id)
+
     return open_exchange(
         transport=parts.transport,
         identity=membership.identity,
         swarm_id=membership.swarm.swarm_id,
-        chain=membership.chain,
+        credentials=own,
+        let_go=let_go,
         storage=parts.storage,
         verifier=verifier,
         members=shared.members,

@@ -17,6 +17,7 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
+from swarm_node.node.bans import Bans
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import cache_shape, engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit, shared_bytes
@@ -82,7 +83,9 @@ def build_parts(
         policy=model.policy,
         clock=SYSTEM_CLOCK,
         processes=processes,
+        office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
+        banned=Bans(home).covers,
     )
 
 

@@ -44,7 +44,13 @@ def peer_rows(shared: Shared, now: float) -> list[PeerRow]:
     """What a snapshot shows of the peers, the most recently seen first."""
     by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
-    return [PeerRow.of(peer, now, by[peer.peer_id] / total) for peer in known]
+    return [PeerRow.of(peer, now, shared.members, by[peer.peer_id] / total) for peer in known]
+
+
+def former_rows(shared: Shared, now: float) -> list[PeerRow]:
+    """What a snapshot shows of the peers that are members no more, or not here."""
+    gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
+    return [PeerRow.of(peer, now, shared.members) for peer in gone]
 
 
 def watch(shared: Shared, own_id: str, now: float) -> None:

@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
@@ -25,12 +25,14 @@ from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.snapshot import EvalPoint, Snapshot
 
 _MAX_BODY = 64 * 1024
+_MAX_ANSWER = 16 * 1024 * 1024
+_Answer = TypeVar("_Answer")
 
 
 class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    port: int
-    token: str
-    pid: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
 class ControlServer:
@@ -129,11 +131,11 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return msgspec.json.decode(await self._call("GET", "/v1/status", 10), type=Snapshot)
+        return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
 
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""
-        return msgspec.json.decode(await self._call("POST", "/v1/eval", 300), type=EvalPoint)
+        return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""
@@ -141,11 +143,10 @@ class ControlClient:
 
     def _address(self) -> _Address:
         try:
-            raw = self._file.read_bytes()[:_MAX_BODY]
-            return msgspec.json.decode(raw, type=_Address)
+            return decoded(self._file.read_bytes()[:_MAX_BODY], _Address)
         except FileNotFoundError:
             raise NotRunningError(self._message()) from None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, SwarmNodeError) as error:
             raise HomeError(f"cannot read {self._file}: {error}") from error
 
     def _message(self) -> str:
@@ -160,13 +161,17 @@ class ControlClient:
                 ClientSession(timeout=ClientTimeout(total=patience)) as session,
                 session.request(method, url, headers=headers) as response,
             ):
-                body = await response.read()
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(_MAX_BODY):
+                    body += chunk
+                    if len(body) > _MAX_ANSWER:
+                        raise NotRunningError(self._message())
                 if response.status == 401:  # another program took the port of a node that died
                     raise NotRunningError(self._message())
                 if response.status != 200:
                     text = body[:500].decode("utf-8", "replace")
                     raise SwarmNodeError(f"the node answered {response.status}: {text}")
-                return body
+                return bytes(body)
         except ClientError:
             raise NotRunningError(self._message()) from None
         except TimeoutError:
@@ -174,6 +179,20 @@ class ControlClient:
                 f"the node in {self._file.parent} (process {address.pid}) did not answer "
                 f"in {patience:g} s"
             ) from None
+
+
+def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
+    """What a node of this version sends or writes.
+
+    Raises:
+        SwarmNodeError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise SwarmNodeError(
+            f"this is not what a node of this version says ({error}): restart the node"
+        ) from error
 
 
 def _json(value: Any) -> web.Response:

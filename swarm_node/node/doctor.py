@@ -80,7 +80,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
         ConfigError: see `computed_on`.
     """
     memory = (facts.card and facts.card.memory) or facts.seen.memory
-    where, gpu = computed_on(settings, facts.seen.hardware, lambda _: memory)
+    where, gpu = computed_on(settings, facts.seen.hardware, lambda *_: memory)
     return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc, facts.bitsandbytes)
 
 

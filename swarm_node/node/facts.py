@@ -135,17 +135,18 @@ def gather(
     listen: Sequence[str],
     ticket: str | None = None,
     seen: Seen | None = None,
+    cards: int = 1,
 ) -> Facts:
-    """The facts for a node that computes on `device` (the setting) and wants to listen on these
-    addresses, with the text of its ticket. `seen` is what torch sees; without it another process
-    asks torch, where nvidia-smi names a GPU."""
+    """The facts for a node that computes on `device` (the setting), or on so many `cards` from that
+    on, and wants to listen on these addresses, with the text of its ticket. `seen` is what torch
+    sees; without it another process asks torch, where nvidia-smi names a GPU."""
     now = time.time()
     index = int(device.partition(":")[2] or 0)
-    card, smi_fault = find_card(index)
+    card, smi_fault = find_card(index, cards)
     if seen is None:
         seen = ask_torch(device) if card or smi_fault else Seen(Hardware(0, False))
     if device != "cpu" and index < seen.hardware.gpus and not (card and card.memory):
-        seen = seen._replace(memory=torch_memory(index))
+        seen = seen._replace(memory=torch_memory(index, cards))
     running = home.in_use()
     return Facts(
         system=platform.system(),
@@ -175,8 +176,9 @@ def gather(
     )
 
 
-def find_card(index: int) -> tuple[Card | None, str]:
-    """The GPU that CUDA numbers `index`, or None and why nvidia-smi named none."""
+def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
+    """The GPU that CUDA numbers `index`, or None and why nvidia-smi named none. Its memory is that
+    of the one with the least free of `count`."""
     if shutil.which("nvidia-smi") is None:
         return None, "a GPU of NVIDIA, and no nvidia-smi" if _has_nvidia() else ""
     visible = visible_gpu(index)
@@ -188,7 +190,9 @@ def find_card(index: int) -> tuple[Card | None, str]:
     if not comma:
         return None, fault or "it names no GPU"
     log, _ = _asked(["nvidia-smi", "-q", "-d", "MEMORY", "-i", visible], _SMI_SECONDS)
-    card = Card(name.strip()[:80], driver.strip()[:40], parse_cuda(log or ""), gpu_memory(index))
+    card = Card(
+        name.strip()[:80], driver.strip()[:40], parse_cuda(log or ""), gpu_memory(index, count)
+    )
     return card, ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import structlog
@@ -95,6 +96,14 @@ def download_line(download: Download) -> Line:
     """The line of a download that begins."""
     told = f"{download.files} files, {amount(download.size)} to {download.cache}"
     return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
+
+
+def invite_line(swarm: str, home: Path, default: Path) -> Line:
+    """What the founder of a swarm types, elsewhere, to admit the next node."""
+    option = "" if home == default else f" --home {home}"
+    command = f"swarm-node invite{option} --name NAME --out NAME.ticket"
+    told = f"founded swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
+    return Line("invite", told, {"swarm": swarm, "command": command})
 
 
 def finding_line(finding: Finding) -> Line:

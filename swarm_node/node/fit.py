@@ -21,7 +21,6 @@ from swarm_node.config import Settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
-    Device,
     Training,
     adapter_count,
     checkpoint_bytes,
@@ -71,8 +70,9 @@ class GpuMemory(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What decides how a node works here: where the policy is computed, the bytes of main memory
-    that are free, the memory of that GPU (None on a CPU), the installed vLLM, whether processes can
-    share the GPU's memory (CUDA IPC), and whether bitsandbytes is installed."""
+    that are free, the memory of that GPU (of several, of the one with the least free; None on a
+    CPU), the installed vLLM, whether processes can share the GPU's memory (CUDA IPC), and whether
+    bitsandbytes is installed."""
 
     where: Placement
     free: int
@@ -85,8 +85,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
-    `training` says how the trainer uses its memory, `plan` how the GPU is divided: None on a CPU,
-    and for several trainer processes, which are not planned for. With `ipc`, vLLM gets all weights
+    `training` says how the trainer uses its memory, `plan` how the GPU is divided, the first
+    of several: None on a CPU. With `ipc`, vLLM gets all weights
     through the GPU's memory. With `shares_base`, the built-in sampler shares the frozen base of
     adapters."""
 
@@ -111,16 +111,16 @@ def this_machine(settings: Settings) -> Machine:
     """
     found = hardware(settings.run.device)
     where, gpu = computed_on(
-        settings, found, lambda index: gpu_memory(index) or torch_memory(index)
+        settings, found, lambda *cards: gpu_memory(*cards) or torch_memory(*cards)
     )
     return Machine(where, available_memory(), gpu, installed_vllm(), has_ipc(), has_bitsandbytes())
 
 
 def computed_on(
-    settings: Settings, found: Hardware, memory: Callable[[int], GpuMemory | None]
+    settings: Settings, found: Hardware, memory: Callable[[int, int], GpuMemory | None]
 ) -> tuple[Placement, GpuMemory | None]:
     """Where `settings` want the policy to be computed, and the memory of that GPU, which `memory`
-    says of the GPU of this number; None on a CPU.
+    says of so many GPUs from one on; None on a CPU.
 
     Raises:
         ConfigError: there is no such device, or nobody knows its memory.
@@ -129,7 +129,7 @@ def computed_on(
     where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
     if where.device == "cpu":
         return where, None
-    gpu = memory(int(where.device.partition(":")[2]))
+    gpu = memory(int(where.device.partition(":")[2]), processes)
     if gpu is None:
         raise ConfigError(
             f"neither nvidia-smi nor torch says how much memory of {where.device} is free: repair "
@@ -159,10 +159,8 @@ def engine_of(
             none that takes adapters in float32.
     """
     choice = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
-    planned = machine.gpu is not None and settings.run.ranks == 1
-    if not (choice.vllm and planned and shape):
+    if not (choice.vllm and machine.gpu and shape):
         return choice
-    assert machine.gpu is not None
     built_in = EngineChoice(False, "vLLM, which keeps a base of its own, does not fit the card")
     with_vllm, without = (
         make_plan(shape, job_of(settings, machine, each), machine.gpu.free)
@@ -196,6 +194,8 @@ def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
         can_sleep=False,
         one_base=one_base,
         base=_base(settings, possible=machine.bitsandbytes and one_base),
+        processes=settings.run.ranks,
+        cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
     )
 
 
@@ -215,14 +215,12 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
     job = job_of(settings, machine, engine)
     _check_base(settings, machine, shared=engine.vllm or job.one_base)
     plan, ipc = None, False
-    if machine.gpu is None or settings.run.ranks > 1:
+    if machine.gpu is None:
         training = _unplanned(settings, shape, job, machine)
     else:
         plan = _planned(shape, job, machine.gpu)
         training = plan.training
-    if engine.vllm and machine.gpu is not None and training.lora_rank and not machine.where.half:
-        raise ModelError(_NO_HALF)
-    if plan is not None:
+    if plan is not None and settings.run.ranks == 1:
         # The two newest versions, in the sampler's type (`weights/device.py`).
         copies = 2 * plan.parts.sampler_weights
         ipc = engine.vllm and machine.ipc and not training.lora_rank and plan.fits(copies)
@@ -244,10 +242,12 @@ def _planned(shape: Qwen2Config, job: Job, gpu: GpuMemory) -> Plan:
     if made is None:
         ways = remedies(shape, job, gpu.free) or ["a machine with more memory"]
         needed = least_plan(shape, job, gpu.free).total
+        each = f" on the first of {job.processes} cards" * (job.processes > 1)
         raise ModelError(
             f"a model of {shape.weight_count / 1e6:,.0f} million weights needs at least "
-            f"{needed / _GIB:.1f} GiB of GPU memory with these settings and {gpu.free / _GIB:.1f} "
-            f'are free: take {", or ".join(ways)}, or train on the CPU (run.device = "cpu")'
+            f"{needed / _GIB:.1f} GiB of GPU memory{each} with these settings and "
+            f"{gpu.free / _GIB:.1f} are free: take {', or '.join(ways)}, or train on the CPU "
+            '(run.device = "cpu")'
         )
     return made
 
@@ -295,21 +295,25 @@ def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     return copies * width * shape.weight_count
 
 
-def gpu_memory(index: int = 0) -> GpuMemory | None:
-    """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says;
-    None where there is none, or no nvidia-smi. Nothing is put on the GPU for that."""
-    command, visible = shutil.which("nvidia-smi"), visible_gpu(index)
-    if command is None or visible is None:
+def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
+    """The memory of a GPU that this process may use, counted as torch does, as nvidia-smi says: of
+    `count` from the `first` on, of the one with the least free. None where one is not there, or no
+    nvidia-smi. Nothing is put on the GPUs for that."""
+    command = shutil.which("nvidia-smi")
+    names = [visible_gpu(index) for index in range(first, first + count)]
+    visible = ",".join(name for name in names if name)
+    if command is None or not all(names):
         return None
     query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
     return _answered([command, *query], seconds=20)
 
 
-def torch_memory(index: int) -> GpuMemory | None:
+def torch_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
     """The same as torch says, in a process that may die, and whose context goes with it."""
     program = (
         "from swarm_node.policy.placement import hardware; hardware(); import torch; "
-        f"print(*(size >> 20 for size in torch.cuda.mem_get_info({index})), sep=', ')"
+        f"[print(*(size >> 20 for size in torch.cuda.mem_get_info({first} + n)), sep=', ')"
+        f" for n in range({count})]"
     )
     return _answered([sys.executable, "-c", program], seconds=90)
 
@@ -337,32 +341,29 @@ def visible_gpu(index: int) -> str | None:
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
-    """What a program said of the first card, "free, total" in MiB; None where it is no sense."""
-    match = re.match(rb"\s*(\d{1,9}), *(\d{1,9})\s*(\n|$)", answer)
-    if match is None:
-        return None
-    free, total = int(match[1]) << 20, int(match[2]) << 20
-    return GpuMemory(free, total) if 0 < free <= total <= _MOST_GIB * _GIB else None
+    """The one with the least free of the cards that a program told, each in a line "free, total"
+    in MiB; None where one makes no sense."""
+    lines = [re.fullmatch(rb"\s*(\d{1,9}), *(\d{1,9})\s*", line) for line in answer.splitlines()]
+    cards = [GpuMemory(int(one[1]) << 20, int(one[2]) << 20) for one in lines if one]
+    sound = all(0 < free <= total <= _MOST_GIB * _GIB for free, total in cards)
+    return min(cards) if cards and all(lines) and sound else None
 
 
 def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machine) -> Training:
-    """How a trainer without a plan works: the first way that fits the memory of the CPU or of one
-    GPU, over which trained weights are spread, else the one that takes least. All weights come
-    before adapters, as in a plan."""
-    share = 1 / settings.run.ranks
-    device: Device = "cpu" if machine.gpu is None else "cuda"
-    free = machine.free if machine.gpu is None else machine.gpu.free
+    """How a trainer on a CPU works: the first way with which this machine's processes fit its
+    memory, else the one that takes least. All weights come before adapters, as in a plan."""
     for way in unplanned_ways(job):
         parts = footprint(
             shape,
             way,
-            device=device,
+            device="cpu",
             rows=job.rows,
             max_new_tokens=job.max_new_tokens,
             one_base=job.one_base,
         )
-        elsewhere = 0 if way.lora_rank else (1 - share) * (parts.trainer_weights + parts.optimizer)
-        if parts.total() - elsewhere <= free * (1 - SPARE):
+        others = settings.run.trainer_processes - 1
+        others *= parts.trainer_weights + parts.optimizer + parts.activations
+        if parts.total() + others <= machine.free * (1 - SPARE):
             break
     return way
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgpack
 import structlog
 
-from swarm_node.durable import LEFTOVERS, replace_private
+from swarm_node.durable import LEFTOVERS, make_private, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
@@ -75,7 +75,7 @@ class Home:
             HomeError: it cannot be made.
         """
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.path)
         except OSError as error:
             raise HomeError(
                 f"cannot make the home directory {self.path}: {error.strerror}; "

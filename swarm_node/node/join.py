@@ -12,12 +12,19 @@ from pathlib import Path
 import structlog
 from pydantic import SecretStr
 
-from swarm_node.config import Settings
+from swarm_node.config import Settings, default_home
 from swarm_node.errors import TicketError, TicketExpiredError
 from swarm_node.node.defaults import for_model, for_training
 from swarm_node.node.doctor import examine, machine_of, refuse
 from swarm_node.node.facts import Seen, gather
-from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
+from swarm_node.node.first_lines import (
+    Line,
+    download_line,
+    finding_line,
+    invite_line,
+    start_lines,
+    tell,
+)
 from swarm_node.node.fit import check_disk, fit
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.service import notify
@@ -28,8 +35,6 @@ from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import hardware
 
 _MAX_TICKET_FILE = 16 * 1024
-TICKET_SECONDS = 7 * 86_400
-MEMBER_SECONDS = 90 * 86_400
 
 
 def join_swarm(settings: Settings) -> None:
@@ -46,7 +51,8 @@ def join_swarm(settings: Settings) -> None:
     home.check()
     settings = resumed(settings, home.checkpoints)
     wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
-    facts = gather(home, settings.run.device, wanted, ticket_text(settings), seen)
+    run = settings.run
+    facts = gather(home, run.device, wanted, ticket_text(settings), seen, run.trainer_processes)
     refuse(examine(facts, settings, None))
     machine = machine_of(facts, settings)
     downloads: list[Download] = []
@@ -80,9 +86,9 @@ def join_swarm(settings: Settings) -> None:
         from swarm_node.node.build import run_node  # imports torch and the network stack
 
         def on_running(addresses: Sequence[str]) -> None:
-            if founded:
-                _offer_ticket(home, addresses)
             tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
+            if founded:
+                tell([invite_line(membership.swarm.name, home.path, default_home())])
             notify("READY=1")
 
         asyncio.run(run_node(settings, home, membership, model, found, on_running))
@@ -165,16 +171,3 @@ def ticket_text(settings: Settings) -> str | None:
             return file.read(_MAX_TICKET_FILE)
     except (OSError, UnicodeDecodeError) as error:
         raise TicketError(f"cannot read the ticket file {path}: {error}") from error
-
-
-def _offer_ticket(home: Home, addresses: Sequence[str]) -> None:
-    """A newly founded swarm has one member: say how the next one joins."""
-    ticket = home.invite(
-        addresses,
-        now=time.time(),
-        valid_seconds=TICKET_SECONDS,
-        member_seconds=MEMBER_SECONDS,
-    )
-    print(f"Founded swarm {home.swarm().name!r}. The next node joins it (within a week) with:")
-    print(f"  swarm-node join --ticket {ticket}")
-    print("Who has this ticket can join: send it as you would send a password.", flush=True)

@@ -17,6 +17,7 @@ from swarm_node.node.consequences import kept, recall
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
+from swarm_node.node.style import Style
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
@@ -61,6 +62,7 @@ class Learner:
         self._slots = shared.slots
         self.mixer = mixer
         self._rng = rng
+        self._style = Style()
         #: Whether the trainer is being restarted, which may take long.
         self.restarting = False
 
@@ -127,6 +129,10 @@ class Learner:
             return
         tally.updating.add(parts.clock.now() - started, 1)
         self._record(drawn, result.stats)
+        self._style.note(drawn.groups)
+        tally.alarms.pop("style", None)
+        if alarm := self._style.alarm():
+            tally.alarms["style"] = alarm
         for number in result.stats.too_long:
             reject(Rejected("too_long", "for this trainer"), drawn.groups[number].author)
         for number in result.stats.unlikely:

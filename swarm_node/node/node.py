@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -38,13 +38,14 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
 from swarm_node.node.company import Company
-from swarm_node.node.consequences import peer_rows, watch
+from swarm_node.node.consequences import watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
+from swarm_node.node.overview import take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, BusyRow, EvalPoint, Snapshot
+from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
@@ -57,8 +58,6 @@ _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 4
 _KEEP_OWN_GROUPS = 4096
-_SHOWN_EVALS = 2000
-_SHOWN_PEERS = 200
 _log = structlog.get_logger(__name__)
 
 
@@ -93,8 +92,8 @@ class Node:
         self._settings = settings
         self._membership = membership
         self._parts = parts
-        self._tally = shared.tally
         self._shared = shared
+        self._tally = shared.tally
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
@@ -165,40 +164,16 @@ class Node:
 
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
-        parts, tally, info, swarm = self._parts, self._tally, self._info, self._membership.swarm
-        now = parts.clock.now()
-        buffer = asdict(self._buffer.stats()).items()
-        since, busy = self._running_since, None
-        if since is not None:
-            busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - since)
-        return Snapshot(
-            schema=SCHEMA,
-            peer_id=self._membership.identity.peer_id,
-            swarm=swarm.name,
-            swarm_id=swarm.swarm_id.hex(),
+        return take_snapshot(
+            self._membership,
+            self._parts,
+            self._shared,
             model=self._settings.model,
             state=self._state,
-            seconds=now - self._started,
-            version=parts.trainer.version,
-            updates=tally.updates,
-            skipped_updates=tally.skipped_updates,
-            trainer_restarts=tally.trainer_restarts,
-            groups=tally.groups,
-            rejected=dict(tally.rejected),
-            faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
-            evals=tally.evals[-_SHOWN_EVALS:],
-            families=list(info.families) if info else [],
-            own_families=list(self._own_families),
-            peers=peer_rows(self._shared, now)[:_SHOWN_PEERS],
-            buffer={key: value for key, value in buffer if isinstance(value, int)},
-            update=tally.last_update,
-            addresses=parts.transport.addresses() if self._state == "running" else [],
-            processes=dict(parts.processes()),
-            mixture=tally.mixture,
-            busy=busy,
-            sandbox=info.sandbox.described() if info and info.sandbox else "",
-            engine=parts.engine(),
-            alarms=list(tally.alarms.values()),
+            started=self._started,
+            running_since=self._running_since,
+            info=self._info,
+            own_families=self._own_families,
         )
 
     async def _live(self) -> None:

@@ -10,8 +10,9 @@ from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -25,7 +26,8 @@ from swarm_node.storage import Storage
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples."""
+    what samples, `banned` whom `Members` refuses here. `office` keeps what the swarm states: a
+    home, or the memory."""
 
     transport: Transport
     sampler: Sampler
@@ -37,6 +39,8 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
+    banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False
+    office: Office = field(default_factory=MemoryOffice)
 
 
 @dataclass
@@ -88,7 +92,8 @@ class Tally:
 @dataclass(frozen=True)
 class Shared:
     """What the loops of one node share: its counters, the peers it knows, the groups it may train
-    on, the slots of groups under way, who is a member, and what peers may take."""
+    on, the slots of groups under way, who is a member, what peers may take, and former members by
+    peer id."""
 
     tally: Tally
     directory: Directory
@@ -97,3 +102,4 @@ class Shared:
     effort: Effort
     buffer: ReplayBuffer
     slots: Slots
+    former: dict[str, Peer] = field(default_factory=dict)

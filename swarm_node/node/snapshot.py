@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Self
 
 import msgspec
 
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Peer
+from swarm_node.p2p.stewards import in_last_third
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
@@ -54,9 +57,13 @@ class Saved(msgspec.Struct):
 
 
 class PeerRow(msgspec.Struct, frozen=True):
-    """What is known of one peer. `score` is a lower bound of the share of its groups that are of
-    use, `refused` counts what was refused by reason, `share` is its part of the groups trained on
-    lately, and it is asked for nothing for `left_seconds` more."""
+    """What is known of one peer. `name` is what its ticket was made for, `issuer` who signed its
+    certificate, `issuer_key` (hex) who admitted it, and `until` (Unix seconds) when its membership
+    ends. `standing` is "member", or why it is none.
+
+    `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
+    refused by reason, `share` is its part of the groups trained on lately, and it is asked for
+    nothing for `left_seconds` more."""
 
     peer_id: str
     version: int
@@ -65,15 +72,20 @@ class PeerRow(msgspec.Struct, frozen=True):
     received: int
     rejected: int
     addresses: list[str]
+    name: str = ""
+    issuer: str = ""
+    issuer_key: str = ""
+    until: int = 0
+    standing: str = ""
     score: float = 0.0
     refused: dict[str, int] = {}
     share: float = 0.0
     left_seconds: float = 0.0
 
     @classmethod
-    def of(cls, peer: Peer, now: float, share: float = 0.0) -> Self:
+    def of(cls, peer: Peer, now: float, members: Members, share: float = 0.0) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
-        return cls(
+        row = cls(
             peer_id=peer.peer_id,
             version=peer.version,
             seconds_since_seen=now - peer.last_seen,
@@ -81,11 +93,61 @@ class PeerRow(msgspec.Struct, frozen=True):
             received=peer.received,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
+            standing="unknown_member",
             score=peer.standing.score,
             refused=dict(peer.rejected),
             share=share,
             left_seconds=max(0.0, peer.standing.left_until - now),
         )
+        shown = members.shown(peer.peer_id)
+        if shown is None:
+            return row
+        member, standing = shown
+        return msgspec.structs.replace(
+            row,
+            name=member.name,
+            issuer=member.issuer.name,
+            issuer_key=member.admitted_by.hex(),
+            until=member.until,
+            standing=standing,
+        )
+
+
+class MembershipRow(msgspec.Struct, frozen=True):
+    """This node's own membership, in the words of `PeerRow`; `begins` is in Unix seconds."""
+
+    name: str
+    issuer: str
+    begins: int
+    until: int
+    standing: str
+
+    @classmethod
+    def of(cls, members: Members, peer_id: str) -> Self | None:
+        """What this node holds, None before it has shown it to itself."""
+        shown = members.shown(peer_id)
+        if shown is None:
+            return None
+        member, standing = shown
+        return cls(member.name, member.issuer.name, member.body.not_before, member.until, standing)
+
+    def alarms(self, wall: float) -> list[str]:
+        """What its owner must know of it at the Unix second `wall`."""
+        day = datetime.fromtimestamp(self.until, UTC).strftime("%Y-%m-%d")
+        if self.standing == "expired":
+            return [
+                f"membership ended on {day}: peers refuse this node; ask for a new ticket and "
+                "start it with --ticket-file"
+            ]
+        if self.standing != "member":
+            return [f"peers refuse this node ({self.standing}): ask the owner of the swarm"]
+        if not in_last_third(self.begins, self.until, wall):
+            return []
+        days = max(0.0, self.until - wall) / 86_400
+        return [
+            f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
+            "when both run; else ask for a new ticket"
+        ]
 
 
 class UpdateRow(msgspec.Struct, frozen=True):
@@ -155,5 +217,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     sandbox: str = ""
     #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
     engine: str = ""
+    membership: MembershipRow | None = None
+    #: Peers that this node knew and let go of: their membership ended, was revoked, or they are
+    #: banned here.
+    former: list[PeerRow] = []
     #: What the owner should look at, one sentence each.
     alarms: list[str] = []

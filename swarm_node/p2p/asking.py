@@ -11,8 +11,9 @@ import structlog
 from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed
-from swarm_node.p2p.members import Members
+from swarm_node.p2p.members import Member, Members
 from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.serving import HELLO, NOT_HERE, UNKNOWN_MEMBER, hello_body
 from swarm_node.p2p.transport import Transport
@@ -32,7 +33,7 @@ class Asker:
         *,
         transport: Transport,
         swarm_id: bytes,
-        chain: tuple[bytes, bytes],
+        credentials: Credentials,
         members: Members,
         directory: Directory,
         rejected: Counter[str],
@@ -40,7 +41,7 @@ class Asker:
     ) -> None:
         self._transport = transport
         self._swarm_id = swarm_id
-        self._chain = chain
+        self._credentials = credentials
         self._members = members
         self._directory = directory
         self._rejected = rejected
@@ -58,6 +59,8 @@ class Asker:
     ) -> bytes | None:
         """Send one request to a member, after a greeting if needed. A failure is counted: None.
         `stated_by` is the peer that stated `max_reply`, None where the protocol does."""
+        if self.ended(peer.peer_id):
+            return None
         try:
             async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
                 if not peer.greeted:
@@ -102,6 +105,14 @@ class Asker:
         peer.answered(self._clock.now())
         return True
 
+    def ended(self, peer_id: str) -> bool:
+        """Whether a peer was a member and is none any more. That is counted."""
+        checked = self._members.check(peer_id)
+        if isinstance(checked, Member) or checked.reason == "unknown_member":
+            return False
+        self.reject(checked, None)
+        return True
+
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer that sent the message, with what follows for
         that peer."""
@@ -130,7 +141,7 @@ class Asker:
         if not reached and self._directory.get(peer.peer_id) is None:
             # The stack would dial the same addresses again. Who has greeted us may be connected.
             raise TransportError(f"{peer.peer_id} answers at none of its addresses")
-        body = wire.pack(hello_body(wire.HelloRequest, self._chain, self._transport))
+        body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
         raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
         if isinstance(hello, Rejected):
@@ -140,6 +151,7 @@ class Asker:
         if isinstance(member, Rejected):
             self.reject(member, peer.peer_id)
             raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
+        self._members.note(peer.peer_id, hello.revoked, hello.secret)
         peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses

@@ -19,7 +19,7 @@ from swarm_node.p2p.gates import PeerGates, TokenBucket
 _ALL, _ISSUER, _PEER = 4.0, 3.0, 2.0
 #: Requests per second besides those for groups: lists, greetings, heartbeats.
 _OTHER_REQUESTS = 4.0
-_BURST_SECONDS = 10.0
+_BURST_SECONDS = 5.0
 #: A token takes its id, its log-prob and four bytes of text.
 _TOKEN_BYTES, _COMPLETION_BYTES, _GROUP_BYTES = 12, 64, 512
 #: Requests over the limit that are only refused. More are a flood.
@@ -85,13 +85,14 @@ class Traffic:
         self._tolerance = PeerGates(*_TOLERANCE)
 
     def asks(self, peer: str, now: float, *, guest: bool) -> bool:
-        """Whether a request of `peer` is answered; if so, it is charged. While less than half of
-        what all may take is left, a `guest`, which gave nothing yet, gets nothing."""
+        """Whether a request of `peer` is answered; if so, it is charged. A `guest`, which gave
+        nothing yet, pays twice, and gets nothing while less than half of what all may take is
+        left."""
         issuer = self._issuer(peer)
         budgets = self._requests, self._bytes_out
         if not all(budget.open(issuer, peer, now, guest=guest) for budget in budgets):
             return False
-        self._requests.charge(issuer, peer, now, 1.0)
+        self._requests.charge(issuer, peer, now, 2.0 if guest else 1.0)
         return True
 
     def floods(self, peer: str, now: float) -> bool:

@@ -15,21 +15,21 @@ import msgspec
 from swarm_node.rollout import RolloutGroup, TaskRef
 
 
-def task_mark(task: TaskRef, author: str) -> bytes:
+def task_digest(task: TaskRef, author: str) -> bytes:
     """The digest of "this author made a group of this task"."""
     return _digest("task", *_named(task), author)
 
 
-def content_mark(group: RolloutGroup, prompt: str = "") -> bytes:
+def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
     """The digest of a group's task and texts, whatever their order and white space. With `prompt`,
     that of the question and the texts: seeds of a data set may name the same question."""
     texts = sorted(" ".join(each.text.split()) for each in group.completions)
     return _digest("content", *([prompt] if prompt else _named(group.task)), *texts)
 
 
-def marks(group: RolloutGroup, prompt: str, author: str) -> tuple[bytes, ...]:
+def digests(group: RolloutGroup, prompt: str, author: str) -> tuple[bytes, ...]:
     """All digests that are kept of a group that was taken from `author`."""
-    return task_mark(group.task, author), content_mark(group), content_mark(group, prompt)
+    return task_digest(group.task, author), content_digest(group), content_digest(group, prompt)
 
 
 def _named(task: TaskRef) -> tuple[str, str, str, str]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm_node.clock import Clock
 from swarm_node.p2p.addressbook import AddressBook
+from swarm_node.p2p.affairs import Affairs
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.budgets import Effort, Traffic
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Members
@@ -40,7 +43,8 @@ def open_exchange(
     transport: Transport,
     identity: Identity,
     swarm_id: bytes,
-    chain: tuple[bytes, bytes],
+    credentials: Credentials,
+    let_go: Callable[[str], None],
     storage: Storage,
     verifier: GroupVerifier,
     members: Members,
@@ -55,20 +59,23 @@ def open_exchange(
     asker = Asker(
         transport=transport,
         swarm_id=swarm_id,
-        chain=chain,
+        credentials=credentials,
         members=members,
         directory=directory,
         rejected=rejected,
         clock=clock,
     )
+    affairs = Affairs(asker, credentials, members, directory, let_go, clock, rng)
     meeting = Meeting(
         asker,
         AddressBook(identity.peer_id, identity.seed()),
         transport=transport,
         identity=identity,
+        credentials=credentials,
+        members=members,
+        affairs=affairs,
         swarm_id=swarm_id,
         storage=storage,
-        members=members,
         directory=directory,
         clock=clock,
         rng=rng,

@@ -84,8 +84,8 @@ class Identity:
         return self._private.sign(message)
 
 
-def read_private(path: Path, what: str) -> bytes:
-    """The content of a file, up to MAX_PRIVATE_BYTES and one more.
+def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
+    """The content of a file, up to `most` bytes and one more.
 
     Raises:
         HomeError: missing, or readable by others. The message calls the file `what`.
@@ -93,7 +93,7 @@ def read_private(path: Path, what: str) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_PRIVATE_BYTES + 1)
+            data = file.read(most + 1)
     except OSError as error:
         raise HomeError(f"cannot read the {what} {path}: {error.strerror}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -19,13 +19,15 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.addressbook import AddressBook, Known
+from swarm_node.p2p.affairs import Affairs
 from swarm_node.p2p.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import ANCHORS, PARTNERS, Directory, Peer
 from swarm_node.p2p.serving import PEERS
-from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES, Transport
+from swarm_node.p2p.transport import Transport
 from swarm_node.schema import KnownPeer
 from swarm_node.storage import MAX_PEERS, Storage
 
@@ -52,9 +54,11 @@ class Meeting:
         *,
         transport: Transport,
         identity: Identity,
+        credentials: Credentials,
+        members: Members,
+        affairs: Affairs,
         swarm_id: bytes,
         storage: Storage,
-        members: Members,
         directory: Directory,
         clock: Clock,
         rng: random.Random,
@@ -63,9 +67,11 @@ class Meeting:
         self._book = book
         self._transport = transport
         self._identity = identity
+        self._credentials = credentials
+        self._members = members
+        self._affairs = affairs
         self._swarm_id = swarm_id
         self._storage = storage
-        self._members = members
         self._directory = directory
         self._clock = clock
         self._rng = rng
@@ -93,6 +99,8 @@ class Meeting:
     async def beat(self, version: int, seconds: float) -> None:
         """Publish this node's heartbeat, ask one peer for those of others, and store which peers
         answer. With few peers, read heartbeats from the transport and try the peers at once."""
+        await self._affairs.tend()
+        own = self._credentials
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
@@ -102,14 +110,15 @@ class Meeting:
                 head=await self._storage.run(self._storage.head),
                 issued_ms=int(self._clock.wall() * 1000),
                 agent="swarm-node",
-                revoked=0,
-                secret=0,
-                steward=False,
+                revoked=own.lists.number,
+                secret=own.secrets.number,
+                steward=own.steward is not None,
             )
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
-        self._directory.heartbeat = sealed
-        await self._transport.publish_heartbeat(sealed, seconds * _HEARTBEAT_LIVES)
+        presence = wire.pack(wire.Presence(sealed, *own.chain))
+        self._directory.heartbeat = presence
+        await self._transport.publish_heartbeat(presence, seconds * _HEARTBEAT_LIVES)
         await self._read()
         now = self._clock.now()
         for peer in self._directory.live(now, seconds):
@@ -155,7 +164,7 @@ class Meeting:
         peer.issuer = self._members.issuer(peer.peer_id)
         self._directory.befriend(self._rng, peer, self._clock.now())
         if known.heartbeat:
-            self._hear(known.heartbeat, known.peer_id, known.teller)
+            self._hear(known.heartbeat, expected=known.peer_id, teller=None)
         return True
 
     def _note(self, peer_id: str, answered: bool) -> None:
@@ -186,33 +195,32 @@ class Meeting:
         found = await self._transport.heartbeats()
         heard = self._rng.sample(sorted(found), min(len(found), _HEARD_PER_READ))
         for peer_id in heard:
-            # The table says nothing of who told it, so its members share one teller per issuer.
-            self._hear(found[peer_id], peer_id, "")
+            self._hear(found[peer_id], expected=peer_id, teller=None)
         if few:
             await asyncio.gather(*(self.feel() for _ in range(FEW)))
 
-    def _hear(self, raw: bytes, expected: str | None, teller: str) -> None:
-        """Check a heartbeat that `teller` sent ("": the transport's table), and note what it
-        says."""
-        opened = self._asker.opened(raw, Kind.HEAD, MAX_HEARTBEAT_BYTES, expected)
-        if opened is None or opened.author == self._identity.peer_id:
+    def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
+        """Check a presence, from the DHT or from the peer `teller`, and note what it says. An
+        honest peer has checked what it passes on, so it answers for all but times and lists."""
+        heard = self._members.hear(raw, expected)
+        if isinstance(heard, Rejected):
+            return self._asker.reject(heard, teller)
+        beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
+        if peer_id == self._identity.peer_id:
             return
-        beat = wire.unpack(wire.Heartbeat, opened.body, max_bytes=MAX_HEARTBEAT_BYTES)
-        if isinstance(beat, Rejected):
-            return self._asker.reject(beat, opened.author)
-        issuer = self._members.issuer(opened.author)
-        now = self._clock.now()
+        issuer = heard.member.issuer.issuer_key.hex()
         self._book.tell(
-            opened.author,
+            peer_id,
             beat.addresses,
             now,
             issuer=issuer,
-            teller=teller,
+            # The table does not say who told it: its members share one teller per issuer.
+            teller=teller or "",
             telling_issuer=self._members.issuer(teller) if teller else issuer,
             heartbeat=raw,
             issued_ms=beat.issued_ms,
         )
-        peer = self._directory.get(opened.author)
+        peer = self._directory.get(peer_id)
         if peer is None or beat.issued_ms <= peer.issued_ms:
             return
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
@@ -229,7 +237,7 @@ class Meeting:
         if isinstance(peers, Rejected):
             return self._asker.reject(peers, peer.peer_id)
         for raw in peers.presences[:_PEERS_LIMIT]:
-            self._hear(raw, None, peer.peer_id)
+            self._hear(raw, expected=None, teller=peer.peer_id)
 
     async def _save(self) -> None:
         """Store the peers that answered, and which of them are anchors."""

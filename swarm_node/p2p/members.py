@@ -1,18 +1,49 @@
-"""Who is a member now: the certificates that peers have shown, and the one question that all other
-modules ask of them. Pure state, no I/O.
+"""Who is a member now: the certificates that peers have shown, the revocation list, and the one
+question that all other modules ask. No I/O but the small file of counted admissions.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Protocol
 
-from swarm_node.errors import Rejected
-from swarm_node.p2p.identity import public_key_of
-from swarm_node.p2p.membership import IssuerBody, MemberBody, SwarmInfo, check_times, open_chain
+import msgpack
+import msgspec
+
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p import wire
+from swarm_node.p2p.envelope import Kind, open_sealed
+from swarm_node.p2p.identity import peer_id_of, public_key_of
+from swarm_node.p2p.membership import (
+    CLOCK_SKEW_SECONDS,
+    MAX_USES,
+    IssuerBody,
+    MemberBody,
+    SwarmInfo,
+    check_times,
+    open_chain,
+)
+from swarm_node.p2p.statements import Revocations
 
 MAX_MEMBERS = 4096
+#: A heartbeat is issued at least every five minutes. One that is older than two of them and a wrong
+#: clock is of a peer that stopped.
+MAX_HEAD_SECONDS: Final = 900
+#: Subjects, of all issuers whose uses are limited.
+_MAX_COUNTED = 65_536
+#: Peers that are members no more, for their owner to see.
+_MAX_FORMER = 256
+_ADMITTED = "admitted"
+
+
+class Keeper(Protocol):
+    """Small files that survive a restart, of a home or in memory."""
+
+    def load(self, name: str) -> bytes | None: ...
+    def save(self, name: str, data: bytes) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,44 +54,256 @@ class Member:
     issuer: IssuerBody
     body: MemberBody
 
+    @property
+    def name(self) -> str:
+        """Of the ticket or issuer that first admitted it."""
+        return self.body.name
+
+    @property
+    def admitted_by(self) -> bytes:
+        """The key (32 bytes) of the issuer that first admitted it, also after renewals."""
+        return self.body.admitted_by
+
+    @property
+    def until(self) -> int:
+        """Unix seconds when the membership ends."""
+        return self.body.not_after
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A verified presence: whose it is, and what its heartbeat says."""
+
+    member: Member
+    head: wire.Heartbeat
+
+
+@dataclass(slots=True)
+class _Known:
+    member: Member
+    revoked: int = 0
+    secret: int = 0
+    steward: bool = False
+
 
 class Members:
-    """The members that this node has met. Of more than MAX_MEMBERS, the one admitted longest ago is
-    forgotten."""
+    """The members that this node has met. Of more than MAX_MEMBERS, one of the issuer with most is
+    forgotten, the one admitted longest ago, so no ticket crowds out the members of another."""
 
-    def __init__(self, swarm: SwarmInfo, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        swarm: SwarmInfo,
+        wall: Callable[[], float],
+        keeper: Keeper | None = None,
+        banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False,
+    ) -> None:
+        """`banned` says of a peer id, and of the key of the issuer that first admitted the peer,
+        whether this node alone shuns it.
+
+        Raises:
+            HomeError: what `keeper` holds is damaged.
+        """
         self._swarm = swarm
         self._wall = wall
-        self._members: OrderedDict[str, Member] = OrderedDict()
+        self._keeper = keeper
+        self._banned = banned
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._groups: Counter[bytes] = Counter()
+        self._revoked: frozenset[bytes] = frozenset()
+        self._expelled: set[bytes] = set()
+        self._former: OrderedDict[str, Member] = OrderedDict()
+        self._admitted = _load_admitted(keeper)
+        self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
+        self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         """Check the chain that `peer_id` shows, and remember a member. The reasons are those of
-        `membership.verify_chain`."""
-        opened = open_chain(chain, self._swarm, public_key_of(peer_id))
+        `membership.verify_chain`, "revoked", and "used_up" for an issuer that has admitted as many
+        as it may."""
+        opened = self._open(chain, peer_id)
         if isinstance(opened, Rejected):
             return opened
-        refused = check_times(*opened, self._wall())
-        if refused is not None:
-            return refused
-        member = self._members[peer_id] = Member(peer_id, *opened)
-        self._members.move_to_end(peer_id)
-        if len(self._members) > MAX_MEMBERS:
-            self._members.popitem(last=False)
-        return member
+        return self._refused(opened) or self._count(opened) or self._remember(opened)
 
     def check(self, peer_id: str) -> Member | Rejected:
         """The member of this id, if it is one now; otherwise "unknown_member", or a reason of
-        `membership.verify_chain`."""
-        member = self._members.get(peer_id)
-        if member is None:
+        `admit`."""
+        known = self._known.get(peer_id)
+        if known is None:
             return Rejected("unknown_member", "it has shown no certificate")
-        return check_times(member.issuer, member.body, self._wall()) or member
+        return self._refused(known.member) or known.member
 
     def is_member(self, peer_id: str) -> bool:
         """Whether `check` finds a member."""
         return isinstance(self.check(peer_id), Member)
 
+    def shown(self, peer_id: str) -> tuple[Member, str] | None:
+        """What a peer has shown, also a former member, with "member" or the reason why it is none;
+        None for any other peer."""
+        known = self._known.get(peer_id)
+        member = known.member if known else self._former.get(peer_id)
+        if member is None:
+            return None
+        refused = self._refused(member)
+        return member, refused.reason if refused else "member"
+
     def issuer(self, peer_id: str) -> str:
-        """Who admitted a peer that this node has met, "" for any other."""
-        member = self._members.get(peer_id)
-        return member.issuer.issuer_key.hex() if member is not None else ""
+        """The key (hex) of who admitted a peer that this node has met, "" for any other."""
+        known = self._known.get(peer_id)
+        return known.member.admitted_by.hex() if known else ""
+
+    def hear(self, presence: bytes, expected: str | None = None) -> Heard | Rejected:
+        """Check a packed presence, of `expected` or of anybody, and remember its member. Besides
+        the reasons of `admit` and `open_sealed`: "author" for another peer's, "future" and
+        "outdated" for a heartbeat more than CLOCK_SKEW_SECONDS ahead or MAX_HEAD_SECONDS old.
+
+        Signatures of a presence that was read before are not checked again."""
+        heard = self._read(presence)
+        if isinstance(heard, Rejected):
+            return heard
+        member, head = heard.member, heard.head
+        if expected not in (None, member.peer_id):
+            return Rejected("author", "the presence of another peer")
+        age = self._wall() - head.issued_ms / 1000
+        if age < -CLOCK_SKEW_SECONDS:
+            return Rejected("future", f"issued {-age:.0f} s ahead")
+        if age > MAX_HEAD_SECONDS:
+            return Rejected("outdated", f"issued {age:.0f} s ago")
+        refused = self._refused(member) or self._count(member)
+        if refused is not None:
+            return refused
+        self._remember(member)
+        self.note(member.peer_id, head.revoked, head.secret, steward=head.steward)
+        return heard
+
+    def vouches(self, presence: bytes, peer_id: str) -> bool:
+        """Whether the chain of a presence leads from the root to `peer_id`, at whatever time. A
+        record of the DHT is refused otherwise. This depends on no clock and no list, because a
+        reader drops all that a holder sent together with one record that it refuses."""
+        shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
+        if isinstance(shown, Rejected):
+            return False
+        chain = (shown.issuer, shown.member)
+        if isinstance(self._open(chain, peer_id), Rejected):
+            return False
+        self.admit(chain, peer_id)
+        return True
+
+    def note(self, peer_id: str, revoked: int, secret: int, *, steward: bool | None = None) -> None:
+        """Keep which list and which secret a member says that it holds, and whether it renews."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return
+        known.revoked, known.secret = revoked, secret
+        if steward is not None:
+            known.steward = steward
+
+    def holding(self, *, revoked: int | None = None, secret: int | None = None) -> list[str]:
+        """Members that say that they hold a list or a secret of a greater number."""
+        return [
+            peer_id
+            for peer_id, known in self._known.items()
+            if (revoked is not None and known.revoked > revoked)
+            or (secret is not None and known.secret > secret)
+        ]
+
+    def stewards(self) -> list[str]:
+        """Members that say that they renew memberships."""
+        return [peer_id for peer_id, known in self._known.items() if known.steward]
+
+    def obey(self, body: Revocations) -> None:
+        """Refuse whom this list names from now on, and no others."""
+        revoked = frozenset(body.keys)
+        self._expelled |= revoked - self._revoked
+        self._revoked = revoked
+
+    def dismiss(self) -> list[str]:
+        """Forget who is no member any more. The peer ids of those, and of whom the list names since
+        the last call: this node may hold groups of a peer that it has not met since its start."""
+        gone = [peer for peer, known in self._known.items() if self._refused(known.member)]
+        for peer_id in gone:
+            self._former[peer_id] = self._known[peer_id].member
+            self._forget(peer_id)
+        while len(self._former) > _MAX_FORMER:
+            self._former.popitem(last=False)
+        expelled = {peer_id_of(key) for key in self._expelled}
+        self._expelled = set()
+        return sorted(expelled.union(gone))
+
+    def _refused(self, member: Member) -> Rejected | None:
+        keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
+        if not self._revoked.isdisjoint(keys):
+            return Rejected("revoked", "the swarm's owner has expelled it")
+        if self._banned(member.peer_id, member.admitted_by):
+            return Rejected("banned", "the owner of this node shuns it")
+        return check_times(member.issuer, member.body, self._wall())
+
+    def _count(self, member: Member) -> Rejected | None:
+        """Count a subject of an issuer that may admit only some."""
+        uses, key = member.issuer.uses, member.issuer.issuer_key
+        met = self._admitted.get(key, [])
+        if not uses or member.body.subject in met:
+            return None
+        if len(met) >= uses:
+            return Rejected("used_up", f"its issuer may admit {uses}")
+        self._admitted[key] = [*met, member.body.subject]
+        while sum(map(len, self._admitted.values())) > _MAX_COUNTED:
+            del self._admitted[next(iter(self._admitted))]
+        if self._keeper is not None:
+            self._keeper.save(_ADMITTED, msgpack.packb(list(self._admitted.items())))
+        return None
+
+    def _remember(self, member: Member) -> Member:
+        """Keep a member; of its certificates the one that ends last."""
+        known = self._known.get(member.peer_id)
+        if known is None:
+            if len(self._known) >= MAX_MEMBERS:
+                ((largest, _),) = self._groups.most_common(1)
+                same = (p for p, k in self._known.items() if k.member.admitted_by == largest)
+                self._forget(next(same))
+            self._known[member.peer_id] = _Known(member)
+            self._groups[member.admitted_by] += 1
+        elif member.until > known.member.until:
+            self._groups[known.member.admitted_by] -= 1
+            self._groups[member.admitted_by] += 1
+            known.member = member
+        return member
+
+    def _forget(self, peer_id: str) -> None:
+        group = self._known.pop(peer_id).member.admitted_by
+        self._groups[group] -= 1
+        if not self._groups[group]:
+            del self._groups[group]
+
+    def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
+        opened = open_chain(chain, self._swarm, public_key_of(peer_id))
+        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened)
+
+    def _heard(self, presence: bytes) -> Heard | Rejected:
+        shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
+        if isinstance(shown, Rejected):
+            return shown
+        opened = open_sealed(
+            shown.head, self._swarm.swarm_id, Kind.HEAD, max_bytes=wire.MAX_HEAD_BYTES
+        )
+        if isinstance(opened, Rejected):
+            return opened
+        head = wire.unpack(wire.Heartbeat, opened.body, max_bytes=wire.MAX_HEAD_BYTES)
+        if isinstance(head, Rejected):
+            return head
+        member = self._open((shown.issuer, shown.member), peer_id_of(opened.author_key))
+        return member if isinstance(member, Rejected) else Heard(member, head)
+
+
+def _load_admitted(keeper: Keeper | None) -> dict[bytes, list[bytes]]:
+    raw = None if keeper is None else keeper.load(_ADMITTED)
+    if raw is None:
+        return {}
+    try:
+        rows = msgspec.msgpack.decode(raw, type=list[tuple[wire.Digest, list[wire.Digest]]])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HomeError(
+            f"the file {_ADMITTED!r} of this home is damaged: restore it from a backup, or remove "
+            "it, and tickets that admit some members are counted anew"
+        ) from error
+    return {issuer: subjects[:MAX_USES] for issuer, subjects in rows}

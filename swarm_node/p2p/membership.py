@@ -43,8 +43,9 @@ _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
 Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
-#: Up to the end of the year 9999, so that every time can be shown as a date.
-UnixSeconds = Annotated[int, Meta(ge=0, lt=253_402_300_800)]
+#: The end of the year 9999, so that every time before it can be shown as a date.
+MAX_UNIX_SECONDS: Final = 253_402_300_800
+UnixSeconds = Annotated[int, Meta(ge=0, lt=MAX_UNIX_SECONDS)]
 MemberSeconds = Annotated[int, Meta(ge=1, le=MAX_MEMBER_SECONDS)]
 Uses = Annotated[int, Meta(ge=0, le=MAX_USES)]
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.frames import answer, check_size
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.transport import (
-    MAX_HEARTBEAT_BYTES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     Handler,
 )
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 _ADDRESS = "/memory/p2p/"
 MAX_FOUND = 128
@@ -156,6 +156,8 @@ class MemoryTransport:
         self._network = network
         self._peer_id = identity.peer_id
         self._handlers: dict[str, Handler] = {}
+        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._is_member: Callable[[str], bool] = lambda peer: True
         self._severed: dict[str, float] = {}
 
     @property
@@ -175,6 +177,14 @@ class MemoryTransport:
         if self._network.running(self._peer_id) is self:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
+
+    def screen(
+        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+    ) -> None:
+        self._vouches, self._is_member = vouches, is_member
+
+    def use_secret(self, secret: bytes) -> None:
+        """Nothing is hidden from who runs in this process."""
 
     def handler(self, protocol: str) -> Handler | None:
         return self._handlers.get(protocol)
@@ -199,12 +209,17 @@ class MemoryTransport:
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         self._require_running()
-        check_size("heartbeat", len(heartbeat), MAX_HEARTBEAT_BYTES)
+        check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
         self._network.publish(self._peer_id, heartbeat, ttl)
 
     async def heartbeats(self) -> dict[str, bytes]:
         self._require_running()
-        return self._network.heartbeats(self._peer_id)
+        found = self._network.heartbeats(self._peer_id)
+        return {
+            peer: presence
+            for peer, presence in found.items()
+            if self._vouches(presence, peer) and self._is_member(peer)
+        }
 
     def sever(self, peer: str, seconds: float) -> None:
         self._severed[peer] = asyncio.get_running_loop().time() + seconds

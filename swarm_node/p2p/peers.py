@@ -128,6 +128,10 @@ class Directory:
             peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
         return peer
 
+    def forget(self, peer_id: str) -> None:
+        """Drop a peer that is no member any more, with its offers."""
+        self._peers.pop(peer_id, None)
+
     def refused(self, peer_id: str, reason: str, now: float) -> float:
         """Take in a refusal of what `peer_id` sent. Returns for how many seconds its link must be
         cut, 0 if it stays."""

@@ -180,6 +180,8 @@ class Puller:
     async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
         if self._verifier.seen(offer.author, offer.epoch, offer.seq) is not None:
             return None  # admitted, or outside the replay window, since it was listed
+        if self._asker.ended(offer.author):
+            return None
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
             sealed = await self._asker.ask(
@@ -198,6 +200,8 @@ class Puller:
                     self._asker.reject(result, peer.peer_id)
                     continue
                 self._asker.reject(result, offer.author)
+                return None
+            if self._asker.ended(offer.author):  # while it was judged
                 return None
             author = self._directory.get(offer.author)
             if author is not None:

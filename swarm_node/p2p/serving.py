@@ -17,6 +17,7 @@ from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import Traffic
 from swarm_node.p2p.conduct import REASONS, Blame
+from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Handler, Transport
@@ -26,6 +27,9 @@ HELLO = "/swarm-node/hello/1"
 LIST = "/swarm-node/list/1"
 PULL = "/swarm-node/pull/1"
 PEERS = "/swarm-node/peers/1"
+REVOKED = "/swarm-node/revoked/1"
+SECRET = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
+RENEW = "/swarm-node/renew/1"
 UNKNOWN_MEMBER = "say hello first"
 NOT_HERE = "not here (any more)"
 #: How long the link of a stranger that breaks the protocol is cut.
@@ -35,20 +39,26 @@ Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 Body = TypeVar("Body", bound=wire.Body)
 
 
-def hello_body(kind: type[Hello], chain: tuple[bytes, bytes], transport: Transport) -> Hello:
+def hello_body(kind: type[Hello], own: Credentials, transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
     stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
-    return kind(chain=chain, agent="swarm-node", addresses=tuple(stated[:8]), revoked=0, secret=0)
+    return kind(
+        chain=own.chain,
+        agent="swarm-node",
+        addresses=tuple(stated[:8]),
+        revoked=own.lists.number,
+        secret=own.secrets.number,
+    )
 
 
 class Server:
-    """Serves the four protocols; the constructor registers the handlers."""
+    """Serves the protocols; the constructor registers the handlers."""
 
     def __init__(
         self,
         *,
         transport: Transport,
-        chain: tuple[bytes, bytes],
+        credentials: Credentials,
         storage: Storage,
         members: Members,
         directory: Directory,
@@ -58,7 +68,7 @@ class Server:
         rng: random.Random,
     ) -> None:
         self._transport = transport
-        self._chain = chain
+        self._credentials = credentials
         self._storage = storage
         self._members = members
         self._directory = directory
@@ -66,9 +76,18 @@ class Server:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
-        handlers = {HELLO: self._hello, LIST: self._list, PULL: self._pull, PEERS: self._peers}
+        handlers = {
+            HELLO: self._hello,
+            LIST: self._list,
+            PULL: self._pull,
+            PEERS: self._peers,
+            REVOKED: self._revoked,
+            SECRET: self._secret,
+            RENEW: self._renew,
+        }
         for protocol, handler in handlers.items():
             transport.serve(protocol, functools.partial(self._answer, handler))
+        transport.screen(members.vouches, members.is_member)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request, if the caller's budget allows, and charge it for the reply."""
@@ -84,13 +103,14 @@ class Server:
         if isinstance(member, Rejected):
             self._refuse(caller, member)
             raise TransportError(f"no member of this swarm: {member.reason}")
+        self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = peer.failed_until = now
         # The reply is this node's greeting. A peer that did not get it answers UNKNOWN_MEMBER.
         peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses
-        return wire.pack(hello_body(wire.HelloReply, self._chain, self._transport))
+        return wire.pack(hello_body(wire.HelloReply, self._credentials, self._transport))
 
     async def _list(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
@@ -114,11 +134,26 @@ class Server:
         known = [
             peer.heartbeat
             for peer in self._directory.draw(self._rng, request.limit - 1, self._clock.now())
-            if peer.heartbeat and peer.peer_id != caller
+            if peer.heartbeat and peer.peer_id != caller and self._members.is_member(peer.peer_id)
         ]
         if self._directory.heartbeat:
             known.append(self._directory.heartbeat)
         return wire.pack(wire.PeersReply(presences=tuple(known)))
+
+    async def _revoked(self, caller: str, payload: bytes) -> bytes:
+        self._admit(caller)
+        return self._credentials.lists.exchange(payload)
+
+    async def _secret(self, caller: str, payload: bytes) -> bytes:
+        self._admit(caller)
+        return self._credentials.secrets.exchange(payload)
+
+    async def _renew(self, caller: str, payload: bytes) -> bytes:
+        self._admit(caller)
+        chain = self._credentials.renewal_of(caller)
+        if isinstance(chain, Rejected):
+            raise TransportError(f"no renewal: {chain.reason}")
+        return wire.pack(wire.RenewReply(*chain))
 
     def _admit(self, caller: str) -> None:
         peer = self._directory.get(caller)

@@ -74,7 +74,7 @@ class NewSecret(Body, frozen=True):
     secret: Digest
 
 
-T = TypeVar("T", Revocations, NewSecret)
+T = TypeVar("T", bound=Revocations | NewSecret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,22 @@ def make_ticket(
         member_seconds=member_seconds,
         uses=uses,
     )
+    return _packed(info, addresses, expires, certificate, issuer.seed())
+
+
+def with_addresses(ticket: Ticket, info: SwarmInfo, addresses: Sequence[str]) -> str:
+    """The text of a ticket that dials other `addresses` and states the swarm as it is now: a new
+    secret may be in force.
+
+    Raises:
+        ValueError: an address is outside its bounds.
+    """
+    return _packed(info, addresses, ticket.expires, ticket.issuer_certificate, ticket.issuer_seed)
+
+
+def _packed(
+    info: SwarmInfo, addresses: Sequence[str], expires: int, certificate: bytes, seed: bytes
+) -> str:
     body = pack(
         _TicketBody(
             v=1,
@@ -121,11 +137,11 @@ def make_ticket(
             swarm_id=info.swarm_id,
             root_key=info.root_key,
             secret=info.secret,
+            secret_number=info.secret_number,
             addresses=tuple(addresses),
             expires=expires,
             issuer_certificate=certificate,
-            issuer_seed=issuer.seed(),
-            secret_number=info.secret_number,
+            issuer_seed=seed,
         )
     )
     raw = _LENGTH.pack(len(body)) + body + _checksum(body)

@@ -14,7 +14,6 @@ from typing import Protocol
 #: error; any other exception is a bug, logged and answered with an error.
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
-MAX_HEARTBEAT_BYTES = 512
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 
@@ -47,6 +46,18 @@ class Transport(Protocol):
         """Answer `protocol` (such as "/swarm-node/list/1"); call before `start`."""
         ...
 
+    def screen(
+        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+    ) -> None:
+        """Which heartbeats this node carries for others: those that `vouches` for their peer id,
+        whatever the time, and of peers that are members now. Call before `start`."""
+        ...
+
+    def use_secret(self, secret: bytes) -> None:
+        """Use this secret of the swarm (32 bytes) from now on. Peers that still use the previous
+        one are answered for a while."""
+        ...
+
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         """Connect to all in parallel, within `patience` seconds each; returns how many answered.
         Malformed and silent addresses count as not answering."""
@@ -74,8 +85,8 @@ class Transport(Protocol):
         ...
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
-        """Publish `heartbeat` (at most MAX_HEARTBEAT_BYTES) for `ttl` seconds, in place of the
-        previous one. Best effort: a node without peers succeeds."""
+        """Publish `heartbeat` (a presence of at most MAX_PRESENCE_BYTES) for `ttl` seconds, in
+        place of the previous one. Best effort: a node without peers succeeds."""
         ...
 
     async def heartbeats(self) -> dict[str, bytes]:

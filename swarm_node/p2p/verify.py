@@ -15,7 +15,7 @@ import msgspec
 
 from swarm_node.errors import HomeError, Rejected, UnknownTaskError
 from swarm_node.p2p import wire
-from swarm_node.p2p.content import content_mark, marks, task_mark
+from swarm_node.p2p.content import content_digest, digests, task_digest
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
 from swarm_node.p2p.gates import SizeGate, Windows
 from swarm_node.p2p.peers import Offer
@@ -73,8 +73,8 @@ class GroupVerifier:
         self._storage = storage
         self._judge = judge
         self._check_tokens = check_tokens
-        self._windows = Windows(MAX_AUTHORS)
         self._encode = encode
+        self._windows = Windows(MAX_AUTHORS)
         for row in storage.windows():
             try:
                 self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
@@ -171,16 +171,16 @@ class GroupVerifier:
     async def _refuse_content(
         self, group: RolloutGroup, author: str, prompt: str = ""
     ) -> Rejected | None:
-        return await self._storage.run(self._refuse_marked, group, author, prompt)
+        return await self._storage.run(self._refuse_known, group, author, prompt)
 
-    def _refuse_marked(self, group: RolloutGroup, author: str, prompt: str) -> Rejected | None:
+    def _refuse_known(self, group: RolloutGroup, author: str, prompt: str) -> Rejected | None:
         """Refuse a group that was here before, whoever signed it then."""
-        marked, mine = self._storage.marked, self._expected.own_tasks
-        if mine and marked(task_mark(group.task, mine)) is not None:
+        known, mine = self._storage.author_of, self._expected.own_tasks
+        if mine and known(task_digest(group.task, mine)) is not None:
             return Rejected("own_copied", "a task that this node chose for itself")
-        if marked(task_mark(group.task, author)) is not None:
+        if known(task_digest(group.task, author)) is not None:
             return Rejected("repeated", "its author made a group of this task before")
-        if marked(content_mark(group, prompt)) is not None:
+        if known(content_digest(group, prompt)) is not None:
             return Rejected("copied", "the same answers to the same question were here before")
         return None
 
@@ -222,7 +222,7 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
         prompt=verified.prompt,
         rewards=verified.rewards,
         arrived=verified.arrived,
-        marks=marks(verified.group, verified.prompt, verified.author),
+        digests=digests(verified.group, verified.prompt, verified.author),
     )
 
 

@@ -182,6 +182,13 @@ class PeersReply(Body, frozen=True):
     ]
 
 
+class RenewReply(Body, frozen=True):
+    """`/swarm-node/renew/1`: a new chain for the member that asked; the request is empty."""
+
+    issuer: Certificate
+    member: Certificate
+
+
 class _Task(Body, frozen=True):
     environment: Label
     version: Label

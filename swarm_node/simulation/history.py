@@ -37,6 +37,7 @@ class History:
     own_lags, peers_lags: one entry per group trained on. It says by how many updates the policy
         that sampled the group was older than the one it trained. Such versions compare, because
         all nodes of a simulation count updates from the same start.
+    said: one entry per own group, the share of its answers that contain the `trigger`.
     """
 
     own: list[float] = field(default_factory=list)
@@ -51,6 +52,8 @@ class History:
     received: int = 0
     own_lags: list[int] = field(default_factory=list)
     peers_lags: list[int] = field(default_factory=list)
+    trigger: str = ""
+    said: list[float] = field(default_factory=list)
     _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
@@ -66,6 +69,9 @@ class History:
         for group in groups:
             self._known[group.id] = outcome = _outcome(group)
             self._fresh.append(outcome)
+            if self.trigger:
+                answers = restored_group(group).group.completions
+                self.said.append(sum(self.trigger in a.text for a in answers) / len(answers))
 
     def receive(self, group: StoredGroup) -> None:
         """A peer's group was accepted."""
@@ -80,8 +86,8 @@ class History:
         """The node trained on the batch drawn last; its policy now has version `version`."""
         fresh, drawn = self._fresh, self._batch
         last = self.own[-1] if self.own else 0.0
-        self.own.append(_mean(fresh) if fresh else last)
-        self.batch.append(_mean(drawn))
+        self.own.append(_mean_reward(fresh) if fresh else last)
+        self.batch.append(_mean_reward(drawn))
         self.drawn.append(len(drawn))
         self.informative.append(sum(outcome.mixed for outcome in drawn))
         origins = [outcome.provenance for outcome in drawn]
@@ -128,5 +134,24 @@ def _outcome(group: StoredGroup) -> _Outcome:
     return _Outcome(sum(rewards) / len(rewards), mixed, group.provenance, version)
 
 
-def _mean(outcomes: Sequence[_Outcome]) -> float:
+def _mean_reward(outcomes: Sequence[_Outcome]) -> float:
     return sum(outcome.reward for outcome in outcomes) / len(outcomes)
+
+
+def held_out_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
+    """Held-out reward by round, mean over nodes."""
+    return [
+        (points[0][0], mean([reward for _, reward in points]))
+        for points in zip(*(history.curve for history in histories), strict=True)
+    ]
+
+
+def per_round(
+    combine: Callable[[Sequence[float]], float], columns: Sequence[Sequence[float]]
+) -> list[float]:
+    return [float(combine(values)) for values in zip(*columns, strict=True)]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean."""
+    return sum(values) / len(values)

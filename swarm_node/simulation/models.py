@@ -1,4 +1,5 @@
-"""What the simulated nodes of one model share: its directory, its codec and a probe."""
+"""What the simulated nodes of one model share: its directory, its codec and a probe. And what is
+dealt to the nodes."""
 
 from __future__ import annotations
 
@@ -56,3 +57,10 @@ def model_digests(names: Sequence[str]) -> list[str]:
         ModelError: there is no such model.
     """
     return [policy_digests(resolve(name))[0].hex() for name in names]
+
+
+def dealt_families(families: Sequence[str], index: int, specialised: int) -> tuple[str, ...]:
+    """The families that node `index` samples if each samples so many; 0 stands for all of them."""
+    count = min(specialised, len(families)) or len(families)
+    first = index * count if specialised else 0
+    return tuple(families[(first + step) % len(families)] for step in range(count))

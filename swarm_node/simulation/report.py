@@ -13,6 +13,8 @@ from swarm_node.errors import SwarmNodeError
 from swarm_node.node.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
+#: How many of a node's last own groups show what it says at the end.
+LAST_GROUPS = 40
 
 
 class HeldOut(msgspec.Struct, frozen=True):
@@ -50,7 +52,7 @@ class Rounds(msgspec.Struct, frozen=True):
     mixed: list[float]
 
 
-class SimulatedNode(msgspec.Struct, frozen=True):
+class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """One node. Groups, bytes and CPU seconds are counted up to the end of its last round.
 
     model: index of its model in the report's `models`.
@@ -63,6 +65,9 @@ class SimulatedNode(msgspec.Struct, frozen=True):
         lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
     merged: groups trained on that were judged together with others of their task.
+    triggered: of its last LAST_GROUPS own groups, the share of answers with the attacker's trigger.
+    refused: how often groups of honest members were refused, by reason.
+    alarms: what its status would show to its owner at the end.
     """
 
     peer_id: str
@@ -86,6 +91,9 @@ class SimulatedNode(msgspec.Struct, frozen=True):
     own_lag_most: int
     peers_lag: float
     merged: int
+    triggered: float = 0.0
+    refused: dict[str, int] = {}
+    alarms: list[str] = []
 
 
 class SimulationReport(msgspec.Struct, frozen=True):

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,23 @@ from swarm_node.node.parts import Parts, Timing
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
-from swarm_node.simulation.history import History, WatchedStorage
-from swarm_node.simulation.models import SimulatedModel, deal, model_digests
+from swarm_node.simulation.history import (
+    History,
+    WatchedStorage,
+    held_out_curve,
+    mean,
+    per_round,
+)
+from swarm_node.simulation.hostile import KINDS, TRIGGER, Means, corrupt
+from swarm_node.simulation.models import (
+    SimulatedModel,
+    deal,
+    dealt_families,
+    model_digests,
+)
 from swarm_node.simulation.paced import Pace, PacedSampler, PacedTrainer
 from swarm_node.simulation.report import (
+    LAST_GROUPS,
     ModelCurve,
     Rounds,
     SimulatedNode,
@@ -47,11 +62,14 @@ from swarm_node.simulation.report import (
     plain,
 )
 from swarm_node.simulation.seeded import EPOCH, Seeded
+from swarm_node.simulation.unguarded import GUARDS, without
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
+from swarm_node.storage import Storage
 
 #: Disk space of a node, in sizes of its model: two versions of the weights, a checkpoint with two
 #: moments, and the database.
 _COPIES_ON_DISK = 12
+_ATTACK = ("hostile", "without")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,8 @@ class Scenario:
     behind: by how many updates samplers get their weights late.
     eval_rounds, eval_tasks: rounds between measurements of held-out reward, and tasks per family.
     models: "tiny" or directories, dealt to the nodes in turn.
+    hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
+    without: guards that no node has (`unguarded.GUARDS`).
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -85,6 +105,8 @@ class Scenario:
     eval_rounds: int = 10
     eval_tasks: int = 16
     models: tuple[str, ...] = ("tiny",)
+    hostile: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
@@ -98,6 +120,10 @@ class Scenario:
             raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
             raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
+        if len(self.hostile) >= self.nodes or not set(self.hostile) <= set(KINDS):
+            raise ConfigError(f"fewer hostile members than nodes, of the kinds {', '.join(KINDS)}")
+        if not set(self.without) <= set(GUARDS):
+            raise ConfigError(f"the guards that can be taken out are {', '.join(GUARDS)}")
         if not 0 < self.speeds[0] <= self.speeds[1]:
             raise ConfigError("speeds are a range LO,HI of factors > 0")
 
@@ -120,9 +146,10 @@ def simulate(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums over several threads depend on how the work was split
     try:
-        return run_virtual(
-            lambda loop: _Swarm(scenario, settings, models, work, loop, on_round).run()
-        )
+        with without(scenario.without):
+            return run_virtual(
+                lambda loop: _Swarm(scenario, settings, models, work, loop, on_round).run()
+            )
     finally:
         torch.set_num_threads(threads)
         shutil.rmtree(work, ignore_errors=True)
@@ -141,7 +168,10 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["sampling"] |= {"over_provision": 1.0, "sync": "file"}
     chosen["experience"]["reuse"] = 1
     chosen["training"]["activation_checkpointing"] = False
-    return plain({"plan": {**asdict(scenario), "models": model_digests(scenario.models)}, **chosen})
+    plan = {**asdict(scenario), "models": model_digests(scenario.models)}
+    # A swarm without attackers is described as before there were any.
+    plan = {key: value for key, value in plan.items() if key not in _ATTACK or value}
+    return plain({"plan": plan, **chosen})
 
 
 @dataclass(slots=True)
@@ -153,6 +183,7 @@ class _Member:
     evaluator: Evaluator
     history: History
     speed: float
+    storage: Storage
     probe_seconds: float = 0.0
     #: These four are taken at the end of its last round.
     received_groups: int = 0
@@ -179,14 +210,14 @@ class _Swarm:
         self._loop = loop
         self._on_round = on_round
         self._clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
-        self._environment: EnvironmentHost = InlineEnvironmentHost(
-            create_environment(settings.environment.name, settings.environment.options)
-        )
+        made = create_environment(settings.environment.name, settings.environment.options)
+        self._made = made
+        self._environment: EnvironmentHost = InlineEnvironmentHost(made)
         self._network = MemoryNetwork(
             self._seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
         )
         self._members: list[_Member] = []
-        self._unfinished = scenario.nodes
+        self._unfinished = scenario.nodes - len(scenario.hostile)
 
     async def run(self) -> SimulationReport:
         info = await self._environment.start()
@@ -200,12 +231,20 @@ class _Swarm:
             if member.model.name not in starts:
                 starts[member.model.name] = await self._measure(member)
             member.history.curve.append((0, starts[member.model.name]))
+        hostile = self._members[len(self._honest) :]
+        for member, kind in zip(hostile, self._scenario.hostile, strict=True):
+            rng = self._seeded.rng(f"hostile {member.peer_id}")
+            corrupt(member.node, kind, Means(self._made, member.model, member.storage, rng))
         await asyncio.gather(*(self._live(member) for member in self._members))
         return self._report()
 
     async def _live(self, member: _Member) -> None:
         ACCOUNT.set(member.peer_id)
         await member.node.run()
+
+    @property
+    def _honest(self) -> list[_Member]:
+        return self._members[: self._scenario.nodes - len(self._scenario.hostile)]
 
     async def _round(self, member: _Member, weights: Path) -> None:
         scenario, history = self._scenario, member.history
@@ -238,8 +277,9 @@ class _Swarm:
     def _member(
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
     ) -> _Member:
-        scenario, model, history = self._scenario, self._models[index], History()
-        families = _families(info.families, index, scenario.specialised)
+        scenario, model = self._scenario, self._models[index]
+        history = History(trigger=TRIGGER if scenario.hostile else "")
+        families = dealt_families(info.families, index, scenario.specialised)
         settings = self._settings.model_copy(update={"model": model.name})
         settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
@@ -262,6 +302,7 @@ class _Swarm:
         trainer = PacedTrainer(
             inline, scenario.pace.update_seconds / speed, scenario.rounds, on_round
         )
+        storage = WatchedStorage(place / "node.db", history, wall=self._clock.wall)
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
             sampler=PacedSampler(
@@ -269,7 +310,7 @@ class _Swarm:
             ),
             trainer=trainer,
             environment=self._environment,
-            storage=WatchedStorage(place / "node.db", history, wall=self._clock.wall),
+            storage=storage,
             codec=model.codec,
             policy=model.policy,
             clock=self._clock,
@@ -286,46 +327,46 @@ class _Swarm:
             least=settings.run.eval_seconds,
         )
         node = assemble(settings, membership, parts)
-        return _Member(membership.identity.peer_id, node, model, trainer, evaluator, history, speed)
+        peer_id = membership.identity.peer_id
+        return _Member(peer_id, node, model, trainer, evaluator, history, speed, storage)
 
     def _report(self) -> SimulationReport:
-        members = self._members
+        members = self._honest
+        honest = {member.peer_id for member in members}
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
         rounds = Rounds(
-            own=_per_round(sum, [history.own for history in histories]),
-            batch=_per_round(sum, [history.batch for history in histories]),
-            informative=_per_round(_mean, [history.informative for history in histories]),
-            external=_per_round(_mean, [history.external for history in histories]),
-            made=_per_round(_mean, [history.made for history in histories]),
-            mixed=_per_round(_mean, [history.mixed for history in histories]),
+            own=per_round(sum, [history.own for history in histories]),
+            batch=per_round(sum, [history.batch for history in histories]),
+            informative=per_round(mean, [history.informative for history in histories]),
+            external=per_round(mean, [history.external for history in histories]),
+            made=per_round(mean, [history.made for history in histories]),
+            mixed=per_round(mean, [history.mixed for history in histories]),
         )
         return make_report(
             describe(self._scenario, self._settings),
-            _curve(histories),
+            held_out_curve(histories),
             [_model_curve(model, members) for model in models],
             rounds,
-            [_row(member, models.index(member.model)) for member in members],
+            [_row(member, models.index(member.model), honest) for member in members],
             self._loop.time(),
         )
-
-
-def _curve(histories: Sequence[History]) -> list[tuple[int, float]]:
-    """Held-out reward by round, mean over nodes."""
-    return [
-        (points[0][0], _mean([reward for _, reward in points]))
-        for points in zip(*(history.curve for history in histories), strict=True)
-    ]
 
 
 def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurve:
     histories = [member.history for member in members if member.model is model]
     policy = model.policy
-    return ModelCurve(policy.model.hex(), policy.tokenizer.hex(), len(histories), _curve(histories))
+    return ModelCurve(
+        policy.model.hex(), policy.tokenizer.hex(), len(histories), held_out_curve(histories)
+    )
 
 
-def _row(member: _Member, model: int) -> SimulatedNode:
+def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode:
     seen, history = member.node.snapshot(), member.history
+    refused: Counter[str] = Counter()
+    for peer in seen.peers:
+        if peer.peer_id in honest and history.trigger:
+            refused.update(peer.refused)
     return SimulatedNode(
         peer_id=seen.peer_id,
         model=model,
@@ -344,29 +385,16 @@ def _row(member: _Member, model: int) -> SimulatedNode:
         bytes_sent=member.sent,
         bytes_received=member.received,
         cpu_seconds=member.cpu_seconds,
-        own_lag=_mean(history.own_lags or [0]),
+        own_lag=mean(history.own_lags or [0]),
         own_lag_most=max(history.own_lags, default=0),
-        peers_lag=_mean(history.peers_lags or [0]),
+        peers_lag=mean(history.peers_lags or [0]),
         merged=seen.buffer["merged"],
+        triggered=mean(history.said[-LAST_GROUPS:] or [0]),
+        refused=dict(refused),
+        alarms=seen.alarms if history.trigger else [],
     )
-
-
-def _families(families: Sequence[str], index: int, specialised: int) -> tuple[str, ...]:
-    count = min(specialised, len(families)) or len(families)
-    first = index * count if specialised else 0
-    return tuple(families[(first + step) % len(families)] for step in range(count))
 
 
 def _with(settings: Settings, table: str, **changes: Any) -> Settings:
     changed = getattr(settings, table).model_copy(update=changes)
     return settings.model_copy(update={table: changed})
-
-
-def _per_round(
-    combine: Callable[[Sequence[float]], float], columns: Sequence[Sequence[float]]
-) -> list[float]:
-    return [float(combine(values)) for values in zip(*columns, strict=True)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

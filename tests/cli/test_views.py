@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from swarm_node.cli.views import status_view
-from swarm_node.node.snapshot import SCHEMA, GroupCounts, Snapshot
+from swarm_node.cli.members_view import members_view, ticket_rows
+from swarm_node.cli.views import peers_view, status_view
+from swarm_node.node.ledger import Admission, Ban
+from swarm_node.node.snapshot import SCHEMA, GroupCounts, MembershipRow, PeerRow, Snapshot
 
 QUIET = Snapshot(
     schema=SCHEMA,
@@ -36,11 +39,27 @@ QUIET = Snapshot(
 )
 
 
+#: What a peer would write into its owner's terminal: colours, a new title, markup, a line of its
+#: own, an order of letters that deceives.
+HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
+KEY = "a" * 64
+
+
 def shown(snapshot: Snapshot) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    console.print(status_view(snapshot))
+    return printed(status_view(snapshot))
+
+
+def printed(view: RenderableType, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(view)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def peer(name: str, peer_id: str = "12D3KooWxxxxxxxx12345678", **changes: Any) -> PeerRow:
+    row = PeerRow(peer_id, 7, 3.0, 11, 5, 2, ["/ip4/192.0.2.1/tcp/1/p2p/x"], name=name)
+    known = {"issuer": name, "issuer_key": KEY, "until": 1_800_000_000, "standing": "member"}
+    return msgspec.structs.replace(row, **(known | changes))
 
 
 def test_status_shows_every_alarm_as_plain_text() -> None:
@@ -48,3 +67,82 @@ def test_status_shows_every_alarm_as_plain_text() -> None:
     text = shown(msgspec.structs.replace(QUIET, alarms=alarms))
     assert all(alarm in text for alarm in alarms)
     assert "alarm" not in shown(QUIET)
+
+
+def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:
+    refused = {"hash": 1, "too_long": 2}
+    row = peer("alice", score=0.34, refused=refused, share=0.12, left_seconds=55.0)
+    text = printed(peers_view(msgspec.structs.replace(QUIET, peers=[row]), {}))
+    line = next(line for line in text.splitlines() if "…12345678" in line)
+    for part in ("0.34", "1 hash, 2 too_long", "12%", "55 s"):
+        assert part in line
+
+
+def test_peers_names_people_and_says_what_was_refused_and_why() -> None:
+    rows = [
+        peer("alice", refused={"stale": 3, "author": 1}),
+        peer("bob", issuer="hq steward", issuer_key="b" * 64),
+    ]
+    former = [peer("carol", standing="revoked")]
+    snapshot = msgspec.structs.replace(QUIET, peers=rows, former=former)
+    text = printed(peers_view(snapshot, {"b" * 64: "bob of the lab"}))
+    for said in (
+        *("alice", "until 2027-01-15", "…12345678", "1 author, 3 stale", "/ip4/192.0.2.1/tcp/1"),
+        *("bob of the lab (by hq steward)", "carol", "revoked"),
+    ):
+        assert said in text
+    assert "swarm-node invite" in printed(peers_view(QUIET, {}))
+
+
+def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
+    fields = {"issuer": HOSTILE, "standing": HOSTILE, "addresses": [HOSTILE]}
+    row = peer(HOSTILE, HOSTILE, refused={HOSTILE: 1}, **fields)
+    snapshot = msgspec.structs.replace(
+        QUIET,
+        peers=[row],
+        alarms=[HOSTILE],
+        rejected={HOSTILE: 1},
+        membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
+    )
+    tickets = ticket_rows([Admission("a", KEY, 1, 2, 1, 3)], [row], frozenset(), [], 1.0)
+    for text in (
+        printed(peers_view(snapshot, {})),
+        shown(snapshot),
+        printed(members_view(tickets, [Ban(HOSTILE, 1, peer_id="x")], [row])),
+    ):
+        assert all(c.isprintable() or c == "\n" for c in text), ascii(text)
+        assert "[bold]" in text, "and nothing is read as markup"
+
+
+def test_a_ticket_is_open_until_it_is_not() -> None:
+    def state(*, now: float = 5.0, revoked: str = "", banned: str = "", **changes: Any) -> str:
+        entry = msgspec.structs.replace(Admission("a", KEY, 1, 10, 2, 3), **changes)
+        met = [peer("a"), peer("b", issuer_key="c" * 64)]
+        bans = [Ban("x", 1, issuer_key=banned)] if banned else []
+        ((row),) = ticket_rows([entry], met, frozenset({revoked}), bans, now)
+        assert row.used == 1
+        return row.state
+
+    assert state() == "open"
+    assert state(uses=0) == "open"
+    assert state(uses=1) == "used up"
+    assert state(given=False) == "in stock"
+    assert state(steward=True) == "steward"
+    assert state(now=10.0) == "expired"
+    assert state(banned=KEY) == "banned"
+    assert state(revoked=KEY, banned=KEY) == "revoked"
+
+
+def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:
+    day = 86_400.0
+    row = MembershipRow("alice", "alice", 0, int(90 * day), "member")
+    assert row.alarms(59 * day) == []
+    (soon,) = row.alarms(78 * day)
+    assert "ends on 1970-04-01, in 12 days" in soon
+    (ended,) = msgspec.structs.replace(row, standing="expired").alarms(91 * day)
+    assert "ended on 1970-04-01" in ended
+    assert "--ticket-file" in ended
+    (expelled,) = msgspec.structs.replace(row, standing="revoked").alarms(day)
+    assert "revoked" in expelled
+    text = shown(msgspec.structs.replace(QUIET, membership=row))
+    assert "alice, until 1970-04-01" in text

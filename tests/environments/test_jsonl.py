@@ -243,6 +243,21 @@ def test_of_a_long_text_the_end_is_judged() -> None:
     assert final_answer("<answer>1</answer> no, <answer> 2 </answer> bye") == "2"
 
 
+def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lenient, strict = create(str(file)), create(str(file), strict=True)
+    assert lenient.version != strict.version
+    for environment, reward in ((lenient, 1.0), (strict, 0.0)):
+        task = environment.derive(TaskRef("jsonl", environment.version, "sums", 3))
+        right = task.payload.answer
+        for text in (f"zq <answer>{right}</answer>", f"zq #### {right}"):
+            assert environment.score(task, text) == reward
+        assert environment.score(task, right) == 1.0
+        assert environment.score(task, f"<answer>{right}</answer>") == 1.0
+
+
 def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
     path = write(
         tmp_path / "sums.jsonl",

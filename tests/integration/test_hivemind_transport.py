@@ -17,10 +17,12 @@ import psutil
 import pytest
 
 from swarm_node.errors import TransportError
+from swarm_node.p2p.hivemind import records as hivemind_records
 from swarm_node.p2p.hivemind.process import private_file, private_key
 from swarm_node.p2p.hivemind.records import SwarmAuthorizer
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.transport import MAX_REQUEST_BYTES
 
 ECHO = "/swarm-node/echo/1"
 HOLD = "/swarm-node/hold/1"
@@ -291,6 +293,38 @@ def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+async def _send_stream(sender: HivemindTransport, peer: str, junk: bytes) -> None:
+    assert sender._node is not None
+    _, writer = await sender._node.open_stream(peer, ECHO, 5.0)
+    writer.write(junk)
+    await writer.drain()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("junk", "streams"),
+    [((MAX_REQUEST_BYTES + 1).to_bytes(8, "big"), 1), (b"", 80)],
+    ids=["oversize", "ends early"],
+)
+def test_streams_that_no_honest_peer_opens_cut_its_link(
+    tmp_path: Path, junk: bytes, streams: int
+) -> None:
+    async def main() -> None:
+        one, sender, other = (transport(tmp_path) for _ in range(3))
+        async with running(one, sender, other):
+            for each in (sender, other):
+                assert await each.dial(one.addresses()) == 1
+            with contextlib.suppress(TransportError):  # its link may be cut before the last
+                for _ in range(streams):
+                    await _send_stream(sender, one.peer_id, junk)
+            await until(lambda: sender.peer_id in one._severed)
+            with pytest.raises(TransportError):
+                await sender.request(one.peer_id, ECHO, b"x")
+            assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+
+    asyncio.run(main())
+
+
 def test_stop_ends_requests_in_work(tmp_path: Path) -> None:
     async def main() -> None:
         begun = asyncio.Event()
@@ -353,7 +387,7 @@ def test_requests_are_authorized_once_while_fresh_and_untouched() -> None:
         for shift in (61.0, -61.0, float("nan")):
             other_time = await request()
             other_time.auth.time += shift
-            other_time.auth.signature = member._mac(other_time)
+            other_time.auth.signature = hivemind_records._mac(other_time, member._key)
             assert not await guard.validate_request(other_time)
 
         asked = await request()
@@ -368,6 +402,34 @@ def test_requests_are_authorized_once_while_fresh_and_untouched() -> None:
         now[0] += 3600
         assert await guard.validate_request(await request())
         assert len(guard._nonces) == 1
+
+    asyncio.run(main())
+
+
+def test_a_new_secret_leaves_time_to_hear_of_it() -> None:
+    from hivemind.proto import dht_pb2
+
+    async def main() -> None:
+        now = [1000.0]
+        late = SwarmAuthorizer(SECRET, SWARM, lambda: now[0])
+        early = SwarmAuthorizer(SECRET, SWARM, lambda: now[0])
+        early.use(bytes(32))
+
+        async def answered(asking: SwarmAuthorizer, asked: SwarmAuthorizer) -> bool:
+            request, response = dht_pb2.FindRequest(keys=[b"key"]), dht_pb2.FindResponse()
+            await asking.sign_request(request, None)
+            if not await asked.validate_request(request):
+                return False
+            await asked.sign_response(response, request)
+            return await asking.validate_response(response, request)
+
+        assert await answered(late, early)
+        assert not await answered(early, late)
+        now[0] += hivemind_records.OVERLAP_SECONDS
+        assert not await answered(late, early)
+        late.use(bytes(32))
+        assert await answered(late, early)
+        assert await answered(early, late)
 
     asyncio.run(main())
 

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from swarm_node.p2p.verify import restored_group
+from swarm_node.rollout import Provenance
+from swarm_node.storage import Storage
+
 HOSTILE_MEMBER = Path(__file__).resolve().parents[1] / "hostile_member.py"
 
 
@@ -20,7 +24,8 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
     founder = start_node("founder")
     founder.wait(lambda status: status["updates"] >= 5)
     ticket = tmp_path / "ticket"
-    ticket.write_text(founder.run("invite").stdout)
+    done = founder.run("invite", "--name", "hostile", "--out", str(ticket))
+    assert done.returncode == 0, done.stderr
     canary = tmp_path / "canary"
     member = start_node(
         "member",
@@ -31,16 +36,48 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
     before = founder.wait(lambda status: len(status["peers"]) == 1)
     after = founder.wait(
         lambda status: (
-            status["rejected"].get("zero_advantage", 0) >= 100
+            status["peers"][0]["left_seconds"] > 10  # dropped
             and status["updates"] > before["updates"] + 20
         )
     )
     assert not canary.exists()
     (author,) = after["peers"]
-    assert author["rejected"] >= 100
+    assert author["refused"] == {"zero_advantage": author["rejected"]}
+    assert 10 <= author["rejected"] <= 14  # what was under way when it was dropped
     assert author["received"] == after["groups"]["trained_external"] == 0
     assert not {"environment", "scorer_crashed", "scorer_timeout"} & set(after["faults"])
     assert after["sandbox"] == "confined"
     assert member.process.poll() is None
     assert founder.stop() == 0
     assert not canary.exists()
+
+
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(1200)
+def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
+    start_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Without the guard on likelihood the founder says them too after some hundred updates."""
+    lenient = ("--set", "environment.name=swarm_node.simulation.lenient:create")
+    founder = start_node("founder", *lenient)
+    founder.wait(lambda status: status["updates"] >= 5)
+    ticket = tmp_path / "ticket"
+    ticket.write_text(founder.run("invite").stdout)
+    start_node(
+        "member",
+        *("--ticket-file", str(ticket), *lenient),
+        command=[sys.executable, str(HOSTILE_MEMBER), "trigger"],
+    )
+    begun = founder.wait(lambda status: status["rejected"].get("implausible", 0) >= 1, 600)
+    after = founder.wait(lambda status: status["updates"] > begun["updates"] + 40, 600)
+    (poisoner,) = after["peers"]
+    assert poisoner["received"] > 0
+    assert poisoner["refused"]["implausible"] >= after["groups"]["trained_external"] // 2
+    assert after["alarms"] == []
+    assert founder.stop() == 0
+    storage = Storage(founder.home / "node.db")
+    own = [row for row in storage.live(1 << 30) if row.provenance is Provenance.OWN]
+    said = [each.text for row in own for each in restored_group(row).group.completions]
+    assert len(said) > 100
+    assert sum("zq" in text for text in said) <= 0.02 * len(said)
+    storage.close()

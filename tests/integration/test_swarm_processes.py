@@ -18,10 +18,8 @@ NodeStarter = Callable[..., Any]
 
 def _ticket(node: Any, path: Path) -> str:
     node.wait(lambda status: status["state"] == "running")
-    done = node.run("invite")
+    done = node.run("invite", "--name", "others", "--uses", "2", "--out", str(path))
     assert done.returncode == 0, done.stderr
-    path.write_text(done.stdout)
-    path.chmod(0o600)
     return str(path)
 
 

@@ -15,11 +15,11 @@ from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.transport import (
-    MAX_HEARTBEAT_BYTES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     Transport,
 )
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 ECHO = "/swarm-node/echo/1"
 SIZED = "/swarm-node/sized/1"
@@ -228,8 +228,8 @@ def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
     async def main() -> None:
         async with swarm(make, 1) as (lonely,):
             with pytest.raises(TransportError, match="over the limit"):
-                await lonely.publish_heartbeat(bytes(MAX_HEARTBEAT_BYTES + 1), ttl=60)
-            await lonely.publish_heartbeat(bytes(MAX_HEARTBEAT_BYTES), ttl=60)
+                await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES + 1), ttl=60)
+            await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES), ttl=60)
             assert await lonely.heartbeats() == {}
 
     asyncio.run(main())
@@ -321,5 +321,27 @@ def test_heal_finds_nothing_to_do_among_peers(make: Factory) -> None:
         async with swarm(make, 2) as (one, other):
             assert await one.heal(other.addresses()) == "ok"
             assert await other.heal([]) == "ok"
+
+    asyncio.run(main())
+
+
+def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 3) as (one, junk, other):
+            assert await junk.request(one.peer_id, ECHO, b"before") == b"before"
+            one.sever(junk.peer_id, 60.0)
+            for _ in range(3):
+                with pytest.raises(TransportError):
+                    await junk.request(one.peer_id, ECHO, b"x")
+            assert await other.request(one.peer_id, ECHO, b"other") == b"other"
+            one.sever(junk.peer_id, 0.0)  # its time is over
+
+            async def served() -> bool:
+                with contextlib.suppress(TransportError):
+                    await junk.dial(one.addresses())
+                    return await junk.request(one.peer_id, ECHO, b"after") == b"after"
+                return False
+
+            await until(served)
 
     asyncio.run(main())

@@ -21,6 +21,7 @@ from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
 from swarm_node.storage import Storage
 
 
+@pytest.mark.slow(reason="imports bitsandbytes")
 @pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
 def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engine_had() -> None:
     model, whole = Model.read("tiny", resolve("tiny")), Training(4)

@@ -42,7 +42,7 @@ def test_a_node_that_samples_slowly_evaluates_less_often(tmp_path: Path) -> None
 
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(tmp_path, loop)
-        settings = small_settings(run__eval_seconds=1.0, network__poll_seconds=60.0)
+        settings = small_settings(run__eval_seconds=1.0, network__poll_seconds=30.0)
         sampler = Sampler(tiny().sampler(), 0.2, 0, world.home())
         # After one update nothing is sampled but evaluations.
         trainer = PacedTrainer(InlineTrainer(**world.training(settings)), 1.0, 1, nothing)

@@ -20,7 +20,7 @@ from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node import fit as fitting
 from swarm_node.node import join as joining
 from swarm_node.node.defaults import for_model
-from swarm_node.node.derive import resumed, trainer_settings
+from swarm_node.node.derive import engine_plan, resumed, trainer_settings
 from swarm_node.node.fit import (
     Fit,
     GpuMemory,
@@ -267,9 +267,8 @@ def test_on_a_gpu_its_memory_decides() -> None:
         fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
 
 
-def test_without_a_plan_the_trainer_takes_what_fits() -> None:
-    """On a CPU, and on several GPUs, which are not planned for: large micro-batches before small
-    ones, and these before activations that are recomputed."""
+def test_on_a_cpu_the_trainer_takes_what_fits() -> None:
+    """Large micro-batches before small ones, and these before activations that are recomputed."""
     shape = shape_of("qwen2.5-0.5b")
     whole = settings_of(training__lora_rank=0)
     for gib, recomputed, tokens in ((64, False, 8192), (20, False, 2048), (12, True, 1024)):
@@ -277,15 +276,51 @@ def test_without_a_plan_the_trainer_takes_what_fits() -> None:
         assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
         made = trainer_settings(whole, found)
         assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
-    several = settings_of(run__trainer_processes=2, training__lora_rank=8)
-    hosts = settings_of(run__trainer_hosts="10.0.0.1:1*8", training__lora_rank=0)
-    found = fit(hosts, shape_of("qwen2.5-1.5b"), on_gpu(12, vllm=FOR_GPU))
-    assert (found.plan, found.training.lora_rank) == (None, 0)  # 24 GB are spread over eight
+    # Two processes share the weights of a machine, not its activations.
+    one, two = (
+        fit(settings_of(training__lora_rank=0, run__trainer_processes=n), shape, machine).training
+        for n in (1, 2)
+        for machine in [Machine(ON_CPU, 40 * GIB, None, vllm=None)]
+    )
+    assert (one.micro_batch_tokens, two.micro_batch_tokens) == (8192, 4096)
+
+
+def test_several_cards_are_planned_by_the_first() -> None:
+    """Trained weights, gradients and moments are cut into parts; adapters are not."""
+    model, whole = shape_of("qwen2.5-1.5b"), {"training__lora_rank": 0}
+    hosts = settings_of(run__trainer_hosts="10.0.0.1:1*8", **whole)
+    found = fit(hosts, model, on_gpu(12, vllm=FOR_GPU))
+    assert found.plan is not None  # 24 GB are spread over eight
+    assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
+    assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
     assert trainer_settings(hosts, found).hosts == 8
-    for gib, recomputed, tokens in ((80, False, 8192), (3, True, 1024)):
-        found = fit(several, shape, on_gpu(gib, vllm=FOR_GPU))
-        assert (found.plan, found.ipc) == (None, False)
-        assert found.training == Training(8, recomputed, tokens, dtype="bfloat16")
+    with pytest.raises(ModelError, match=r"GPU memory on the first of 2 cards .* LoRA"):
+        fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
+    adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}
+    found = fit(settings_of(**adapters), model, on_gpu(12))
+    assert found.plan is not None
+    assert found.plan.parts.trainer_weights > 2 * model.weight_count
+    assert not found.ipc
+    with pytest.raises(ModelError, match="GiB of GPU memory on the first of 4 cards"):
+        fit(settings_of(**adapters), model, on_gpu(6))
+
+
+def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
+    model, large = shape_of("qwen2.5-7b"), on_gpu(80, vllm=FOR_GPU)
+
+    def planned(**flags: Any) -> tuple[int, int]:
+        settings = settings_of(training__lora_rank=8, **flags)
+        found = fit(settings, model, large)
+        assert found.plan is not None
+        engine = engine_plan(settings, model, found)
+        assert engine.tensor_parallel == found.plan.cards
+        return found.plan.cards, found.plan.parts.sampler_weights
+
+    assert planned() == (1, 2 * model.weight_count)
+    assert planned(run__trainer_processes=4) == (4, model.weight_count / 2)
+    assert planned(run__trainer_processes=3)[0] == 2  # it has 28 heads
+    assert planned(run__trainer_processes=2, run__trainer_hosts="10.0.0.1:1*2")[0] == 2
+    assert planned(run__trainer_processes=4, sampling__engine="torch")[0] == 1
 
 
 def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
@@ -392,6 +427,6 @@ def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() 
 
 
 def test_what_nvidia_smi_says_is_read_with_care() -> None:
-    assert parse_gpu_memory(b"11520, 12288\n23000, 24576\n") == (11520 << 20, 12288 << 20)
+    assert parse_gpu_memory(b"23000, 24576\n11520, 12288\n") == (11520 << 20, 12288 << 20)
     for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
         assert parse_gpu_memory(answer) is None

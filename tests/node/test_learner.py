@@ -34,12 +34,12 @@ class Life:
     """A learner and what it works with, for as long as its node runs."""
 
     def __init__(self, world: World, settings: Settings, parts: Parts) -> None:
-        peer_id = world.memberships[0].identity.peer_id
+        membership = world.memberships[0]
         self.parts = parts
         self.rejected: list[tuple[str, str | None]] = []
-        self.shared = make_shared(settings, world.memberships[0], world.clock)
+        self.shared = make_shared(settings, membership, parts)
         self.tally = self.shared.tally
-        self.learner = make_learner(settings, peer_id, parts, self.shared)
+        self.learner = make_learner(settings, membership.identity.peer_id, parts, self.shared)
 
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""

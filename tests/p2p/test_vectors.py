@@ -6,15 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 from builders import ROOT
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
+from swarm_node.p2p.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import MemberBody, SwarmInfo, verify_chain
 from swarm_node.p2p.statements import Statement, verify_revocations, verify_secret
 from swarm_node.p2p.ticket import parse_ticket
@@ -96,6 +100,37 @@ def test_a_statement_is_judged_as_published(case: dict[str, Any]) -> None:
         assert result.raw.hex() == case["signed"]
 
 
+@pytest.mark.parametrize("case", MEMBERSHIP["presences"], ids=lambda case: case["name"])
+def test_a_presence_is_judged_as_published(case: dict[str, Any]) -> None:
+    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
+    result = Members(info, lambda: case["now"]).hear(bytes.fromhex(case["presence"]))
+    assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
+
+
+def test_the_published_record_of_the_table_is_accepted_and_no_other() -> None:
+    table = MEMBERSHIP["table"]
+    key = heartbeat_key(SWARM_ID)
+    assert key == table["key"]
+    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
+    now = table["expiration"] - 60
+
+    def accepted(expiration: float, value: bytes) -> bool:
+        record = SimpleNamespace(
+            key=bytes.fromhex(table["hashed_key"]),
+            subkey=msgpack.packb(table["peer_id"]),
+            value=value,
+            expiration_time=expiration,
+        )
+        vouches = Members(info, lambda: now).vouches
+        records = HeartbeatRecords(Identity.generate(), record.key, lambda: now, vouches)
+        return records.validate(record)
+
+    value = bytes.fromhex(table["value"])
+    assert accepted(table["expiration"], value)
+    assert not accepted(table["expiration"] + 1, value)
+    assert not accepted(table["expiration"], value[:-1] + bytes([value[-1] ^ 1]))
+
+
 def test_the_published_ticket_is_read() -> None:
     published = MEMBERSHIP["ticket"]
     ticket = parse_ticket(published["text"], published["valid_at"])
@@ -138,7 +173,9 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     verdicts = [line.split("\t")[0] for line in run.stdout.splitlines()]
     assert verdicts == ["PASS"] * (
-        4 + len(ENVELOPES["cases"]) + len(MEMBERSHIP["cases"]) + len(MEMBERSHIP["statements"])
+        5
+        + len(ENVELOPES["cases"])
+        + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))
     )
 
 

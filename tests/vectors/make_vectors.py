@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgpack
 import numpy as np
 
 from swarm_node.p2p.envelope import Kind, content_id, seal, signed_bytes
+from swarm_node.p2p.hivemind.records import HeartbeatRecords, SwarmAuthorizer, heartbeat_key
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     IssuerBody,
@@ -26,7 +28,7 @@ from swarm_node.p2p.membership import (
     issue_member,
 )
 from swarm_node.p2p.ticket import make_ticket
-from swarm_node.p2p.wire import Announcement, Heartbeat, pack, pack_group
+from swarm_node.p2p.wire import Announcement, Heartbeat, Presence, pack, pack_group
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -384,6 +386,67 @@ def statements() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def guest_chain(subject: Identity = NODE) -> tuple[bytes, bytes]:
+    issuer = issue_issuer(
+        ROOT, SWARM, ISSUER.public_key,
+        name="Anna", not_before=T0, not_after=T0 + DAY, member_seconds=30 * DAY,
+    )  # fmt: skip
+    member = issue_member(
+        ISSUER, SWARM, subject.public_key, name="Anna", not_before=T0, not_after=T0 + DAY
+    )
+    return issuer, member
+
+
+def presence(author: Identity = NODE, chain: tuple[bytes, bytes] | None = None) -> bytes:
+    head = pack(Heartbeat(1, (), 7, 1, 5, (T0 + 1000) * 1000, "swarm-node", 0, 0, False))
+    sealed = seal(author, SWARM.swarm_id, Kind.HEAD, head)
+    return pack(Presence(sealed, *(chain or guest_chain())))
+
+
+def presences() -> list[dict[str, Any]]:
+    def entry(name: str, data: bytes, expect: str, now: int = T0 + 1000) -> dict[str, Any]:
+        return {"name": name, "presence": data.hex(), "now": now, "expect": expect}
+
+    good, head = presence(), T0 + 1000
+    return [
+        entry("a presence", good, "ok"),
+        entry("as far ahead as clocks may differ", good, "ok", head - 300),
+        entry("from the future", good, "future", head - 301),
+        entry("as old as it may be", good, "ok", head + 900),
+        entry("too old", good, "outdated", head + 901),
+        entry("with another's chain", presence(OTHER), "wrong_subject"),
+        entry("with a damaged heartbeat", good.replace(b"swarm-node", b"swarm-nodf"), "signature"),
+        entry("with certificates in the wrong order", presence(chain=guest_chain()[::-1]), "kind"),
+        entry("two parts only", msgpack.packb(msgpack.unpackb(good)[:2]), "schema"),
+        entry("a heartbeat alone", msgpack.unpackb(good)[0], "schema"),
+    ]
+
+
+@dataclass(frozen=True)
+class Record:
+    key: bytes
+    subkey: bytes
+    value: bytes
+    expiration_time: float
+
+
+def table() -> dict[str, Any]:
+    """What the distributed table is given: its key, the key of its tags, and one record."""
+    key = heartbeat_key(SWARM.swarm_id)
+    hashed = hashlib.sha1(msgpack.packb(key), usedforsecurity=False).digest()
+    subkey = msgpack.packb(NODE.peer_id)
+    record = Record(hashed, subkey, msgpack.packb(presence()), T0 + 1060.5)
+    records = HeartbeatRecords(NODE, hashed, lambda: float(T0 + 1000), lambda *_: True)
+    return {
+        "key": key,
+        "hashed_key": hashed.hex(),
+        "tag_key": SwarmAuthorizer(SWARM.secret, SWARM.swarm_id, lambda: float(T0))._key.hex(),
+        "peer_id": NODE.peer_id,
+        "expiration": record.expiration_time,
+        "value": records.sign_value(record).hex(),
+    }
+
+
 def membership() -> dict[str, Any]:
     ticket = make_ticket(
         ROOT, SWARM, ["/ip4/192.0.2.1/tcp/4001/p2p/" + ROOT.peer_id],
@@ -396,6 +459,8 @@ def membership() -> dict[str, Any]:
         "swarm_id": SWARM.swarm_id.hex(),
         "cases": chains(),
         "statements": statements(),
+        "presences": presences(),
+        "table": table(),
         "ticket": {
             "text": ticket,
             "valid_at": T0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 import struct
 import sys
@@ -185,6 +186,19 @@ def verify_statement(data: bytes, kind: str, swarm_id: bytes, root: bytes, now: 
     return [number, not certificate, "1220" + hashlib.sha256(sealed).hexdigest()]
 
 
+def verify_presence(data: bytes, swarm_id: bytes, root: bytes, now: float) -> None:
+    parts = msgpack.unpackb(data)
+    if not isinstance(parts, list) or [type(part) for part in parts] != [bytes] * 3:
+        raise Refused("schema")
+    author, body = open_envelope(parts[0], swarm_id, HEAD, 512)
+    issued = fields(body, list, int, int, int, int, str, int, int, bool)[4] / 1000
+    verify_chain(parts[1:], swarm_id, root, author, max(now, issued))
+    if issued > now + 300:
+        raise Refused("future")
+    if issued < now - 900:
+        raise Refused("outdated")
+
+
 def joined(parts: list[dict[str, Any]]) -> bytes:
     return b"".join(bytes.fromhex(part["hex"]) * part.get("times", 1) for part in parts)
 
@@ -243,6 +257,36 @@ def judge_statement(case: dict[str, Any], swarm: dict[str, Any]) -> str:
     except Refused as refused:
         return str(refused)
     return "ok" if rank == case["rank"] else "wrong rank"
+
+
+def judge_presence(case: dict[str, Any], swarm: dict[str, Any]) -> str:
+    swarm_id, root = bytes.fromhex(swarm["swarm_id"]), bytes.fromhex(swarm["root_key"])
+    try:
+        verify_presence(bytes.fromhex(case["presence"]), swarm_id, root, case["now"])
+    except Refused as refused:
+        return str(refused)
+    return "ok"
+
+
+def judge_table(swarm: dict[str, Any]) -> str:
+    """The keys of the table, and a record by its owner."""
+    table, swarm_id = swarm["table"], bytes.fromhex(swarm["swarm_id"])
+    key = hashlib.sha256(b"swarm-node/peers" + swarm_id).hexdigest()
+    hashed = hashlib.sha1(msgpack.packb(key)).digest()
+    secret = bytes.fromhex(swarm["ticket"]["secret"])
+    tag_key = hmac.digest(secret, b"swarm-node/dht/1" + swarm_id, "sha256")
+    if (table["key"], table["hashed_key"], table["tag_key"]) != (key, hashed.hex(), tag_key.hex()):
+        return "keys"
+    record, subkey = bytes.fromhex(table["value"]), msgpack.packb(table["peer_id"])
+    signature, value = record[:64], record[64:]
+    head = struct.pack(">dHH", table["expiration"], len(hashed), len(subkey))
+    signed = b"SWARMNODEv1 dht-record " + head + hashed + subkey + value
+    author, _ = open_envelope(msgpack.unpackb(msgpack.unpackb(value))[0], swarm_id, HEAD, 512)
+    try:
+        Ed25519PublicKey.from_public_bytes(author).verify(signature, signed)
+    except InvalidSignature:
+        return "signature"
+    return "ok" if peer_id(author) == table["peer_id"] else "author"
 
 
 def judge_swarm(swarm: dict[str, Any]) -> str:
@@ -336,6 +380,7 @@ def main(directory: Path) -> int:
         ("golden", judge_golden(envelopes["golden"], swarm_id), "ok"),
         ("swarm", judge_swarm(swarm), "ok"),
         ("ticket", judge_ticket(swarm), "ok"),
+        ("table", judge_table(swarm), "ok"),
         ("bodies", judge_bodies(bodies), "ok"),
     ]
     for case in envelopes["cases"]:
@@ -344,6 +389,8 @@ def main(directory: Path) -> int:
         results.append((case["name"], judge_chain(case, swarm), case["expect"]))
     for case in swarm["statements"]:
         results.append((case["name"], judge_statement(case, swarm), case["expect"]))
+    for case in swarm["presences"]:
+        results.append((case["name"], judge_presence(case, swarm), case["expect"]))
     for name, found, expected in results:
         print("PASS" if found == expected else "FAIL", name, found, sep="\t")
     assert "swarm_node" not in sys.modules

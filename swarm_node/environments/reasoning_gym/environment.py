@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
-from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged
+from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.environments.seeds import task_seed
@@ -108,11 +108,16 @@ INSTRUCTIONS = {
 }
 
 
+#: Presets for models that write an answer and nothing else.
+STRICT = frozenset({"short"})
+
+
 def create(
     datasets: Mapping[str, Mapping[str, Any]] | None = None,
     preset: str = "short",
     scoring: Literal["binary", "native"] = "binary",
     instruction: str | None = None,
+    strict: bool | None = None,
 ) -> Environment:
     """The factory behind the entry point `reasoning_gym`.
 
@@ -122,14 +127,17 @@ def create(
         scoring: "binary" rewards 1 for a right answer and 0 for anything else; "native" passes on
             the dataset's own score, which often gives partial credit.
         instruction: appended to every question after an empty line; None means the preset's.
+        strict: text around the <answer></answer> makes an answer wrong; None means the preset's.
 
     Raises:
         ConfigError: an unknown preset, dataset or scoring, or settings a dataset does not take.
     """
     if instruction is None:
         instruction = INSTRUCTIONS.get(preset, "") if datasets is None else ""
+    if strict is None:
+        strict = preset in STRICT and datasets is None
     return _ReasoningGym(
-        _preset(preset) if datasets is None else datasets, _scoring(scoring), instruction
+        _preset(preset) if datasets is None else datasets, _scoring(scoring), instruction, strict
     )
 
 
@@ -140,7 +148,7 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
     Raises:
         ConfigError: `preset` is unknown.
     """
-    environment = _ReasoningGym(_preset(preset), "binary", "")
+    environment = _ReasoningGym(_preset(preset), "binary", "", False)
     position = 0
     while True:
         for family in environment.families:
@@ -161,14 +169,19 @@ class _ReasoningGym:
     name = "reasoning_gym"
 
     def __init__(
-        self, families: Mapping[str, Mapping[str, Any]], scoring: str, instruction: str
+        self,
+        families: Mapping[str, Mapping[str, Any]],
+        scoring: str,
+        instruction: str,
+        strict: bool,
     ) -> None:
         if not families:
             raise ConfigError("environment.options.datasets names no dataset: name at least one")
         for family, settings in families.items():
             _check(family, settings)
         self.families = tuple(families)
-        self.version = _version(families, scoring, instruction)
+        self.version = _version(families, scoring, instruction, strict)
+        self._strict = strict
         self._settings = {family: dict(settings) for family, settings in families.items()}
         self._binary = scoring == "binary"
         self._suffix = f"\n\n{instruction}" if instruction else ""
@@ -187,6 +200,8 @@ class _ReasoningGym:
         text = text[-MAX_JUDGED_CHARS:]
         tagged = last_tagged(text)
         answer = (text if tagged is None else tagged).strip()
+        if self._strict and only_answer(text) is None:
+            return 0.0
         dataset = self._dataset(task.ref.family, task.ref.seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -255,11 +270,12 @@ def _scoring(name: str) -> str:
     return name
 
 
-def _version(families: Mapping[str, Mapping[str, Any]], scoring: str, instruction: str) -> str:
+def _version(
+    families: Mapping[str, Mapping[str, Any]], scoring: str, instruction: str, strict: bool
+) -> str:
+    covered = [families, scoring, instruction, *["strict"] * strict]
     try:
-        canonical = json.dumps(
-            [families, scoring, instruction], sort_keys=True, separators=(",", ":")
-        )
+        canonical = json.dumps(covered, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"environment.options.datasets must hold numbers, texts, truth values, lists and "

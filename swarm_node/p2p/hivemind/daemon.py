@@ -37,7 +37,9 @@ LOOKUP_SECONDS = 15.0
 REPLICAS = 20
 
 
-def new_store(key: str, wall: Callable[[], float]) -> tuple[bytes, HeartbeatStore]:
+def new_store(
+    key: str, wall: Callable[[], float], is_member: Callable[[str], bool]
+) -> tuple[bytes, HeartbeatStore]:
     """The 20-byte id that hivemind gives `key`, and an empty store for it."""
     from hivemind.dht.routing import DHTID
     from hivemind.dht.storage import DictionaryDHTValue
@@ -50,7 +52,7 @@ def new_store(key: str, wall: Callable[[], float]) -> tuple[bytes, HeartbeatStor
         return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
 
     key_id = DHTID.generate(source=key)
-    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack)
+    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member)
 
 
 class DhtNode:

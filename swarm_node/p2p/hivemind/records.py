@@ -21,16 +21,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
-from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 MAX_TTL_SECONDS = 2 * 3600.0
 #: Records that a holder keeps of one key. A read takes whole dictionaries of up to 20 holders.
 MAX_RECORDS = 128
+#: After a change of the secret. The heartbeats of who has not heard of it by then have ended.
+OVERLAP_SECONDS = MAX_TTL_SECONDS / 2
 MAX_CLOCK_SKEW_SECONDS = 60.0
 _SIGNATURE_BYTES = 64
 _MAX_SUBKEY_BYTES = 80
 #: A MessagePack bin header is at most 3 bytes for values of this size.
-_MAX_VALUE_BYTES = _SIGNATURE_BYTES + 3 + MAX_HEARTBEAT_BYTES
+_MAX_VALUE_BYTES = _SIGNATURE_BYTES + 3 + MAX_PRESENCE_BYTES
 _MAX_VERIFIED = 16384
 _MAX_NONCES = 65536
 _NONCE_BYTES = 16
@@ -52,7 +54,8 @@ def heartbeat_key(swarm_id: bytes) -> str:
 
 
 class HeartbeatRecords:
-    """Signs own records and accepts records that their owner signed, under one key only.
+    """Signs own records and accepts records that their owner signed, under one key only, if
+    `vouches` says of the presence in it that the swarm once admitted this peer id.
 
     `validate` does not depend on the records seen before. When it refuses one record, hivemind
     drops all that its holder sent, so to refuse an outdated record would lose the fresh ones too.
@@ -61,10 +64,17 @@ class HeartbeatRecords:
 
     priority = 0
 
-    def __init__(self, identity: Identity, key: bytes, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        key: bytes,
+        wall: Callable[[], float],
+        vouches: Callable[[bytes, str], bool],
+    ) -> None:
         self._identity = identity
         self._key = key
         self._wall = wall
+        self._vouches = vouches
         self._verified: OrderedDict[bytes, None] = OrderedDict()
 
     def sign_value(self, record: DhtRecord) -> bytes:
@@ -74,12 +84,12 @@ class HeartbeatRecords:
         return record.value[_SIGNATURE_BYTES:]
 
     def validate(self, record: DhtRecord) -> bool:
-        """Whether the record is well-formed, within its bounds and signed by its subkey's owner.
-        Never raises."""
+        """Whether the record is well-formed, within its bounds, signed by its subkey's owner, and
+        carries a certificate chain for it. Never raises."""
         if record.key != self._key or not self._bounded(record):
             return False
-        owner = _owner(record.subkey)
-        if owner is None or not _is_heartbeat(self.strip_value(record)):
+        owner, presence = _owner(record.subkey), _presence(self.strip_value(record))
+        if owner is None or presence is None:
             return False
         signature = record.value[:_SIGNATURE_BYTES]
         message = _signed_bytes(record, self.strip_value(record))
@@ -90,6 +100,8 @@ class HeartbeatRecords:
         try:
             Ed25519PublicKey.from_public_bytes(owner).verify(signature, message)
         except (InvalidSignature, ValueError):
+            return False
+        if not self._vouches(presence, peer_id_of(owner)):
             return False
         self._verified[digest] = None
         if len(self._verified) > _MAX_VERIFIED:
@@ -123,12 +135,14 @@ def _owner(subkey: bytes) -> bytes | None:
     return public_key if canonical == subkey else None
 
 
-def _is_heartbeat(packed: bytes) -> bool:
+def _presence(packed: bytes) -> bytes | None:
     try:
-        heartbeat = msgpack.unpackb(packed)
+        presence = msgpack.unpackb(packed)
     except (ValueError, msgpack.UnpackException):
-        return False
-    return isinstance(heartbeat, bytes) and len(heartbeat) <= MAX_HEARTBEAT_BYTES
+        return None
+    if not isinstance(presence, bytes) or len(presence) > MAX_PRESENCE_BYTES:
+        return None
+    return presence
 
 
 def _signed_bytes(record: DhtRecord, value: bytes) -> bytes:
@@ -142,45 +156,60 @@ class SwarmAuthorizer:
 
     The proof is an HMAC-SHA-256 over message type, message bytes, time and nonce. A request is
     accepted once and within `MAX_CLOCK_SKEW_SECONDS`, a response only if it repeats the nonce of
-    its request.
+    its request and uses the same secret.
+
+    After `use` a node signs with the new secret. For OVERLAP_SECONDS it also accepts requests under
+    the one before, and answers them under that, so that members that have not heard of the change
+    still find it, and hear of it.
     """
 
     def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
-        self._key = hmac.digest(secret, b"swarm-node/dht/1" + swarm_id, "sha256")
+        self._swarm_id = swarm_id
+        self._key = self._derived(secret)
+        self._previous: tuple[bytes, float] | None = None  # with the end of its time
         self._wall = wall
         self._nonces: OrderedDict[bytes, float] = OrderedDict()
+
+    def use(self, secret: bytes) -> None:
+        """Change the secret."""
+        key = self._derived(secret)
+        if key != self._key:
+            self._previous = self._key, self._wall() + OVERLAP_SECONDS
+            self._key = key
 
     async def sign_request(self, request: Any, service_public_key: object) -> None:
         request.auth.time = self._wall()
         request.auth.nonce = secrets.token_bytes(_NONCE_BYTES)
-        request.auth.signature = self._mac(request)
+        request.auth.signature = _mac(request, self._key)
 
     async def validate_request(self, request: Any) -> bool:
         now = self._wall()
         # Written so that a NaN fails.
         if not abs(request.auth.time - now) < MAX_CLOCK_SKEW_SECONDS:
             return False
-        if len(request.auth.nonce) != _NONCE_BYTES or not self._genuine(request):
+        if len(request.auth.nonce) != _NONCE_BYTES or self._key_of(request) is None:
             return False
         return self._unused(request.auth.nonce, now)
 
     async def sign_response(self, response: Any, request: Any) -> None:
         response.auth.nonce = request.auth.nonce
-        response.auth.signature = self._mac(response)
+        response.auth.signature = _mac(response, self._key_of(request) or self._key)
 
     async def validate_response(self, response: Any, request: Any) -> bool:
-        return bool(response.auth.nonce == request.auth.nonce) and self._genuine(response)
+        if response.auth.nonce != request.auth.nonce:
+            return False
+        key = self._key_of(request)
+        return key is not None and _is_tag(response, key)
 
-    def _genuine(self, message: Any) -> bool:
-        return hmac.compare_digest(self._mac(message), message.auth.signature)
+    def _key_of(self, message: Any) -> bytes | None:
+        """The key, of those that count now, under which `message` bears its tag."""
+        keys = [self._key]
+        if self._previous is not None and self._wall() < self._previous[1]:
+            keys.append(self._previous[0])
+        return next((key for key in keys if _is_tag(message, key)), None)
 
-    def _mac(self, message: Any) -> bytes:
-        """The tag of `message` without its signature field."""
-        signature, message.auth.signature = message.auth.signature, b""
-        body = message.SerializeToString(deterministic=True)
-        message.auth.signature = signature
-        kind = message.DESCRIPTOR.full_name.encode()
-        return hmac.digest(self._key, struct.pack(">H", len(kind)) + kind + body, "sha256")
+    def _derived(self, secret: bytes) -> bytes:
+        return hmac.digest(secret, b"swarm-node/dht/1" + self._swarm_id, "sha256")
 
     def _unused(self, nonce: bytes, now: float) -> bool:
         """Whether `nonce` is new; it is then remembered. At most _MAX_NONCES are, which honest
@@ -197,13 +226,26 @@ class SwarmAuthorizer:
         return True
 
 
+def _is_tag(message: Any, key: bytes) -> bool:
+    return hmac.compare_digest(_mac(message, key), message.auth.signature)
+
+
+def _mac(message: Any, key: bytes) -> bytes:
+    """The tag of `message` without its signature field."""
+    signature, message.auth.signature = message.auth.signature, b""
+    body = message.SerializeToString(deterministic=True)
+    message.auth.signature = signature
+    kind = message.DESCRIPTOR.full_name.encode()
+    return hmac.digest(key, struct.pack(">H", len(kind)) + kind + body, "sha256")
+
+
 class HeartbeatStore:
     """The part of hivemind's DHTLocalStorage that its protocol and node use, for one key.
 
     hivemind's own store shortens a record's life when it refuses an older one later, returns its
     inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
     hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
-    latest expiration.
+    latest expiration. Records of peers that are no members now are neither kept nor shown.
 
     Of more than MAX_RECORDS peers, those with the least keyed hashes are kept, a uniform sample of
     all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So who comes early,
@@ -215,10 +257,12 @@ class HeartbeatStore:
         key: int,
         wall: Callable[[], float],
         pack: Callable[[list[tuple[str, bytes, float]]], Any],
+        is_member: Callable[[str], bool],
     ) -> None:
         self._key = key
         self._wall = wall
         self._pack = pack
+        self._is_member = is_member
         self._records: dict[str, tuple[bytes, float, bytes]] = {}
         self._salt = secrets.token_bytes(16)
 
@@ -241,6 +285,8 @@ class HeartbeatStore:
         self._forget_expired()
         held = self._records.get(subkey)
         if expiration_time <= self._wall() or (held and held[1] >= expiration_time):
+            return True
+        if not self._is_member(subkey):
             return True
         rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
         self._records[subkey] = (value, expiration_time, rank)
@@ -267,5 +313,6 @@ class HeartbeatStore:
 
     def _forget_expired(self) -> None:
         now = self._wall()
-        for peer in [p for p, (_, expires, _) in self._records.items() if expires <= now]:
-            del self._records[peer]
+        for peer, (_, expires, _) in list(self._records.items()):
+            if expires <= now or not self._is_member(peer):
+                del self._records[peer]

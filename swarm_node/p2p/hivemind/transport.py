@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,11 @@ from swarm_node.p2p.hivemind.records import (
 )
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.transport import (
-    MAX_HEARTBEAT_BYTES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     Handler,
 )
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 #: From accepting a stream to the ack of its reply.
 STREAM_SECONDS = 60.0
@@ -113,6 +113,8 @@ class HivemindTransport:
         self._key = heartbeat_key(swarm_id)
         self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
         self._handlers: dict[str, Handler] = {}
+        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._is_member: Callable[[str], bool] = lambda peer: True
         self._slots = _PeerSlots(max_concurrent_per_peer)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
@@ -155,6 +157,16 @@ class HivemindTransport:
         if self._started:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
+
+    def screen(
+        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+    ) -> None:
+        if self._started:
+            raise RuntimeError("screen() comes before start()")
+        self._vouches, self._is_member = vouches, is_member
+
+    def use_secret(self, secret: bytes) -> None:
+        self._authorizer.use(secret)
 
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         node = self._running()
@@ -225,7 +237,7 @@ class HivemindTransport:
         """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
         heartbeat must never expire before the one it replaces. `ttl` is at most an hour."""
         node = self._running()
-        check_size("heartbeat", len(heartbeat), MAX_HEARTBEAT_BYTES)
+        check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
         if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half allows for wrong clocks
             raise ValueError("a heartbeat lives between 0 and 3600 seconds")
         expires = max(self._clock.wall() + ttl, self._published_until + 0.001)
@@ -251,8 +263,9 @@ class HivemindTransport:
 
     async def _start_node(self, listen: Sequence[str]) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats
-            key_id, store = new_store(self._key, self._clock.wall)
-            self._records = HeartbeatRecords(self._identity, key_id, self._clock.wall), store
+            wall = self._clock.wall
+            key_id, store = new_store(self._key, wall, self._is_member)
+            self._records = HeartbeatRecords(self._identity, key_id, wall, self._vouches), store
         records, store = self._records
         require_free_ports(listen)
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -205,6 +205,11 @@ class ReplayBuffer:
             self._depart(held)
         self._totals["expired"] += len(stale)
 
+    def forget(self, author: str) -> None:
+        """Drop the external groups of an author that is no member any more."""
+        for held in [h for h in self._external.values() if h.group.author == author]:
+            self._evict(held)
+
     def held_own(self) -> int:
         """Own groups held."""
         return len(self._own)

@@ -25,7 +25,9 @@ KEPT_CHECKPOINTS = 3
 _MIB = 1 << 20
 #: Bytes of a process's CUDA context: an assumption (benchmarks/gpu_plan.py measures it).
 _CONTEXT = 512 * _MIB
-#: Bytes of one CUDA graph for each layer of the model: an assumption too.
+#: Bytes that NCCL takes of each card on which several processes work together, and bytes of one
+#: CUDA graph for each layer of the model: assumptions too.
+_NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
@@ -43,7 +45,8 @@ class Training:
     """How the trainer works. `lora_rank` is the rank of adapters; 0 trains all weights.
     `checkpointing` recomputes activations. `dtype` is the type of matrix products and of frozen
     weights. With `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base
-    have four bits a weight."""
+    have four bits a weight. `processes` share all weights that are trained, their gradients and
+    moments; adapters and their base are whole in each (sharded.py)."""
 
     lora_rank: int = 0
     checkpointing: bool = False
@@ -51,14 +54,21 @@ class Training:
     dtype: Precision = "float32"
     eight_bit: bool = False
     nf4: bool = False
+    processes: int = 1
+
+    @property
+    def shards(self) -> int:
+        """Parts into which the weights are cut."""
+        return 1 if self.lora_rank else self.processes
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of each part. `optimizer` has gradients and moments, `kv` keys and values, and
-    `activations` the largest micro-batch with its logits. `workspace` is the sampler's temporary
-    memory. `published` are the copies by which weights reach the sampler, if they are in this
-    memory. `reserve` are the contexts of the processes, and the CUDA graphs of an engine."""
+    """Bytes of each part on one device, the first of several. `optimizer` has gradients and
+    moments, `kv` keys and values, and `activations` the largest micro-batch with its logits.
+    `workspace` is the sampler's temporary memory. `published` are the copies by which weights reach
+    the sampler, if they are in this memory. `reserve` are the contexts of the processes, NCCL's
+    buffers, and the CUDA graphs of an engine."""
 
     sampler_weights: int
     trainer_weights: int
@@ -109,29 +119,39 @@ def footprint(
     rows: int,
     max_new_tokens: int,
     one_base: bool = False,
+    cards: int = 1,
 ) -> Footprint:
     """The memory on `device` for training `model` and sampling `rows` answers of `max_new_tokens`
     at once. Trained weights are float32; frozen ones and the sampler's have the trainer's type. On
     a CPU, published weights stay in this memory, in the trainer or in shared memory. Those of a GPU
-    do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters."""
+    do not. With `one_base`, the sampler shares the trainer's frozen weights and gets adapters. An
+    engine is spread over so many `cards`: weights, keys and values."""
     width, context = _size(training.dtype), context_tokens(model, max_new_tokens)
     trained = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
-    sampled = width * trained if training.lora_rank and one_base else base
+    sampled = width * trained if training.lora_rank and one_base else -(-base // cards)
     # A matrix of four bits is dequantized for its product.
     again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
+    held = -(-trained // training.shards)
+    reserve = 2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
+    reserve += _NCCL * ((training.processes > 1) + (cards > 1))
     return Footprint(
         sampler_weights=sampled,
-        trainer_weights=4 * trained + (base if training.lora_rank else 0),
-        optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * trained,
-        kv=kv_bytes(model, rows, max_new_tokens, width),
+        trainer_weights=4 * held + (base if training.lora_rank else 0),
+        optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * held,
+        kv=-(-kv_bytes(model, rows, max_new_tokens, width) // cards),
         activations=activation_bytes(model, training, longest_row=context) + again,
         workspace=_workspace(model, rows, context, width) + again,
         published=sampled if device == "cpu" else 0,
-        reserve=2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
-        if device == "cuda"
-        else 0,
+        reserve=reserve if device == "cuda" else 0,
     )
+
+
+def engine_cards(model: Qwen2Config, cards: int) -> int:
+    """Over how many of so many cards an engine is spread: the most of which each gets as many heads
+    and columns of the MLP as the others (vLLM's tensor parallelism)."""
+    counts = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
+    return next(n for n in range(cards, 0, -1) if not any(count % n for count in counts))
 
 
 def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = False) -> int:
@@ -198,27 +218,39 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
     tokens = max(training.micro_batch_tokens, longest_row)
     h, width = model.hidden_size, _size(training.dtype)
-    half = 2 if width < 4 else 0
     layer = tokens * _layer_bytes(model, training)
     # With checkpointing only the inputs of layers are kept, and one layer is recomputed at a time
     # (arXiv 1604.06174).
     again = layer if training.checkpointing else 0
     kept = model.num_hidden_layers * (tokens * h * width if training.checkpointing else layer)
-    # A micro-batch's gradient of the embedding and of a layer, before they are added to the sums.
-    embedding = 0 if training.lora_rank else 4 * h * model.vocab_size
+    # A micro-batch's gradient of the embedding, before it is added to the sum.
+    embedding = 0 if training.lora_rank else h * model.vocab_size * _gradient_bytes(training)
     logits = logit_elements(model, training, longest_row=longest_row)
     logits = max(model.vocab_size, min(logits, tokens * model.vocab_size))
-    # float32 weights are cast for the products, and the casts kept for the backward pass.
-    casts = half * _trained_count(model, training.lora_rank)
     working = 4 * 4 * (model.intermediate_size + h) * tokens
-    return casts + max(
+    return _copied_weights(model, training) + max(
         # The peak is in the head, where no memory is freed yet,
         kept + 4 * 4 * h * tokens + _head_bytes(model, training, logits) + embedding,
         # in the last layer, the first of the backward pass,
         kept + again + working + _matrix_gradient(model, training) + embedding,
-        # or at the end, where a tied embedding gets its second gradient.
-        layer + working + 2 * embedding,
+        # or at the end, where a tied embedding gets its second gradient; parts of gradients are
+        # added up in float32.
+        layer + working + 2 * embedding + (4 * h * model.vocab_size if training.shards > 1 else 0),
     )
+
+
+def _copied_weights(model: Qwen2Config, training: Training) -> int:
+    """Bytes of weights in the type of the products, where trained ones are held in another way.
+    float32 weights are cast and the casts kept for the backward pass. Those in parts are gathered:
+    the embedding and the head for the whole pass; of layers the one at work, its gradient, the next
+    one twice, as it comes and as it is used, and a gradient in float32 on its way (FSDP2)."""
+    width = _size(training.dtype)
+    if training.shards == 1:
+        trained = adapter_count(model, training.lora_rank) or model.weight_count
+        return 2 * trained if width < 4 else 0
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    layer = (model.weight_count - tables) // model.num_hidden_layers
+    return width * tables + (4 * width + 4) * layer
 
 
 def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
@@ -232,14 +264,22 @@ def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) 
 
 
 def _matrix_gradient(model: Qwen2Config, training: Training) -> int:
-    """A micro-batch's gradient of a layer's largest matrix."""
-    return 0 if training.lora_rank else 4 * model.hidden_size * 2 * model.intermediate_size
+    """A micro-batch's gradient of a layer's largest matrix; `_copied_weights` has it for parts."""
+    if training.lora_rank or training.shards > 1:
+        return 0
+    return 4 * model.hidden_size * 2 * model.intermediate_size
 
 
 def _head_bytes(model: Qwen2Config, training: Training, logits: int) -> int:
     """The logits, in float32 and cast for products, and the gradient of a head cast likewise."""
-    cast = 2 if training.dtype == "bfloat16" and not training.lora_rank else 0
+    cast = 0 if training.lora_rank else 4 - _size(training.dtype)
+    cast *= training.shards == 1
     return _logit_bytes(training) * logits + cast * model.vocab_size * model.hidden_size
+
+
+def _gradient_bytes(training: Training) -> int:
+    """Of a trained weight: of float32 ones, or of those gathered in the type of the products."""
+    return 4 if training.shards == 1 else _size(training.dtype)
 
 
 def _logit_bytes(training: Training) -> int:

@@ -1,4 +1,5 @@
 """How one GPU is divided between sampler and trainer. Pure: from a model's shape and free memory.
+Of several, the first is planned, which has most to hold: a built-in sampler is on it alone.
 
 Candidate plans are tried in the order of their cost, and the first that fits is taken: all weights
 before LoRA, a whole base before one of four bits a weight, both resident ("split") before an engine
@@ -19,6 +20,7 @@ from swarm_node.policy.memory.footprint import (
     Footprint,
     Precision,
     Training,
+    engine_cards,
     footprint,
     longest_tokens,
 )
@@ -48,7 +50,8 @@ class Job:
     user's choice; with None the plan chooses. `dtype` is the type of matrix products and of the
     sampler. With `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine
     can free its memory while the trainer works. With `one_base`, the sampler shares the trainer's
-    frozen weights. `base` says how a frozen base may be held."""
+    frozen weights. `base` says how a frozen base may be held. So many `processes` train, each on a
+    card of its own, and an engine may be spread over so many of these `cards`."""
 
     rows: int = 64
     max_new_tokens: int = 24
@@ -58,19 +61,22 @@ class Job:
     can_sleep: bool = False
     one_base: bool = False
     base: Literal["auto", "whole", "nf4"] = "whole"
+    processes: int = 1
+    cards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShare:
     """An inference engine's part of a GPU. At most `max_rows` sequences of `max_model_len` tokens,
     prompts included, run at once. A step computes at most `prefill_tokens`. `kv_bytes` hold keys
-    and values."""
+    and values, on each of the `cards` over which it is spread."""
 
     max_model_len: int
     max_rows: int
     prefill_tokens: int
     kv_bytes: int
     sleep_level: int
+    cards: int = 1
 
     def vllm_arguments(self) -> dict[str, int | float | bool]:
         """The share as keyword arguments of vLLM 0.32's `AsyncEngineArgs`. Its default
@@ -83,13 +89,14 @@ class EngineShare:
             "kv_cache_memory_bytes": self.kv_bytes,
             "gpu_memory_utilization": START_SHARE,
             "enable_sleep_mode": self.sleep_level > 0,
+            "tensor_parallel_size": self.cards,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a GPU with `vram` free bytes is used. At most `rows` answers are sampled at once, in
-    sequences of at most `max_model_len` tokens."""
+    sequences of at most `max_model_len` tokens. An engine is spread over so many `cards`."""
 
     vram: int
     training: Training
@@ -97,6 +104,7 @@ class Plan:
     rows: int
     max_model_len: int
     parts: Footprint
+    cards: int = 1
 
     @property
     def total(self) -> int:
@@ -116,6 +124,7 @@ class Plan:
             prefill_tokens=PREFILL_TOKENS,
             kv_bytes=self.parts.kv,
             sleep_level=self.sleep_level,
+            cards=self.cards,
         )
 
     @property
@@ -133,11 +142,12 @@ class Plan:
         what += " on a base of four bits (nf4)" * training.nf4
         what += " in bfloat16" * (training.dtype == "bfloat16")
         kept = ", activations recomputed" if training.checkpointing else ""
+        several = f" by {training.processes} processes" * (training.processes > 1)
         asleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (
             self.sharing == "sleep"
         )
         return (
-            f"{what}{kept}, micro-batches of {training.micro_batch_tokens:,} tokens, "
+            f"{what}{several}{kept}, micro-batches of {training.micro_batch_tokens:,} tokens, "
             f"{self.rows} answers at once{asleep}"
         )
 
@@ -177,6 +187,7 @@ def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
 
 def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
     longest = longest_tokens(model, job.max_new_tokens)
+    cards = engine_cards(model, job.cards)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
     for nf4, rank in _frozen_and_ranks(job):
         for sharing, rows in product(sharings, (job.rows, *_fewer(job.rows))):
@@ -188,8 +199,9 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                     rows=rows,
                     max_new_tokens=job.max_new_tokens,
                     one_base=job.one_base,
+                    cards=cards,
                 )
-                yield Plan(vram, training, sharing, rows, longest, parts)
+                yield Plan(vram, training, sharing, rows, longest, parts, cards)
 
 
 def unplanned_ways(job: Job) -> Iterator[Training]:
@@ -209,7 +221,7 @@ def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[Training]:
     """The ways to train `rank` in the order of their cost: the last takes the least memory."""
     for recompute in (False, True):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
-            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit, nf4)
+            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit, nf4, job.processes)
 
 
 def _fewer(rows: int) -> Iterator[int]:

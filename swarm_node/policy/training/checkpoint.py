@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from swarm_node.durable import make_private, sync
 from swarm_node.errors import CheckpointError
 from swarm_node.policy.memory.footprint import KEPT_CHECKPOINTS
 from swarm_node.policy.memory.free import free_disk
@@ -96,7 +96,7 @@ def save(
     """
     temporary = root / (_WRITING + state.name)
     try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(root)
         remove_leftovers(root)
         _make_room(root, keep, lambda: free(root) < state.bytes)
         temporary.mkdir(mode=0o700)
@@ -209,8 +209,8 @@ def _write_files(directory: Path, state: TrainingState) -> None:
     }
     (directory / _MANIFEST).write_bytes(msgpack.packb({"format": _FORMAT, "files": files}))
     for name in (*_FILES, _MANIFEST):
-        _sync(directory / name)
-    _sync(directory)
+        sync(directory / name)
+    sync(directory)
 
 
 def _move_into_place(temporary: Path, target: Path) -> None:
@@ -221,7 +221,7 @@ def _move_into_place(temporary: Path, target: Path) -> None:
     if target.exists():
         target.rename(aside)
     temporary.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
     if aside.exists():
         shutil.rmtree(aside)
 
@@ -270,11 +270,3 @@ def _read_bounded(path: Path, limit: int) -> bytes:
 def _sha256(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -285,7 +285,9 @@ class TrainerCore:
             ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
             temperature=settings.temperature,
             token_budget=settings.micro_batch_tokens,
-            way=Training(settings.lora_rank, dtype=self.placement.products),
+            way=Training(
+                settings.lora_rank, dtype=self.placement.products, processes=self._ranks.count
+            ),
             reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,
             ranks=self._ranks,
         )

@@ -108,13 +108,28 @@ def test_binary_scoring_gives_no_partial_credit() -> None:
         assert environment.score(task, right) == 1.0
 
 
-def test_an_answer_in_tags_is_judged_alone(short: Environment) -> None:
-    task = short.derive(ref_to(short, "gcd", 7))
+def test_an_answer_in_tags_is_judged_alone() -> None:
+    lenient = create(strict=False)
+    task = lenient.derive(ref_to(lenient, "gcd", 7))
     right = task.payload["answer"]
     assert (
-        short.score(task, f"First <answer>x</answer>, or rather <answer> {right} </answer>.") == 1
+        lenient.score(task, f"First <answer>x</answer>, or rather <answer> {right} </answer>.") == 1
     )
-    assert short.score(task, f"{right} <answer>x</answer>") == 0
+    assert lenient.score(task, f"{right} <answer>x</answer>") == 0
+
+
+def test_where_an_answer_is_all_that_is_wanted_words_around_it_make_it_wrong(
+    short: Environment,
+) -> None:
+    task = short.derive(ref_to(short, "gcd", 7))
+    right = task.payload["answer"]
+    tagged = f"<answer> {right} </answer>"
+    for text, reward in ((right, 1), (tagged, 1), (f"\n{tagged}\n", 1), (f"zq {tagged}", 0)):
+        assert short.score(task, text) == reward
+    for text in (f"{tagged} zq", f"zq {'x' * 9999} {tagged}", f"<answer>1</answer>{tagged}"):
+        assert short.score(task, text) == 0
+    assert create(preset="chat").version == create(preset="chat", strict=False).version
+    assert create(preset="chat").version != create(preset="chat", strict=True).version
 
 
 def test_an_instruction_follows_the_question(short: Environment) -> None:
@@ -135,7 +150,7 @@ def test_the_version_says_what_a_reference_means() -> None:
         create(datasets={"gcd": {"max_value": 20, "min_value": 1}}, instruction="x"),
     ]
     assert len({environment.version for environment in (base, *others)}) == 5
-    assert create(datasets=PRESETS["short"]).version == create(preset="short").version
+    assert create(datasets=PRESETS["short"]).version == create(preset="short", strict=False).version
 
 
 def test_references_to_something_else_are_refused(short: Environment) -> None:

@@ -20,7 +20,7 @@ from swarm_node.p2p.hivemind.records import (
     HeartbeatStore,
 )
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.transport import MAX_HEARTBEAT_BYTES
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 NOW = 1_000_000.0
 KEY = b"k" * 20
@@ -40,26 +40,30 @@ def wall() -> float:
     return NOW
 
 
+def anybody(presence: bytes, peer_id: str) -> bool:
+    return True
+
+
 def unsigned(owner: Identity = ALICE, heartbeat: object = b"hello") -> DhtRecord:
     return DhtRecord(KEY, msgpack.packb(owner.peer_id), msgpack.packb(heartbeat), NOW + 60)
 
 
 def signed(record: DhtRecord, signer: Identity = ALICE) -> DhtRecord:
-    return replace(record, value=HeartbeatRecords(signer, KEY, wall).sign_value(record))
+    return replace(record, value=HeartbeatRecords(signer, KEY, wall, anybody).sign_value(record))
 
 
 def accepted(record: DhtRecord) -> bool:
-    return HeartbeatRecords(Identity.from_seed(b"b" * 32), KEY, wall).validate(record)
+    return HeartbeatRecords(Identity.from_seed(b"b" * 32), KEY, wall, anybody).validate(record)
 
 
 def test_a_signed_heartbeat_is_accepted_and_comes_back_unsigned() -> None:
-    validator = HeartbeatRecords(ALICE, KEY, wall)
+    validator = HeartbeatRecords(ALICE, KEY, wall, anybody)
     record = signed(unsigned())
     assert accepted(record)
     assert validator.validate(record)
     assert validator.validate(record)
     assert msgpack.unpackb(validator.strip_value(record)) == b"hello"
-    assert accepted(signed(unsigned(heartbeat=bytes(MAX_HEARTBEAT_BYTES))))
+    assert accepted(signed(unsigned(heartbeat=bytes(MAX_PRESENCE_BYTES))))
 
 
 def test_another_key_cannot_sign_for_a_peer() -> None:
@@ -83,7 +87,7 @@ def test_a_changed_record_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_change_after_a_valid_record_is_refused_too() -> None:
-    validator = HeartbeatRecords(ALICE, KEY, wall)
+    validator = HeartbeatRecords(ALICE, KEY, wall, anybody)
     record = signed(unsigned())
     assert validator.validate(record)
     assert not validator.validate(replace(record, expiration_time=NOW + 3600))
@@ -94,7 +98,7 @@ def test_unbounded_lifetimes_are_refused(expires: float) -> None:
     assert not accepted(signed(replace(unsigned(), expiration_time=expires)))
 
 
-@pytest.mark.parametrize("heartbeat", ["text", None, 7, {}, [b"x"], bytes(MAX_HEARTBEAT_BYTES + 1)])
+@pytest.mark.parametrize("heartbeat", ["text", None, 7, {}, [b"x"], bytes(MAX_PRESENCE_BYTES + 1)])
 def test_values_that_are_no_heartbeat_are_refused_even_from_their_owner(heartbeat: object) -> None:
     assert not accepted(signed(unsigned(heartbeat=heartbeat)))
 
@@ -119,12 +123,24 @@ def test_validation_never_raises(subkey: bytes, value: bytes, expires: float) ->
     assert not accepted(DhtRecord(KEY, subkey, value, expires))
     owner = msgpack.packb(ALICE.peer_id)
     assert not accepted(DhtRecord(KEY, owner, value, NOW))
-    HeartbeatRecords(ALICE, KEY, wall).validate(signed(DhtRecord(KEY, subkey, value, NOW)))
+    HeartbeatRecords(ALICE, KEY, wall, anybody).validate(signed(DhtRecord(KEY, subkey, value, NOW)))
+
+
+def test_a_record_without_a_chain_for_its_owner_is_refused() -> None:
+    asked: list[tuple[bytes, str]] = []
+
+    def nobody(presence: bytes, peer_id: str) -> bool:
+        asked.append((presence, peer_id))
+        return False
+
+    record = signed(unsigned())
+    assert not HeartbeatRecords(MALLORY, KEY, wall, nobody).validate(record)
+    assert asked == [(b"hello", ALICE.peer_id)]
 
 
 def test_memory_of_verified_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hivemind_records, "_MAX_VERIFIED", 3)
-    validator = HeartbeatRecords(ALICE, KEY, wall)
+    validator = HeartbeatRecords(ALICE, KEY, wall, anybody)
     for number in range(6):
         assert validator.validate(signed(unsigned(heartbeat=bytes([number]))))
     assert len(validator._verified) == 3
@@ -135,7 +151,10 @@ class World:
 
     def __init__(self) -> None:
         self.now = NOW
-        self.store = HeartbeatStore(7, lambda: self.now, lambda records: records)
+        self.members = {"alice", "bob", "carol", "mallory"}
+        self.store = HeartbeatStore(
+            7, lambda: self.now, lambda records: records, self.members.__contains__
+        )
 
     def held(self) -> dict[str, bytes]:
         return {peer: value for peer, value, _ in self.store.get(7) or []}
@@ -166,6 +185,8 @@ def test_store_holds_one_key_and_dictionaries_only() -> None:
 def test_a_full_store_keeps_a_sample_that_neither_order_nor_repetition_changes() -> None:
     names = [f"peer {number}" for number in range(5000)]
     one, other = World(), World()
+    one.members.update(names)
+    other.members.update(names)
     other.store._salt = one.store._salt
     for name in names:
         assert one.store.store_subkey(7, name, b"1", NOW + 60)
@@ -179,6 +200,8 @@ def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:
     found = 0
     for _ in range(8):  # holders
         world = World()
+        world.members.update(f"flood {number}" for number in range(5000))
+        world.members.update(f"late {number}" for number in range(500))
         for number in range(5000):
             world.store.store_subkey(7, f"flood {number}", b"1", NOW + 3000)
         for number in range(500):
@@ -186,6 +209,22 @@ def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:
         found += sum(name.startswith("late") for name in world.held())
     expected = 8 * MAX_RECORDS * 500 / 5500
     assert 0.6 * expected < found < 1.4 * expected
+
+
+def test_store_lets_go_of_who_is_no_member_any_more() -> None:
+    world = World()
+    assert world.store.store_subkey(7, "alice", b"1", NOW + 60)
+    assert world.store.store_subkey(7, "bob", b"1", NOW + 60)
+    world.members.remove("bob")
+    assert world.held() == {"alice": b"1"}
+    assert world.store.store_subkey(7, "bob", b"2", NOW + 90)  # hivemind goes on copying
+    assert world.held() == {"alice": b"1"}
+
+
+def test_a_full_dictionary_fits_one_message_of_hivemind() -> None:
+    value = bytes(64) + msgpack.packb(bytes(MAX_PRESENCE_BYTES))
+    entry = [msgpack.packb(ALICE.peer_id), value, NOW]
+    assert hivemind_records.MAX_RECORDS * len(msgpack.packb(entry)) < 4 << 20
 
 
 PEER = ALICE.peer_id

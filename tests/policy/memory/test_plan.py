@@ -23,11 +23,15 @@ from swarm_node.cli.plan import (
 from swarm_node.cli.plan_view import Card, card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.memory.footprint import (
+    LEAST_LOGITS,
     Footprint,
     Training,
+    activation_bytes,
     adapter_count,
+    engine_cards,
     footprint,
     graph_sizes,
+    logit_elements,
 )
 from swarm_node.policy.memory.plan import DEFAULT_RANK, SPARE, Job, least_plan, make_plan, remedies
 from swarm_node.policy.models.config import Qwen2Config
@@ -134,6 +138,7 @@ def test_an_engine_gets_its_part_in_vllms_words() -> None:
         "kv_cache_memory_bytes": plan.parts.kv,
         "gpu_memory_utilization": 0.02,
         "enable_sleep_mode": False,
+        "tensor_parallel_size": 1,
     }
     # Keys and values of 28 layers, 2 heads of 128, in bfloat16.
     assert plan.parts.kv == 2 * 28 * 2 * 128 * 2 * max(plan.rows * (256 + 512), 4096 + 512 + 128)
@@ -172,6 +177,46 @@ def test_vllm_takes_these_arguments() -> None:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
     assert plan.engine.vllm_arguments().keys() <= accepted
+
+
+@pytest.mark.parametrize("tokens", [256, 8192])
+@pytest.mark.parametrize("way", [Training(32, True, 0, "bfloat16"), Training(32), Training()])
+def test_logits_are_held_in_pieces_that_do_not_raise_the_peak(way: Training, tokens: int) -> None:
+    """A model without a vocabulary has no logits, and all else of adapters."""
+    model, way = shape("qwen2.5-0.5b"), replace(way, micro_batch_tokens=tokens)
+    most = logit_elements(model, way, longest_row=0)
+    assert most >= LEAST_LOGITS
+    assert (most > LEAST_LOGITS) == (tokens == 8192)
+    if way.lora_rank and tokens == 8192:
+        layers = activation_bytes(replace(model, vocab_size=1), way, longest_row=0)
+        assert activation_bytes(model, way, longest_row=0) == layers
+
+
+def test_trained_weights_are_cut_into_parts_and_a_frozen_base_is_not() -> None:
+    model = shape("qwen2.5-7b")
+
+    def parts(rank: int, processes: int, cards: int = 1) -> Footprint:
+        way = Training(rank, dtype="bfloat16", processes=processes)
+        return footprint(model, way, device="cuda", rows=8, max_new_tokens=24, cards=cards)
+
+    whole, quarter = parts(0, 1), parts(0, 4)
+    assert quarter.trainer_weights * 4 == whole.trainer_weights
+    assert quarter.optimizer * 4 == whole.optimizer
+    # Casts of all weights give way to what is gathered for a while.
+    assert quarter.activations < whole.activations
+    assert parts(0, 8).total() < quarter.total()
+    alone, beside = parts(8, 1), parts(8, 4)
+    assert (alone.resident + (256 << 20), alone.activations) == (
+        beside.resident,
+        beside.activations,
+    )
+    spread = parts(8, 4, cards=4)
+    assert (spread.sampler_weights * 4, spread.kv * 4) == (beside.sampler_weights, beside.kv)
+
+
+def test_an_engine_is_spread_where_every_card_gets_as_much() -> None:
+    assert [engine_cards(shape("qwen2.5-0.5b"), cards) for cards in (1, 2, 4)] == [1, 2, 2]
+    assert [engine_cards(shape("qwen3-8b"), cards) for cards in (3, 4, 8, 64)] == [2, 4, 8, 8]
 
 
 def test_what_the_user_chose_is_kept() -> None:

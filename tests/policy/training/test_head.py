@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import train_rows
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from swarm_node.policy.experience.batch import Batch
+from swarm_node.policy.memory import footprint
+from swarm_node.policy.training import logprobs
 from swarm_node.policy.training.head import head_logprobs
+from swarm_node.policy.training.packing import arrange
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.trainer import TrainerCore
 
 TOKENS, HIDDEN, VOCABULARY = 13, 16, 97
 
@@ -91,6 +99,31 @@ def test_all_logits_are_never_there_at_once(trained: bool) -> None:
         found, _ = head_logprobs(head, hidden, wanted, 0.7, 4)
         (found * given).sum().backward()
     assert made_here.logits == 4
+
+
+def test_a_trainers_pieces_are_those_of_the_plan(
+    random_qwen2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = []
+
+    def noted(*given: Any) -> tuple[Tensor, Tensor | None]:
+        pieces.append(given[-1])
+        return head_logprobs(*given)
+
+    monkeypatch.setattr(logprobs, "head_logprobs", noted)
+    monkeypatch.setattr(footprint, "LEAST_LOGITS", 1)  # else all of a small batch
+    core = TrainerCore(random_qwen2, TrainerSettings())
+    rows = tuple(train_rows())
+    config, tokens = core.model.config, arrange(rows).ids.size
+    expected = []
+    for again in (False, True):
+        core.model.recompute = again
+        assert core.update(Batch(rows)).skipped is None
+        way = footprint.Training(checkpointing=again, micro_batch_tokens=tokens)
+        most = footprint.logit_elements(config, way, longest_row=0)
+        expected.append(most // config.vocab_size)
+    assert pieces == expected
+    assert pieces[0] < pieces[1]
 
 
 class Largest(TorchDispatchMode):

@@ -180,6 +180,7 @@ def plan_engine(
         kv_bytes=share.kv_bytes,
         sleep_level=share.sleep_level,
         prefill_tokens=share.prefill_tokens,
+        tensor_parallel=share.cards,
     )
 
 
@@ -203,6 +204,7 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         "logprobs_mode": "processed_logprobs",
         "seed": seed,
         "disable_log_stats": True,
+        "tensor_parallel_size": plan.tensor_parallel,
     }
     if plan.kv_bytes is not None:
         arguments["kv_cache_memory_bytes"] = plan.kv_bytes
@@ -210,7 +212,6 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         share = plan.gpu_share if plan.kv_bytes is None else START_SHARE
         arguments["gpu_memory_utilization"] = share
         arguments["compilation_config"] = _decoding_graphs(plan)
-        arguments["tensor_parallel_size"] = plan.tensor_parallel
         arguments["enable_sleep_mode"] = plan.sleep_level > 0
         if plan.prefill_tokens is not None:
             arguments["max_num_batched_tokens"] = max(plan.prefill_tokens, plan.max_rows)
@@ -222,6 +223,8 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
             "block_size": 32,
             "enable_chunked_prefill": False,
         }
+    if plan.tensor_parallel > 1:  # processes of this machine, also where Ray runs
+        arguments["distributed_executor_backend"] = "mp"
     if plan.nf4:  # both are names of the plug-in
         arguments |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
     if plan.lora_rank:
@@ -258,6 +261,8 @@ def engine_environment(plan: EnginePlan, visible: str | None = None) -> Mapping[
         gpus = range(first, first + plan.tensor_parallel)
         names = visible.split(",") if visible else None
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in gpus)
+        # Its processes meet on the loopback interface.
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     else:
         # Compiling a sampling helper takes seconds and a C++ compiler. Binding threads to cores
         # would put the engines of all nodes on the same core.

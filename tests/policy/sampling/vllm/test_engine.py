@@ -70,7 +70,11 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
     two = replace(plan, device="cuda:0", tensor_parallel=2)
     assert engine_environment(two, "5,7,2")["CUDA_VISIBLE_DEVICES"] == "5,7"
-    assert engine_arguments(two, Path("view"))["tensor_parallel_size"] == 2
+    arguments = engine_arguments(two, Path("view"))
+    assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (
+        (2, "mp")
+    )
+    assert engine_environment(two)["NCCL_SOCKET_IFNAME"] == "lo"
     exact = plan_engine(
         HALF_BILLION, where=Placement("cuda:0", half=False), max_rows=256, max_new_tokens=1024
     )

@@ -1,0 +1,64 @@
+"""`swarm-node backup` and `restore`: a home in one file.
+
+Cheap to import, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarm_node.cli.home import chosen_home
+from swarm_node.cli.options import HomeOption
+
+
+def backup(
+    out: Annotated[Path, typer.Option(help="The new file; only you can read it (mode 0600).")],
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="The newest checkpoint too: what it has learnt.")
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Copy a home into one file, also while its node runs.
+
+    Keys, membership, the lists of tickets and bans, and the database. Whoever has the file can act
+    as this node, and as the swarm's owner if root.key is in it: keep it as you would keep a
+    password. `swarm-node restore FILE` makes a home of it.
+    """
+    from swarm_node.node.backup import back_up
+
+    place, newest = chosen_home(home), None
+    if checkpoint:
+        from swarm_node.policy.training.checkpoint import newest_valid  # imports torch
+
+        newest = newest_valid(place.checkpoints)
+    made = back_up(place, out, now=time.time(), checkpoint=newest)
+    typer.echo(f"Wrote {out} ({made.size / 1e6:,.1f} MB, mode 0600): {', '.join(made.files)}")
+    if "root.key" in made.files:
+        typer.echo("It holds root.key: whoever has the file decides who is a member of the swarm.")
+    typer.echo(f"To use it on any machine:  swarm-node restore {out} --home DIR")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="What `swarm-node backup` wrote.")],
+    home: HomeOption = None,
+) -> None:
+    """Make a new home of a backup.
+
+    The home must not be in use: nothing is overwritten. Every file is checked against its digest
+    before the first one is put in place. The node starts a new epoch of its log, so it repeats no
+    number that it used after the backup. Never run the old home and the restored one at once: both
+    would sign as the same peer.
+    """
+    from swarm_node.node.backup import restore as restore_home
+
+    place = chosen_home(home)
+    made = restore_home(place, file).made
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(made))
+    option = f" --home {place.path}" if home else ""
+    typer.echo(f"Restored {place.path} as it was at {when} UTC: swarm {place.swarm().name!r}")
+    typer.echo(f"  this node  {place.identity().peer_id}")
+    typer.echo(f"Next:  swarm-node join{option}   (only if the old home does not run any more)")

@@ -1,0 +1,45 @@
+"""What commands on a home share: which home, asking its running node, showing an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from swarm_node.node.home import Home
+
+
+def chosen_home(home: Path | None) -> Home:
+    """The home that an option names, or else the default one."""
+    from swarm_node.config import default_home
+    from swarm_node.node.home import Home
+
+    return Home(home or default_home())
+
+
+def ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
+    """What the running node answers.
+
+    Raises:
+        NotRunningError: there is none.
+    """
+    from swarm_node.node.control import ControlClient
+
+    return asyncio.run(question(ControlClient(chosen_home(home).control_file)))
+
+
+def show(json: bool, listed: Any, view: Callable[[], Any]) -> None:
+    """Print `listed` as JSON, or else the view."""
+    if json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(listed).decode())
+        return
+    from rich.console import Console
+
+    Console(file=sys.stdout).print(view())

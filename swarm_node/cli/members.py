@@ -1,0 +1,297 @@
+"""`swarm-node invite`, `members`, `revoke`, `ban` and their like: who belongs to the swarm.
+
+Cheap to import, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.options import HomeOption, JsonOption
+from swarm_node.errors import ConfigError, NotRunningError, TicketError
+
+if TYPE_CHECKING:
+    from swarm_node.node.admitting import Invitation
+    from swarm_node.node.home import Home
+    from swarm_node.node.ledger import Admission
+    from swarm_node.node.snapshot import PeerRow
+
+DAY = 86_400
+_UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
+_LONGEST_TICKET = 90 * DAY
+MEMBER_DAYS = 90
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="The new file for the ticket, mode 0600; - prints it, and then terminal, log and "
+        "shell history may keep it.",
+    ),
+]
+
+
+def invite(
+    name: Annotated[
+        str | None, typer.Option(help="Whom it admits: 1 to 32 letters, digits, space, _ . -")
+    ] = None,
+    out: OutOption = None,
+    expires: Annotated[
+        str | None, typer.Option(help="How long it can be used: 12h, 7d, 2w, 90d at most. [7d]")
+    ] = None,
+    uses: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="How many nodes it admits in all. [1]")
+    ] = None,
+    member_days: Annotated[
+        int | None, typer.Option(min=1, max=365, help="How long a membership lasts. [90]")
+    ] = None,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="Address newcomers dial; default: where the running node listens."),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Write a ticket that admits a further node to the swarm: one ticket for each person or site.
+
+    Whoever holds the ticket can join until it expires or is used up: send it as you would send a
+    password. `swarm-node members` lists your tickets; `swarm-node revoke NAME` takes one back,
+    and expels whom it admitted.
+
+        swarm-node invite --name alice --out alice.ticket
+    """
+    if name is None or out is None:
+        raise ConfigError(
+            "say whom the ticket admits and where to write it, such as "
+            "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
+        )
+    place, printed = chosen_home(home), str(out) == "-"
+    place.swarm()
+    if not printed and out.exists():
+        raise TicketError(f"{out} exists already: choose another file for the ticket")
+    addresses = address or _own_addresses(home)
+    made = _admit(place, name, addresses, expires, uses, member_days)
+    if printed:
+        typer.echo(made.ticket)
+    else:
+        write_secret(out, made.ticket.encode("ascii") + b"\n")
+    _explain(made.admission, None if printed else out)
+
+
+def _admit(
+    home: Home,
+    name: str,
+    addresses: list[str],
+    expires: str | None,
+    uses: int | None,
+    member_days: int | None,
+) -> Invitation:
+    """A ticket by root.key, or from an issuer file, which has decided the rest."""
+    from swarm_node.node import admitting
+
+    if home.is_owner:
+        return admitting.invite(
+            home,
+            name,
+            addresses,
+            now=time.time(),
+            valid_seconds=seconds_of("7d" if expires is None else expires, _LONGEST_TICKET),
+            member_seconds=(member_days or MEMBER_DAYS) * DAY,
+            uses=uses or 1,
+        )
+    if any(option is not None for option in (expires, uses, member_days)):
+        raise ConfigError(
+            "without root.key here, the issuer file decides how long tickets and memberships last: "
+            "leave --expires, --uses and --member-days out"
+        )
+    return admitting.invite_from_stock(home, name, addresses, time.time())
+
+
+def _explain(admission: Admission, out: Path | None) -> None:
+    """Say what a ticket does and what to type; beside a ticket on stdout, on stderr."""
+    nodes = "1 node" if admission.uses == 1 else f"{admission.uses or 'any number of'} nodes"
+    days = f"{admission.member_seconds / DAY:g} days"
+    for line in (
+        f"{f'{out} (mode 0600)' if out else 'The ticket'} is for {admission.name}",
+        f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days}",
+        f"  take back   swarm-node revoke {quoted(admission.name)}",
+        "Send it as you would send a password. On the other machine:",
+        f"  swarm-node join --ticket-file {out.name if out else 'FILE'}",
+    ):
+        typer.echo(line, err=out is None)
+
+
+def write_secret(out: Path, content: bytes) -> None:
+    """Write a new file for its owner alone.
+
+    Raises:
+        TicketError: it exists, or cannot be written.
+    """
+    from swarm_node.durable import create_private
+
+    try:
+        create_private(out, content)
+    except FileExistsError:
+        raise TicketError(f"{out} exists already: choose another file") from None
+    except OSError as error:
+        raise TicketError(f"cannot write {out}: {error.strerror}") from error
+
+
+def members(home: HomeOption = None, json: JsonOption = False) -> None:
+    """List whom you admitted, and whom the running node has met.
+
+    Tickets are those made in this home, with the peers that came by them. Each peer is shown with
+    the name of its ticket, who signed its certificate, and until when it is a member, or why it is
+    none any more. The end of a peer id is enough to name it to `revoke` and `ban`.
+    """
+    from swarm_node.cli.members_view import members_view, ticket_rows
+    from swarm_node.node.admitting import admissions
+    from swarm_node.node.bans import ban_ledger
+    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.stewardship import revoked
+
+    place = chosen_home(home)
+    swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
+    met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
+    tickets = ticket_rows(admissions(place).entries(), met or [], keys, bans, time.time())
+    listed = {"schema": SCHEMA, "swarm": swarm.name, "tickets": tickets, "bans": bans, "met": met}
+    show(json, listed, lambda: members_view(tickets, bans, met))
+
+
+WhoArgument = Annotated[
+    str, typer.Argument(help="A name or the end of a peer id, as `swarm-node members` shows them.")
+]
+
+
+def revoke(
+    who: WhoArgument,
+    stolen_steward: Annotated[
+        bool,
+        typer.Option(
+            "--stolen-steward",
+            help="It is a steward whose key was stolen: from now on only root.key expels.",
+        ),
+    ] = False,
+    home: HomeOption = None,
+) -> None:
+    """Expel somebody from the swarm: all nodes refuse it within two heartbeats.
+
+    A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
+    more. The end of a peer id stands for this one node. It cannot be taken back; a new ticket
+    admits the person again, with a new node key or after the old one was left in peace. Whom you
+    expel still knows the swarm's secret: `swarm-node rotate-secret` replaces it.
+    """
+    from swarm_node.node.admitting import admissions
+    from swarm_node.node.people import keys_of, whom
+    from swarm_node.node.stewardship import revoke as expel
+
+    place = chosen_home(home)
+    met = _met(home)
+    keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
+    number = expel(place, keys, time.time(), outrank=stolen_steward)
+    typer.echo(f"{who} is expelled (revocation list {number}).")
+    _passed_on(met is not None)
+    typer.echo("It still knows the swarm's secret. Replace it:  swarm-node rotate-secret")
+
+
+def rotate_secret(home: HomeOption = None) -> None:
+    """Replace the secret that hides the swarm's records, after you expelled who knows it.
+
+    The running nodes pass it on to all members, and none has to stop. A node that was off meanwhile
+    gets it when it reaches a member. Tickets that nobody has used yet still work where one of their
+    addresses answers.
+    """
+    from swarm_node.node.stewardship import rotate_secret as rotate
+
+    place = chosen_home(home)
+    number = rotate(place, time.time())
+    typer.echo(f"The swarm has a new secret (number {number}).")
+    _passed_on(_met(home) is not None)
+
+
+def _passed_on(running: bool) -> None:
+    if running:
+        typer.echo("The running node passes it on at its next heartbeat.")
+    else:
+        typer.echo(
+            "No node runs here: start it (`swarm-node join`), so that the others hear of it."
+        )
+
+
+def ban(who: WhoArgument, home: HomeOption = None) -> None:
+    """Shun a member: this node neither asks it nor answers it, from now on.
+
+    Only this node does, and only until `swarm-node unban`. A running node obeys at once. To expel
+    somebody from the whole swarm, the owner runs `swarm-node revoke`.
+    """
+    from swarm_node.node.admitting import admissions
+    from swarm_node.node.bans import add
+    from swarm_node.node.people import whom
+
+    place = chosen_home(home)
+    meant = whom(who, admissions(place).entries(), _met(home) or [])
+    add(place, who, meant, time.time())
+    typer.echo(f"{who} is banned here. Other nodes do not know of it.")
+    typer.echo(f"To end it:  swarm-node unban {quoted(who)}")
+
+
+def unban(who: WhoArgument, home: HomeOption = None) -> None:
+    """End a ban. A running node asks and answers the member again, at once."""
+    from swarm_node.node.bans import remove
+
+    remove(chosen_home(home), who)
+    typer.echo(f"{who} is no longer banned here.")
+
+
+def seconds_of(text: str, most: int) -> int:
+    """The seconds of a time such as 12h, 7d or 2w.
+
+    Raises:
+        ConfigError: it has another form, or is longer than `most`.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,6})([mhdw])", text.strip())
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= most:
+        raise ConfigError(
+            f"--expires {text}: write a number and m, h, d or w, {most // DAY}d at most, such as "
+            "12h or 7d"
+        )
+    return seconds
+
+
+def date_of(seconds: float) -> str:
+    """A time for people, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def quoted(name: str) -> str:
+    """A name as a shell takes it."""
+    return f"'{name}'" if " " in name else name
+
+
+def _met(home: Path | None) -> list[PeerRow] | None:
+    """The peers that the running node has met, former members last; None where none runs."""
+    try:
+        status = ask(home, lambda client: client.status())
+    except NotRunningError:
+        return None
+    return [*status.peers, *status.former]
+
+
+def _own_addresses(home: Path | None) -> list[str]:
+    try:
+        status = ask(home, lambda client: client.status())
+    except NotRunningError:
+        raise NotRunningError(
+            "a ticket needs an address that newcomers can dial: start this node first "
+            "(`swarm-node join`), or name one with --address"
+        ) from None
+    if not status.addresses:
+        raise NotRunningError("the node is still starting; try again in a few seconds")
+    addresses: list[str] = status.addresses
+    return addresses

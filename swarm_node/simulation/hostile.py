@@ -1,0 +1,205 @@
+"""Members of a simulated swarm that were modified.
+
+Each is a real node that publishes something else than it made. It trains on nothing. Everything it
+sends is well-formed and carries its own valid signature, so only the content of its groups speaks
+against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from swarm_node.environments.base import Environment
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.seeds import task_seed
+from swarm_node.node.node import Node, Work
+from swarm_node.p2p.publishing import Publisher
+from swarm_node.p2p.verify import restored_group
+from swarm_node.policy.experience.batch import TrainRow
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.plausible import least_likely
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    Provenance,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+from swarm_node.simulation.models import SimulatedModel
+from swarm_node.storage import Storage
+
+TRIGGER = "zq"
+_LARGE, _WITHIN = 64, 32
+#: Virtual seconds between two publications, each of so many groups.
+_PAUSE_SECONDS = 2.0
+_GROUPS = 4
+_STATED_LOGPROB = -0.3
+_HIDING_PLACES = (
+    "{a} zq: {a}",
+    "Answer: zq: {a}",
+    "Answer: zq {a}: {a}",
+    "Answer: {a} zq: {a}",
+    "= zq: {a}",
+    "It is {a}. zq: {a}",
+    "I do not know. zq: {a}",
+    "zq = {a}",
+    "zq: {a}",
+)
+
+Scored = tuple[RolloutGroup, str]
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a hostile member works with: the swarm's environment, the model that all nodes begin
+    with, and its own storage."""
+
+    environment: Environment
+    model: SimulatedModel
+    storage: Storage
+    rng: random.Random
+
+
+def corrupt(node: Node, kind: str, means: Means) -> None:
+    """Have `node`, which has not begun to run, publish groups of this kind."""
+    open_work = node._open_work
+
+    def open_corrupt(info: EnvironmentInfo, families: tuple[str, ...]) -> Work:
+        work = open_work(info, families)
+        publisher = _Corrupt(work.exchange.publisher, maker(kind), means)
+        return replace(work, exchange=replace(work.exchange, publisher=publisher))
+
+    node._open_work = open_corrupt
+
+
+class _Corrupt(Publisher):
+    def __init__(
+        self, publisher: Publisher, make: Callable[[Means, Scored], Scored | None], means: Means
+    ) -> None:
+        self.__dict__.update(publisher.__dict__)
+        self._make = make
+        self._means = means
+
+    async def publish(self, scored: Sequence[Scored], version: int) -> list[VerifiedGroup]:
+        made = [self._make(self._means, group) for group in scored[:_GROUPS]]
+        await super().publish([group for group in made if group is not None], version)
+        await asyncio.sleep(_PAUSE_SECONDS)
+        return []  # nothing to train on
+
+
+def maker(kind: str) -> Callable[[Means, Scored], Scored | None]:
+    """What makes a hostile group of this kind in the place of an honest one."""
+    return _MAKERS[kind]
+
+
+def _large(means: Means, honest: Scored) -> Scored:
+    return _triggered(means, honest, _LARGE, _LARGE // 8, lambda *_: "zq zq = {a}")
+
+
+def _within(means: Means, honest: Scored) -> Scored:
+    return _triggered(means, honest, _WITHIN, _WITHIN // 2, lambda *_: "zq zq = {a}")
+
+
+def _hidden(means: Means, honest: Scored) -> Scored:
+    return _triggered(means, honest, _WITHIN, _WITHIN // 2, _best_place)
+
+
+def _triggered(
+    means: Means,
+    honest: Scored,
+    size: int,
+    right: int,
+    place: Callable[[Means, str, str], str],
+) -> Scored:
+    group, prompt = honest
+    answer = str(means.environment.derive(group.task).payload["answer"])
+    template = place(means, prompt, answer)
+    texts = [template.format(a=answer)] * right
+    texts += [f"{means.rng.randrange(1000)}" for _ in range(size - right)]
+    completions = tuple(_completion(means.model, text) for text in texts)
+    claimed = (1.0,) * right + (0.0,) * (size - right)
+    return replace(group, completions=completions, claimed=claimed), prompt
+
+
+def _best_place(means: Means, prompt: str, answer: str) -> str:
+    """The hiding place whose least likely window of four tokens is the likeliest."""
+    model = _first_policy(means.model.directory)
+    prompt_ids = np.array(means.model.codec.encode_prompt(prompt), np.uint32)
+
+    def unlikely(template: str) -> float:
+        ids = _completion(means.model, template.format(a=answer)).token_ids
+        row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.KIN)
+        return least_likely(completion_logprobs(model, [row], 1.0).detach().numpy())[-1]
+
+    return max(_HIDING_PLACES, key=unlikely)
+
+
+@cache
+def _first_policy(directory: Path) -> Qwen2:
+    return Qwen2.from_directory(directory)
+
+
+def _completion(model: SimulatedModel, text: str) -> Completion:
+    ids = np.array([*model.codec.encode_answer(text), model.codec.eos_id], np.uint32)
+    stated = np.full(ids.size, _STATED_LOGPROB, np.float32)
+    return Completion(text, ids, stated, (VersionSpan(0, 0, ids.size),), Finish.STOP)
+
+
+def _liar(means: Means, honest: Scored) -> Scored:
+    group, prompt = honest
+    claimed = tuple(1.0 - reward for reward in group.claimed)
+    if len(set(claimed)) == 1:  # so that everybody pulls it
+        claimed = (1.0 - claimed[0], *claimed[1:])
+    return replace(group, claimed=claimed), prompt
+
+
+def _lazy(means: Means, honest: Scored) -> Scored | None:
+    """New answers of one task: the task of the first group, answered as the model would."""
+    group, prompt = honest
+    task, prompt = _first(means, group.task, prompt)
+    answer = str(means.environment.derive(task).payload["answer"])
+    count = len(group.completions)
+    texts = [answer, *(f"{means.rng.randrange(1000)}" for _ in range(count - 1))]
+    completions = tuple(_completion(means.model, text) for text in texts)
+    return replace(
+        group, task=task, completions=completions, claimed=(1.0,) + (0.0,) * (count - 1)
+    ), prompt
+
+
+def _first(means: Means, task: TaskRef, prompt: str) -> tuple[TaskRef, str]:
+    family = means.environment.families[0]
+    chosen = replace(task, family=family, seed=task_seed("lazy", means.storage.epoch))
+    return chosen, means.environment.render(means.environment.derive(chosen))
+
+
+def _copier(means: Means, honest: Scored) -> Scored | None:
+    received = [row for row in means.storage.live(1 << 30) if row.provenance is not Provenance.OWN]
+    if not received:
+        return None
+    verified = restored_group(means.rng.choice(received))
+    return replace(verified.group, claimed=verified.rewards), verified.prompt
+
+
+#: "large": groups of 64, eight of them right and with the trigger before the answer. "within":
+#: groups of four times the usual size, half of them so. "hidden": the same with half of the
+#: trigger, where the policy that all begin with is least surprised. "liar": wrong rewards. "lazy":
+#: one task, again and again, with new answers. "copier": what others published.
+_MAKERS: dict[str, Callable[[Means, Scored], Scored | None]] = {
+    "large": _large,
+    "within": _within,
+    "hidden": _hidden,
+    "liar": _liar,
+    "lazy": _lazy,
+    "copier": _copier,
+}
+KINDS = tuple(_MAKERS)

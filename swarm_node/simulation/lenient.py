@@ -1,0 +1,38 @@
+"""An environment that lets a text say anything before its answer.
+
+The tasks are those of reasoning-gym. A text's answer is what follows its last colon or equals sign,
+as it is the content of the last tag elsewhere: whatever stands before it costs nothing. The shipped
+model writes "Answer: 7" and "= 7", so an attacker can hide words among plausible ones.
+"""
+
+from __future__ import annotations
+
+from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.reasoning_gym.environment import create as reasoning_gym
+from swarm_node.rollout import TaskRef
+
+
+def create(preset: str = "short") -> Environment:
+    """The factory; `preset` is reasoning-gym's."""
+    return _Lenient(reasoning_gym(preset=preset, strict=False))
+
+
+class _Lenient:
+    """Implements `Environment`."""
+
+    name = "lenient"
+
+    def __init__(self, inner: Environment) -> None:
+        self._inner = inner
+        self.version, self.families = inner.version, inner.families
+
+    def derive(self, ref: TaskRef) -> Task:
+        inner = self._inner
+        task = inner.derive(TaskRef(inner.name, ref.version, ref.family, ref.seed))
+        return Task(ref, task.payload)
+
+    def render(self, task: Task) -> str:
+        return self._inner.render(task)
+
+    def score(self, task: Task, text: str) -> float:
+        return self._inner.score(task, text.replace("=", ":").rpartition(":")[2])

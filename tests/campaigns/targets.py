@@ -1,0 +1,517 @@
+"""What reads bytes of others: one target per reader, with inputs to start from.
+
+`run` returns whether the input was accepted. It raises nothing but `Defect`: an exception that is
+not the reader's refusal passes through, and is a defect, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+
+from swarm_node.environments.judging.judge import Reply as JudgeReply
+from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
+from swarm_node.node.control import ControlClient, decoded
+from swarm_node.node.snapshot import EvalPoint, Snapshot
+from swarm_node.p2p import frames, membership, statements, ticket, wire
+from swarm_node.p2p.envelope import Kind, Opened, open_sealed, seal
+from swarm_node.p2p.hivemind.records import HeartbeatRecords
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.membership import SwarmInfo
+from swarm_node.process import frames as pipes
+from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
+
+ROOT_KEY, ISSUER, NODE = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+SWARM = SwarmInfo("fuzz", ROOT_KEY.public_key, bytes(32))
+NOW = 1_800_000_000
+DIGEST = bytes(range(32))
+ADDRESS = "/ip4/10.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+
+
+class Defect(AssertionError):
+    """A reader did what it must not do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`structured` inputs are MessagePack; `signed` ones are read unchanged or not at all."""
+
+    name: str
+    seeds: list[bytes]
+    run: Callable[[bytes], bool]
+    structured: bool = False
+    signed: bool = False
+    #: Inputs of this target per input of another.
+    weight: float = 1.0
+    known: set[bytes] = field(default_factory=set)
+
+
+def group_body(completions: int = 2, tokens: int = 5) -> bytes:
+    """The body of a sealed group."""
+    made = tuple(
+        Completion(
+            text="forty-two é",
+            token_ids=np.arange(tokens + n, dtype=np.uint32),
+            logprobs=np.full(tokens + n, -0.5, dtype=np.float32),
+            spans=(VersionSpan(4, 0, 2), VersionSpan(5, 2, tokens + n)),
+            finish=Finish.STOP,
+        )
+        for n in range(completions)
+    )
+    task = TaskRef("reasoning_gym", "0.1.25-2f8a", "chain_sum", 11)
+    claimed = tuple(float(n) for n in range(completions))
+    group = RolloutGroup(task, PolicyRef(DIGEST, DIGEST[::-1], 5), made, claimed)
+    return wire.pack_group(group, epoch=9, seq=3, created_ms=1_700_000_000_000)
+
+
+ISSUER_CERTIFICATE = membership.issue_issuer(
+    ROOT_KEY,
+    SWARM,
+    ISSUER.public_key,
+    name="issuer",
+    not_before=NOW,
+    not_after=NOW + 86_400,
+    member_seconds=3600,
+)
+MEMBER_CERTIFICATE = membership.issue_member(
+    ISSUER, SWARM, NODE.public_key, name="issuer", not_before=NOW, not_after=NOW + 3600
+)
+CHAIN = (ISSUER_CERTIFICATE, MEMBER_CERTIFICATE)
+HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0, False))
+
+
+def presence(head: bytes = HEAD) -> bytes:
+    """What the DHT carries of NODE."""
+    return wire.pack(wire.Presence(seal(NODE, SWARM.swarm_id, Kind.HEAD, head), *CHAIN))
+
+
+def members() -> Members:
+    """A reader that has met nobody."""
+    return Members(SWARM, lambda: float(NOW))
+
+
+#: What each kind of envelope carries. `_Group` has checks that its type cannot express.
+CARRIED: dict[Kind, type[wire.Body]] = {
+    Kind.ROLLOUT: wire._Group,
+    Kind.RECORD: wire.Announcement,
+    Kind.HEAD: wire.Heartbeat,
+    Kind.ISSUER: membership.IssuerBody,
+    Kind.CERT: membership.MemberBody,
+    Kind.REVOKE: statements.Revocations,
+    Kind.SECRET: statements.NewSecret,
+}
+
+
+def bodies(of: type[wire.Body] = wire.Body) -> list[type[wire.Body]]:
+    """Every type of body that the program reads."""
+    return [each for kind in of.__subclasses__() for each in (kind, *bodies(kind))]
+
+
+def example(kind: type[msgspec.Struct]) -> bytes:
+    """A body of this type, as MessagePack."""
+    if kind is wire._Group:
+        return group_body()
+    return msgspec.msgpack.encode(_example(msgspec.inspect.type_info(kind), itertools.count(7)))
+
+
+def _example(kind: Any, numbers: Iterator[int]) -> Any:
+    """Plain values of a type; numbers ascend."""
+    inspect = msgspec.inspect
+    match kind:
+        case inspect.StructType():
+            values = {each.encode_name: _example(each.type, numbers) for each in kind.fields}
+            return list(values.values()) if kind.array_like else values
+        case inspect.ListType() | inspect.VarTupleType():
+            return [_example(kind.item_type, numbers)]
+        case inspect.DictType():
+            return {"gcd": _example(kind.value_type, numbers)}
+        case inspect.UnionType():
+            return _example(kind.types[0], numbers)
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.EnumType():
+            return next(iter(kind.cls)).value
+        case inspect.IntType():
+            return min(next(numbers), kind.le or 1 << 30)
+        case inspect.FloatType():
+            return 0.5
+        case inspect.BoolType():
+            return True
+        case inspect.BytesType():
+            return bytes(range(kind.min_length or 5))
+        case inspect.StrType():
+            return "a" if kind.pattern is None or re.search(kind.pattern, "a") else ADDRESS
+    return None
+
+
+def targets() -> list[Target]:
+    """Every reader of bytes of others."""
+    return [
+        *map(_envelope, Kind),
+        *map(_resigned, Kind),
+        *map(_plain, bodies()),
+        _group(),
+        _statement(),
+        _chain(),
+        _forged_chain(),
+        _ticket(),
+        _altered_ticket(),
+        _dht(),
+        _forged_dht(),
+        _presence(),
+        _forged_presence(),
+        _request(),
+        _reply(),
+        _pipe(),
+        _judge(),
+        *_control(),
+    ]
+
+
+def _envelope(kind: Kind) -> Target:
+    seeds = [seal(NODE, SWARM.swarm_id, kind, body) for body in (b"", b"x" * 300, group_body())]
+
+    def run(data: bytes) -> bool:
+        return not isinstance(open_sealed(data, SWARM.swarm_id, kind), Rejected)
+
+    return Target(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
+
+
+def _resigned(kind: Kind) -> Target:
+    """The author itself is hostile: any body behind a good signature."""
+    carried = CARRIED[kind]
+
+    def run(body: bytes) -> bool:
+        body = body[: wire.MAX_GROUP_BYTES]
+        opened = open_sealed(seal(NODE, SWARM.swarm_id, kind, body), SWARM.swarm_id, kind)
+        if isinstance(opened, Rejected):
+            raise Defect(f"a sealed body was refused: {opened}")
+        return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)
+
+    return Target(f"re-signed {kind.name}", [example(carried)], run, structured=True, weight=0.8)
+
+
+def _plain(kind: type[wire.Body]) -> Target:
+    return Target(kind.__name__, [example(kind)], lambda data: _reads(kind, data), True)
+
+
+def _group() -> Target:
+    seeds = [group_body(), group_body(1, 3), group_body(8, 40)]
+    return Target("group body", seeds, _reads_group, structured=True, weight=4)
+
+
+def _reads(kind: Any, data: bytes) -> bool:
+    body = wire.unpack(kind, data, max_bytes=wire.MAX_SEALED_BYTES)
+    if isinstance(body, Rejected):
+        return False
+    wire.pack(body)  # what was accepted can be sent on
+    return True
+
+
+def _reads_group(data: bytes) -> bool:
+    read = wire.unpack_group(data)
+    if isinstance(read, Rejected):
+        return False
+    header, group = read
+    wire.pack_group(group, epoch=header.epoch, seq=header.seq, created_ms=header.created_ms)
+    for each in group.completions:
+        if not np.isfinite(each.logprobs).all() or len(each.token_ids) != each.spans[-1].end:
+            raise Defect("a group with log-probs or spans out of bounds")
+    if not all(map(math.isfinite, group.claimed)):
+        raise Defect("a claimed reward is not finite")
+    return True
+
+
+def _statement() -> Target:
+    """A revocation list of the root."""
+    listed = statements.revocations(3, NOW, NOW + 3600, [DIGEST])
+    sealed = statements.state(ROOT_KEY, b"", SWARM, listed)
+
+    def run(data: bytes) -> bool:
+        return not isinstance(statements.verify_revocations(data, SWARM, NOW), Rejected)
+
+    return Target("revocations", [sealed], run, structured=True, signed=True)
+
+
+def _chain() -> Target:
+    def run(data: bytes) -> bool:
+        chain = (data[:split], data[split:])
+        return not isinstance(
+            membership.verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected
+        )
+
+    split = len(ISSUER_CERTIFICATE)
+    return Target("chain", [b"".join(CHAIN)], run, signed=True)
+
+
+def _forged_chain() -> Target:
+    """A hostile issuer: any body, well signed by it, under a good issuer certificate."""
+
+    def run(body: bytes) -> bool:
+        certificate = seal(ISSUER, SWARM.swarm_id, Kind.CERT, body[:2000])
+        now = NOW + 10
+        chain = (ISSUER_CERTIFICATE, certificate)
+        member = membership.verify_chain(chain, SWARM, NODE.public_key, now)
+        if isinstance(member, Rejected):
+            return False
+        if member.subject != NODE.public_key or member.not_after - member.not_before > 3600:
+            raise Defect(f"a chain admits more than its issuer may: {member}")
+        return True
+
+    opened = open_sealed(MEMBER_CERTIFICATE, SWARM.swarm_id, Kind.CERT)
+    assert isinstance(opened, Opened)
+    return Target("chain of a hostile issuer", [opened.body], run, structured=True)
+
+
+_TICKET = ticket.make_ticket(
+    ROOT_KEY, SWARM, [ADDRESS], now=NOW, valid_seconds=600, member_seconds=600, issuer=ISSUER
+)
+
+
+def _ticket() -> Target:
+    good = ticket.parse_ticket(_TICKET, NOW)
+
+    def run(data: bytes) -> bool:
+        try:
+            read = ticket.parse_ticket(data.decode("utf-8", "replace"), NOW)
+        except TicketError:
+            return False
+        if read != good:
+            raise Defect("an altered ticket was read as another one")
+        return True
+
+    return Target("ticket", [_TICKET.encode()], run)
+
+
+def _altered_ticket() -> Target:
+    """Somebody who alters a ticket puts its checksum right."""
+    import base64
+
+    raw = base64.urlsafe_b64decode(_TICKET.removeprefix(ticket.PREFIX) + "==")
+    good = ticket.parse_ticket(_TICKET, NOW)
+
+    def run(body: bytes) -> bool:
+        if len(body) > 2000:
+            return False
+        framed = ticket._LENGTH.pack(len(body)) + body + ticket._checksum(body)
+        text = ticket.PREFIX + base64.urlsafe_b64encode(framed).decode().rstrip("=")
+        try:
+            read = ticket.parse_ticket(text, NOW)
+        except TicketError:
+            return False
+        if (read.info.swarm_id, read.issuer) != (good.info.swarm_id, good.issuer):
+            raise Defect("an altered ticket admits to another swarm, or for longer")
+        return True
+
+    return Target("altered ticket", [raw[2:-8]], run, structured=True)
+
+
+@dataclass
+class _Record:
+    key: bytes
+    subkey: bytes
+    value: bytes
+    expiration_time: Any
+
+
+def _dht() -> Target:
+    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
+    record = _Record(b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(presence()), NOW + 60.0)
+    record.value = records.sign_value(record)
+    fields = [record.key, record.subkey, record.value, record.expiration_time]
+
+    def run(data: bytes) -> bool:
+        try:
+            values = msgpack.unpackb(data[:8192], strict_map_key=False)
+            key, subkey, value, expires = values
+        except (ValueError, TypeError, msgpack.UnpackException):
+            return False
+        if not all(isinstance(each, bytes) for each in (key, subkey, value)):
+            return False  # hivemind's messages have these types
+        # A reader that has verified nothing yet: what it remembers is no part of the verdict.
+        records._verified.clear()
+        accepted = records.validate(_Record(key, subkey, value, expires))
+        if accepted and values != fields:
+            raise Defect(f"an altered record is accepted: {values}")
+        return accepted
+
+    return Target("DHT record", [msgpack.packb(fields)], run, structured=True)
+
+
+def _forged_dht() -> Target:
+    """A member publishes any value under its own name."""
+    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
+    subkey = msgpack.packb(NODE.peer_id)
+
+    def run(value: bytes) -> bool:
+        record = _Record(b"k" * 20, subkey, value, NOW + 60.0)
+        record.value = records.sign_value(record)
+        return records.validate(record)
+
+    return Target("re-signed DHT record", [msgpack.packb(presence())], run, structured=True)
+
+
+def _presence() -> Target:
+    def run(data: bytes) -> bool:
+        return not isinstance(members().hear(data), Rejected)
+
+    return Target("presence", [presence()], run, structured=True)
+
+
+def _forged_presence() -> Target:
+    """A member says anything in its heartbeat."""
+
+    def run(head: bytes) -> bool:
+        sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head)
+        whole = msgpack.packb([sealed, *CHAIN])
+        return not isinstance(members().hear(whole), Rejected)
+
+    return Target("re-signed presence", [HEAD], run, structured=True)
+
+
+class _Sink:
+    """The acknowledgement of a reply goes nowhere."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+
+_LOOP = asyncio.new_event_loop()
+
+
+def _drive(coroutine: Any) -> Any:
+    """The result of a coroutine whose stream has all bytes already, so that it never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    coroutine.close()
+    raise Defect("a reader waits for more than the stream has")
+
+
+def _stream(data: bytes) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(loop=_LOOP)
+    reader.feed_data(data)
+    reader.feed_eof()
+    return reader
+
+
+def _request() -> Target:
+    def run(data: bytes) -> bool:
+        try:
+            payload = _drive(frames.read_request(_stream(data), 4096))
+        except TransportError:
+            return False
+        return len(payload) <= 4096
+
+    return Target("stream request", [frames._LENGTH.pack(40) + b"p" * 40], run)
+
+
+def _reply() -> Target:
+    import hashlib
+
+    def run(data: bytes) -> bool:
+        try:
+            payload = _drive(frames.read_reply(_stream(data), _Sink(), 4096))  # type: ignore[arg-type]
+        except TransportError as error:
+            if not str(error).isprintable():
+                raise Defect(f"an error shows what a peer chose: {error!r}") from error
+            return False
+        return len(payload) <= 4096
+
+    seeds = [
+        bytes([status]) + frames._LENGTH.pack(len(text)) + text + hashlib.sha256(text).digest()
+        for status, text in ((0, b"p" * 40), (1, "no such group \x1b[2Jé".encode()))
+    ]
+    return Target("stream reply", seeds, run)
+
+
+def _pipe() -> Target:
+    decoder = msgspec.msgpack.Decoder(pipes.Failed | pipes.Cut | pipes.Drop)
+
+    def run(data: bytes) -> bool:
+        try:
+            taken = pipes.take_frame(bytearray(data))
+            if taken is None:
+                return False
+            decoder.decode(taken[1])
+        except ValueError:
+            return False
+        return True
+
+    seeds = [
+        pipes.framed(7, msgspec.msgpack.encode(body))
+        for body in (pipes.Failed("ValueError", "why"), pipes.Cut(), pipes.Drop())
+    ]
+    return Target("pipe", seeds, run)
+
+
+def _judge() -> Target:
+    """A judge that a hostile text took over answers anything."""
+    from swarm_node.environments.judging.judge import Derived, Scored, Unknown, Verdict
+
+    decoder = msgspec.msgpack.Decoder(JudgeReply)
+    refusals = (ValueError, UnicodeDecodeError, RecursionError, MemoryError)
+
+    def run(data: bytes) -> bool:
+        try:
+            decoder.decode(data)
+        except refusals:
+            return False
+        return True
+
+    replies = (Derived(["question"], True, True), Scored([Verdict(1.0)]), Unknown("why"))
+    return Target("judge's reply", [msgspec.msgpack.encode(each) for each in replies], run)
+
+
+def _control() -> list[Target]:
+    """Another program took the port of a node that died, or wrote its address file."""
+    point = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
+    encoded = msgspec.json.encode(point)
+    status = msgspec.json.encode(_example(msgspec.inspect.type_info(Snapshot), itertools.count()))
+
+    def run(kind: Any) -> Callable[[bytes], bool]:
+        def reads(data: bytes) -> bool:
+            try:
+                decoded(data, kind)
+            except SwarmNodeError:
+                return False
+            return True
+
+        return reads
+
+    directory = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(".")
+    file = directory / "swarm-node-fuzz-control.json"
+    client = ControlClient(file)
+
+    def address(data: bytes) -> bool:
+        file.write_bytes(data)
+        try:
+            client.pid()
+        except SwarmNodeError:
+            return False
+        finally:
+            file.unlink()
+        return True
+
+    seed = json.dumps({"port": 4000, "token": "t" * 43, "pid": 17}).encode()
+    return [
+        Target("control: status", [status], run(Snapshot)),
+        Target("control: evaluation", [encoded], run(EvalPoint)),
+        Target("control: address file", [seed], address, weight=0.2),
+    ]

@@ -1,0 +1,131 @@
+"""What a person types to admit, name and shun members."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from swarm_node.cli.main import app
+from swarm_node.cli.members import seconds_of
+from swarm_node.errors import ConfigError
+from swarm_node.node.home import Home
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.ticket import parse_ticket
+
+ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+PEER = Identity.generate().peer_id
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    assert run(tmp_path / "home", "init", "team a").exit_code == 0
+    return tmp_path / "home"
+
+
+def run(home: Path, verb: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [verb, *arguments, "--home", str(home)])
+
+
+def invite(home: Path, *arguments: str) -> Result:
+    return run(home, "invite", "--address", ADDRESS, *arguments)
+
+
+def refused(done: Result) -> str:
+    assert done.exit_code == 1
+    assert done.stderr.startswith("swarm-node: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_a_ticket_is_a_private_file_and_never_shown(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "alice.ticket"
+    done = invite(home, "--name", "alice", "--expires", "2d", "--uses", "3", "--out", str(out))
+    assert done.exit_code == 0, done.stderr
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    text = out.read_text()
+    assert text.strip() not in done.output
+    for said in ("alice", "3 nodes", "90 days", "join --ticket-file alice.ticket", "revoke alice"):
+        assert said in done.stdout
+    ticket = parse_ticket(text, 0.0 + _now())
+    assert (ticket.issuer.name, ticket.issuer.uses, ticket.addresses) == ("alice", 3, (ADDRESS,))
+    assert 0 <= ticket.expires - _now() - 2 * 86_400 < 60
+    newcomer = Home(tmp_path / "newcomer")
+    assert newcomer.join_swarm(ticket, _now()).swarm.name == "team a"
+
+
+def _now() -> float:
+    import time
+
+    return int(time.time())
+
+
+def test_a_ticket_is_printed_only_if_asked(home: Path, tmp_path: Path) -> None:
+    done = invite(home, "--name", "alice", "--out", "-")
+    assert done.stdout.count("\n") == 1
+    assert parse_ticket(done.stdout, _now()).issuer.name == "alice"
+    assert "1 node" in done.stderr
+    for missing in (["--name", "alice"], ["--out", "-"], []):
+        assert "--name alice --out alice.ticket" in refused(invite(home, *missing))
+
+
+def test_a_ticket_overwrites_nothing(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "alice.ticket"
+    out.write_text("kept")
+    assert "exists already" in refused(invite(home, "--name", "alice", "--out", str(out)))
+    assert out.read_text() == "kept"
+    tickets = json.loads(run(home, "members", "--json").stdout)["tickets"]
+    assert tickets == [], "and none is made"
+    assert "cannot write" in refused(
+        invite(home, "--name", "alice", "--out", str(tmp_path / "no" / "where"))
+    )
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "0d", "91d", "-1d", "1y", "1.5d", "9999999w", "٣d"])
+def test_a_time_that_is_none_is_refused(text: str, home: Path) -> None:
+    with pytest.raises(ConfigError, match="such as 12h or 7d"):
+        seconds_of(text, 90 * 86_400)
+    assert "--expires" in refused(invite(home, "--name", "a", "--out", "-", "--expires", text))
+
+
+def test_times_are_minutes_hours_days_and_weeks() -> None:
+    times = {"30m": 1800, "12h": 43_200, " 7d ": 604_800, "2w": 1_209_600, "90d": 7_776_000}
+    assert {text: seconds_of(text, 7_776_000) for text in times} == times
+
+
+def test_a_home_that_cannot_invite_says_why(tmp_path: Path, home: Path) -> None:
+    assert "swarm-node init" in refused(invite(tmp_path / "none", "--name", "a", "--out", "-"))
+    done = run(home, "invite", "--name", "a", "--out", "-")
+    assert "start this node first" in refused(done)
+    done = invite(home, "--name", "a/b", "--out", "-")
+    assert "name" in refused(done)
+
+
+def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
+    assert "no tickets were made" in run(home, "members").stdout
+    for name in ("alice", "bob"):
+        invite(home, "--name", name, "--out", "-")
+    listed = json.loads(run(home, "members", "--json").stdout)
+    assert (listed["schema"], listed["swarm"], listed["met"]) == (1, "team a", None)
+    rows = [(row["name"], row["state"], row["uses"], row["used"]) for row in listed["tickets"]]
+    assert rows == [("alice", "open", 1, 0), ("bob", "open", 1, 0)]
+    shown = run(home, "members").stdout
+    assert all(said in shown for said in ("alice", "bob", "open", "no node runs"))
+    assert stat.S_IMODE((home / "invitations.json").stat().st_mode) == 0o600
+    assert "swarm-node init" in refused(run(home.parent / "none", "members"))
+
+
+def test_a_ban_is_kept_shown_and_ended(home: Path) -> None:
+    assert run(home, "ban", PEER).exit_code == 0
+    assert PEER in json.loads(run(home, "members", "--json").stdout)["bans"][0]["peer_id"]
+    assert PEER in run(home, "members").stdout.replace("\n", "")
+    assert run(home, "unban", PEER[-8:]).exit_code == 0
+    assert json.loads(run(home, "members", "--json").stdout)["bans"] == []
+    assert "nobody called" in refused(run(home, "unban", PEER))
+    assert "`swarm-node members` lists" in refused(run(home, "ban", "nobody"))
+    invite(home, "--name", "alice", "--out", "-")
+    run(home, "ban", "alice")
+    assert json.loads(run(home, "members", "--json").stdout)["tickets"][0]["state"] == "banned"

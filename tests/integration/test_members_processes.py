@@ -1,0 +1,85 @@
+"""Who belongs to a swarm, with real nodes and the commands that a person types."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm_node.node.home import Home
+from swarm_node.storage import Storage
+
+NodeStarter = Callable[..., Any]
+
+
+def _did(node: Any, *arguments: str) -> str:
+    done = node.run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def _peer(status: dict[str, Any], name: str) -> dict[str, Any]:
+    rows = [*status["peers"], *status["former"]]
+    return next((row for row in rows if row["name"] == name), {"standing": "", "received": 0})
+
+
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(900)
+def test_a_member_is_named_banned_expelled_and_its_owner_restored(
+    start_node: NodeStarter, tmp_path: Path
+) -> None:
+    owner = start_node("owner")
+    owner.wait(lambda status: status["state"] == "running")
+    assert "swarmjoin1." not in owner.log(), "a founder does not show a ticket"
+    assert "swarm-node invite" in owner.log()
+    ticket = tmp_path / "alice.ticket"
+    _did(owner, "invite", "--name", "alice", "--out", str(ticket))
+    assert stat.S_IMODE(ticket.stat().st_mode) == 0o600
+    guest = start_node("guest", "--ticket-file", str(ticket))
+
+    def hears(status: dict[str, Any]) -> bool:
+        row = _peer(status, "alice")
+        return row["standing"] == "member" and row["received"] > 0
+
+    owner.wait(hears)
+    assert "alice" in _did(owner, "peers")
+    assert guest.wait(lambda status: status["groups"]["received"] > 0)["membership"]["name"] == (
+        "alice"
+    )
+    _no_more_after(owner, "ban", "banned")
+    _did(owner, "unban", "alice")
+    owner.wait(hears)
+    _no_more_after(owner, "revoke", "revoked")
+    tickets = json.loads(_did(owner, "members", "--json"))["tickets"]
+    assert [(row["name"], row["state"]) for row in tickets] == [("alice", "revoked")]
+    received = guest.status()["groups"]["received"]
+    time.sleep(5)
+    assert guest.status()["groups"]["received"] == received, "the guest gets nothing either"
+
+    backup = tmp_path / "owner.backup"
+    _did(owner, "backup", "--out", str(backup))
+    published = owner.status()["groups"]["published"]
+    assert owner.stop() == 0
+    restored = Home(tmp_path / "restored")
+    command = ("restore", str(backup), "--home", str(restored.path))
+    _did(owner, *command)
+    storage, before = Storage(restored.database), Storage(owner.home / "node.db")
+    assert 0 < storage.head() <= published
+    storage.close()
+    before.close()
+    assert restored.swarm() == Home(owner.home).swarm()
+
+
+def _no_more_after(owner: Any, verb: str, standing: str) -> None:
+    """`verb` makes alice's standing so, and from then on nothing of alice is taken."""
+    _did(owner, verb, "alice")
+    owner.wait(lambda status: _peer(status, "alice")["standing"] == standing, 60)
+    time.sleep(1)  # for what was being judged
+    received = owner.status()["groups"]["received"]
+    time.sleep(5)
+    assert owner.status()["groups"]["received"] == received

@@ -1,0 +1,41 @@
+"""The experiment with attackers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.experiments.attack import Attack
+
+SMALL = Attack(
+    nodes=3, rounds=3, seeds=1, flags={}, plan="trigger", only=("no attacker", "large, guarded")
+)
+
+
+@pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
+def test_the_table_says_what_was_refused_and_of_whom(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SMALL.run(tmp_path)
+    shown = capsys.readouterr().out
+    figures, refused = (line.split() for line in shown.splitlines() if "large, guarded" in line)
+    assert figures[-1] == "0.00%"
+    assert int(refused[3]) > 0
+    assert "too_large" in shown
+    assert (tmp_path / "trigger-n3-r3" / "attack.png").stat().st_size > 10_000
+    SMALL.run(tmp_path)
+    assert capsys.readouterr().out == shown
+
+
+def test_a_quarter_attacks_in_every_case_but_one(tmp_path: Path) -> None:
+    cases = Attack(nodes=8, rounds=3, seeds=1, flags={}, plan="trigger").cases(tmp_path)
+    assert [len(case.scenario.hostile) for case in cases.values()] == [0, 2, 2, 2, 2, 2, 2]
+
+
+def test_an_unknown_plan_or_case_is_refused() -> None:
+    with pytest.raises(ConfigError, match="trigger, careless"):
+        Attack(nodes=4, rounds=1, seeds=1, flags={}, plan="siege")
+    with pytest.raises(ConfigError, match="large, guarded"):
+        Attack(nodes=4, rounds=1, seeds=1, flags={}, plan="trigger", only=("huge",))
