@@ -35,6 +35,7 @@ from pathlib import Path
 import psutil
 from node_process import Memory, NodeProcess, cpu_seconds
 
+from swarm_node.errors import SwarmNodeError
 from swarm_node.node.snapshot import PeerRow, Snapshot
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +82,10 @@ class Watch:
         return self._now() - before
 
     def _look(self) -> None:
-        self.status = self._founder.status()
+        try:
+            self.status = self._founder.status()
+        except SwarmNodeError:  # too busy to answer in time: the next look will tell
+            return
         row, now = peer(self.status, self.attacker), time.monotonic()
         if row is not None and row.rejected and self._first is None:
             self._first = now

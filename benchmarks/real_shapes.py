@@ -16,6 +16,7 @@ nvidia-smi says, and the plan is the one that `join` makes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from node_process import Memory, NodeProcess, cpu_seconds
 from safetensors.torch import save_file
@@ -34,11 +36,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from swarm_node.config import load_settings
+from swarm_node.errors import SwarmNodeError
 from swarm_node.node.fit import GpuMemory, fit, gpu_memory, this_machine
+from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import Training, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
+from swarm_node.policy.training.packing import micro_batches, padded_tokens
+from swarm_node.rollout import Provenance
 
 #: Tokens of a question, one a letter: the tokenizer has learnt no words.
 GROUP, RANK, PROMPT = 8, 16, 165
@@ -132,7 +138,9 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
                     lost = max(lost, before.free - here.free)
                 if node.process.poll() is not None:
                     raise RuntimeError(node.log.read_text()[-2000:])
-                now = node.status().updates
+                now = done
+                with contextlib.suppress(SwarmNodeError):  # too busy to answer
+                    now = node.status().updates
                 if now != done:
                     done = now
                     marks.append(cpu_seconds(pid))
@@ -161,7 +169,10 @@ def planned_of(settings: dict[str, Any], model: Path, gpu: GpuMemory | None) -> 
         plan = fit(chosen, shape, replace(this_machine(chosen), gpu=gpu)).plan
         assert plan is not None
         return plan.total / 2**20
-    trained = GROUP * new + PROMPT  # the prompt of a group is computed once
+    row = TrainRow(np.zeros(PROMPT, np.uint32), np.zeros(new, np.uint32), None, 0.0, Provenance.OWN)
+    group = [row] * GROUP
+    batches = micro_batches(group, Training().micro_batch_tokens)
+    trained = max(padded_tokens(group, batch) for batch in batches)
     parts = footprint(
         shape,
         Training(

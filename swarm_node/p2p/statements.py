@@ -8,7 +8,7 @@ with the same one, whatever the order of arrival.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Generic, TypeVar
 
 from msgspec import Meta
@@ -73,6 +73,9 @@ class NewSecret(Body, frozen=True):
     issued: UnixSeconds
     secret: Digest
 
+    def __repr__(self) -> str:
+        return f"NewSecret(number={self.number})"
+
 
 T = TypeVar("T", bound=Revocations | NewSecret)
 
@@ -83,7 +86,7 @@ class Statement(Generic[T]):
     the greatest `rank` holds: by number, then the root's before a steward's, then by content id."""
 
     body: T
-    raw: bytes
+    raw: bytes = field(repr=False)
     rank: tuple[int, bool, bytes]
 
 

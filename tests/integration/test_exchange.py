@@ -32,7 +32,8 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, Server
+from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET, Server
+from swarm_node.p2p.statements import revocations
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group, restored_groups
 from swarm_node.policy.experience.batch import build_batch
@@ -675,6 +676,31 @@ def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) 
         assert len(alice.directory) == 1
         assert alice.rejected["wrong_subject"] > 0
         assert asked.standing.cut_until > SYSTEM_CLOCK.now()
+
+    in_swarm(body)
+
+
+def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(0, 20.0)
+        made = await bob.group([await _right_answer(bob, bob.task()), "wrong"])
+        await bob.exchange.publisher.publish([made], 3)
+        await alice.exchange.meeting.beat(0, 20.0)
+        await alice.exchange.puller.list_some(8, 64)
+        assert alice.exchange.puller.on_offer(lambda _: 64) == 1
+        key = bob.membership.identity.public_key
+        alice.members.obey(revocations(1, NOW, NOW + 60, [key]))
+        assert await alice.pull() == []
+        assert alice.rejected["revoked"] == 1
+        for protocol in (LIST, PULL, PEERS, REVOKED, SECRET, RENEW):
+            with pytest.raises(TransportError, match="hello"):
+                await bob.transport.request(alice.peer_id, protocol, b"")
+        hello = wire.HelloRequest(bob.membership.chain, "", (), 0, 0)
+        with pytest.raises(TransportError, match="revoked"):
+            await bob.transport.request(alice.peer_id, HELLO, wire.pack(hello))
+        await alice.exchange.meeting.beat(0, 20.0)
+        assert len(alice.directory) == 0
+        assert bob.peer_id not in await alice.transport.heartbeats()
 
     in_swarm(body)
 

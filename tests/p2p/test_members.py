@@ -78,6 +78,8 @@ def test_what_is_no_presence_of_a_member_is_refused() -> None:
     assert not world.members.vouches(SWARM.presence(stolen), anna.identity.peer_id)
     assert not world.members.vouches(good, other.identity.peer_id)
     assert not world.members.vouches(b"", anna.identity.peer_id)
+    stranger = world.members.admit(other.chain, anna.identity.peer_id)
+    assert world.why(stranger) == "wrong_subject"
     assert not world.members.is_member(anna.identity.peer_id)
 
 

@@ -73,6 +73,13 @@ def test_a_statement_that_peers_would_refuse_is_not_made() -> None:
         state(STEWARD, CERTIFICATE, SWARM, NewSecret(1, 1, T0 + 2 * DAY, bytes(32)))
 
 
+def test_no_text_form_shows_a_secret() -> None:
+    raw = state(STEWARD, CERTIFICATE, SWARM, NewSecret(1, 1, T0, b"s" * 32))
+    checked = verify_secret(raw, SWARM, T0)
+    assert isinstance(checked, Statement)
+    assert "sss" not in repr(checked) + str(checked.body)
+
+
 def test_a_list_and_a_secret_do_not_pass_for_each_other() -> None:
     secret = state(STEWARD, CERTIFICATE, SWARM, NewSecret(1, 1, T0, bytes(32)))
     assert isinstance(verify_secret(secret, SWARM, T0), Statement)
