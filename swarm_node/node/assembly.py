@@ -22,6 +22,7 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import SizeGate
+from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -132,8 +133,12 @@ def _open_work(
     own = _credentials(membership, parts, shared.members)
     _serve(own, parts, shared, rng)
     exchange = _exchange(own, membership, parts, shared, verifier, rng)
-    company = Company(
-        exchange.meeting,
+    return Work(maker, evaluator, exchange, _company(settings, parts, shared, exchange.meeting))
+
+
+def _company(settings: Settings, parts: Parts, shared: Shared, meeting: Meeting) -> Company:
+    return Company(
+        meeting,
         transport=parts.transport,
         storage=parts.storage,
         directory=shared.directory,
@@ -142,7 +147,6 @@ def _open_work(
         poll_seconds=settings.network.poll_seconds,
         version=lambda: parts.trainer.version,
     )
-    return Work(maker, evaluator, exchange, company)
 
 
 def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
