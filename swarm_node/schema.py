@@ -1,9 +1,15 @@
-"""The tables of the database, and what its errors mean."""
+"""The tables of the database, a row of known peers, and what the database's errors mean."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
+
+MAX_ADDRESSES = 16
 
 #: Statements that migrate schema version i to i + 1. A released one is never edited.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -49,6 +55,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             author TEXT NOT NULL
         )""",
     ),
+    (
+        "ALTER TABLE peers ADD COLUMN issuer TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE peers ADD COLUMN failures INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE peers ADD COLUMN anchor INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 
 #: Statements that bound the database by the named limits, in this order.
@@ -65,6 +76,42 @@ PRUNE = (
     "(SELECT marked FROM windows ORDER BY marked DESC LIMIT 1 OFFSET :authors)",
     "DELETE FROM contents WHERE arrival <= (SELECT max(arrival) FROM contents) - :digests",
 )
+
+
+PEERS_QUERY = (
+    "SELECT peer_id, addresses, last_seen, issuer, failures, anchor FROM peers "
+    "ORDER BY anchor DESC, last_seen DESC, peer_id LIMIT ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeer:
+    """A peer that answered this node, with its addresses and the issuer that admits it.
+    `last_seen` is in Unix seconds, `failures` counts those since then. The node tries anchors
+    first when it starts."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    last_seen: float
+    issuer: str = ""
+    failures: int = 0
+    anchor: bool = False
+
+
+def to_row(peer: KnownPeer) -> tuple[Any, ...]:
+    """The columns of `peer`, with at most MAX_ADDRESSES addresses."""
+    peer_id, addresses, *others = astuple(peer)
+    return peer_id, json.dumps(addresses[:MAX_ADDRESSES]), *others
+
+
+def from_row(row: Sequence[Any]) -> KnownPeer:
+    """
+    Raises:
+        ValueError, TypeError: the row is damaged.
+    """
+    peer_id, raw, seen, issuer, failures, anchor = row
+    addresses = tuple(map(str, json.loads(raw)))
+    return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
 
 
 def explain(path: Path, error: sqlite3.Error | OSError) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sqlite3
 import threading
@@ -28,7 +27,7 @@ import structlog
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS, PRUNE, explain
+from swarm_node.schema import MIGRATIONS, PEERS_QUERY, PRUNE, KnownPeer, explain, from_row, to_row
 
 MAX_LISTED = 1024
 MAX_PEERS = 1024
@@ -75,15 +74,6 @@ class WindowRow:
     bitmap: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPeer:
-    """A peer that this node has met, with its addresses; `last_seen` is in Unix seconds."""
-
-    peer_id: str
-    addresses: tuple[str, ...]
-    last_seen: float
-
-
 class Storage:
     """One node's database. Every method raises `HomeError` if the disk is full or the file is
     damaged, and then stores nothing of the call."""
@@ -98,7 +88,7 @@ class Storage:
         """Open the database at `path`, or make a new one with mode 0600.
 
         Args:
-            wall: Unix seconds, for the epoch of a new database and for `remember_peer`.
+            wall: Unix seconds, for the epoch of a new database.
             threads: whether `run` uses a thread; not in a simulation on a virtual clock.
 
         Raises:
@@ -286,31 +276,22 @@ class Storage:
             for statement in PRUNE:
                 db.execute(statement, limits)
 
-    def remember_peer(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """Store a peer's addresses and the time. The MAX_PEERS last met are kept."""
-        kept = json.dumps(list(addresses)[:MAX_ADDRESSES])
+    def remember_peers(self, peers: Sequence[KnownPeer]) -> None:
+        """Store these peers in place of those stored before; the MAX_PEERS last seen are kept."""
+        newest = sorted(peers, key=lambda peer: (-peer.last_seen, peer.peer_id))[:MAX_PEERS]
         with self._transaction() as db:
-            db.execute("REPLACE INTO peers VALUES (?, ?, ?)", (peer_id, kept, self._wall()))
-            db.execute(
-                "DELETE FROM peers WHERE peer_id NOT IN "
-                "(SELECT peer_id FROM peers ORDER BY last_seen DESC, peer_id LIMIT ?)",
-                (MAX_PEERS,),
-            )
+            db.execute("DELETE FROM peers")
+            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(to_row, newest))
 
     def known_peers(self, limit: int) -> list[KnownPeer]:
-        """Up to `limit` known peers, the last met first."""
-        rows = self._rows(
-            "SELECT peer_id, addresses, last_seen FROM peers ORDER BY last_seen DESC, peer_id "
-            "LIMIT ?",
-            limit,
-        )
+        """Up to `limit` stored peers: anchors first, then the last seen first."""
         known = []
-        for peer_id, raw, seen in rows:
+        for row in self._rows(PEERS_QUERY, limit):
             try:
-                known.append(KnownPeer(peer_id, tuple(map(str, json.loads(raw))), float(seen)))
+                known.append(from_row(row))
             except (ValueError, TypeError):
-                self._mark("DELETE FROM peers WHERE peer_id = ?", [peer_id])
-                self.damaged(f"the peer {peer_id!r} is forgotten")
+                self._mark("DELETE FROM peers WHERE peer_id = ?", [row[0]])
+                self.damaged(f"the peer {row[0]!r} is forgotten")
         return known
 
     def _prepare(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from swarm_node.errors import HomeError
 from swarm_node.rollout import Provenance
-from swarm_node.schema import MIGRATIONS
+from swarm_node.schema import MIGRATIONS, KnownPeer
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 
@@ -109,7 +109,7 @@ def test_everything_is_there_after_reopening(path: Path) -> None:
     storage.accept(other, window)
     assert storage.advance("tasks", 8) == 0
     assert storage.advance("tasks", 3) == 8
-    storage.remember_peer("peer", ["/ip4/10.0.0.1/tcp/1"])
+    storage.remember_peers([KnownPeer("peer", ("/ip4/10.0.0.1/tcp/1",), 900.0)])
     before = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
     assert before[1] == [*own, other]
     storage.close()
@@ -165,8 +165,7 @@ def test_the_windows_of_the_authors_marked_last_are_kept(
 def test_a_damaged_row_is_set_aside_and_counted(path: Path) -> None:
     storage = Storage(path)
     first, second, third = publish(storage, 3)
-    storage.remember_peer("good", ["/ip4/10.0.0.1/tcp/1"])
-    storage.remember_peer("bad", [])
+    storage.remember_peers([KnownPeer("good", (), 1.0), KnownPeer("bad", (), 2.0)])
     for statement in (
         "UPDATE groups SET provenance = 'nobody' WHERE seq = 1",
         "UPDATE groups SET rewards = x'00' WHERE seq = 2",
@@ -262,23 +261,33 @@ def _fields(row: StoredGroup) -> dict[str, object]:
     return {name: getattr(row, name) for name in StoredGroup.__slots__}
 
 
-def test_peers_met_last_are_known_first_and_bounded(
+def test_anchors_then_peers_seen_last_are_known_first_and_all_are_bounded(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.storage.MAX_PEERS", 20)
-    now = 0.0
-    storage = Storage(path, wall=lambda: now)
-    for index in range(25):
-        now += 1.0
-        storage.remember_peer(f"peer {index}", [f"/ip4/10.0.0.1/tcp/{i}" for i in range(100)])
-    now += 1.0
-    storage.remember_peer("peer 10", [])
+    storage = Storage(path)
+    addresses = tuple(f"/ip4/10.0.0.1/tcp/{port}" for port in range(100))
+    peers = [KnownPeer(f"peer {i}", addresses, float(i), "issuer", i % 3) for i in range(25)]
+    storage.remember_peers([*peers, KnownPeer("anchor", addresses, 20.5, anchor=True)])
     known = storage.known_peers(10_000)
     assert len(known) == 20
-    assert [row.peer_id for row in known[:2]] == ["peer 10", "peer 24"]
-    assert len(known[1].addresses) == 16
-    assert "peer 4" not in {row.peer_id for row in known}
-    assert [row.last_seen for row in storage.known_peers(1)] == [now]
+    assert [row.peer_id for row in known[:3]] == ["anchor", "peer 24", "peer 23"]
+    assert known[1] == KnownPeer("peer 24", addresses[:16], 24.0, "issuer", 0)
+    storage.remember_peers(peers[:1])
+    assert [row.peer_id for row in storage.known_peers(5)] == ["peer 0"]
+    storage.close()
+
+
+def test_peers_of_an_earlier_version_are_kept(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    for statement in MIGRATIONS[0]:
+        connection.execute(statement)
+    connection.execute("INSERT INTO peers VALUES ('peer', '[\"/ip4/10.0.0.1/tcp/1\"]', 7.0)")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    storage = Storage(path)
+    assert storage.known_peers(5) == [KnownPeer("peer", ("/ip4/10.0.0.1/tcp/1",), 7.0)]
     storage.close()
 
 
@@ -404,6 +413,8 @@ def test_a_database_of_the_second_version_gets_the_table_of_contents(tmp_path: P
     storage.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "node.db")) as db:
         db.execute("DROP TABLE contents")
+        for column in ("issuer", "failures", "anchor"):
+            db.execute(f"ALTER TABLE peers DROP COLUMN {column}")
         db.execute("PRAGMA user_version = 2")
     storage = Storage(tmp_path / "node.db")
     assert storage.head() == 1

@@ -9,6 +9,7 @@ from functools import partial
 from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.company import Company
 from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
@@ -23,6 +24,7 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import SizeGate
+from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
@@ -138,7 +140,21 @@ def _open_work(
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
     _serve(own, parts, shared, rng)
-    return Work(maker, evaluator, _exchange(own, membership, parts, shared, verifier, rng))
+    exchange = _exchange(own, membership, parts, shared, verifier, rng)
+    return Work(maker, evaluator, exchange, _company(settings, parts, shared, exchange.meeting))
+
+
+def _company(settings: Settings, parts: Parts, shared: Shared, meeting: Meeting) -> Company:
+    return Company(
+        meeting,
+        transport=parts.transport,
+        storage=parts.storage,
+        directory=shared.directory,
+        clock=parts.clock,
+        bootstrap=settings.network.bootstrap,
+        poll_seconds=settings.network.poll_seconds,
+        version=lambda: parts.trainer.version,
+    )
 
 
 def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:

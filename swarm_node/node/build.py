@@ -58,6 +58,7 @@ def build_parts(
         secret=membership.swarm.secret,
         listen=listen_addresses(settings, home.port),
         announce=settings.network.announce,
+        configured=settings.network.bootstrap,
         state_dir=home.path,
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )

@@ -13,6 +13,7 @@
 | list     | its poll interval                          | pull                    |
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
+| feel     | one peer that is no partner, at a time     | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +37,7 @@ import structlog
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
+from swarm_node.node.company import Company
 from swarm_node.node.consequences import watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
@@ -45,16 +48,15 @@ from swarm_node.node.rollout_maker import RolloutMaker, Scored
 from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
+from swarm_node.p2p.pulling import Turn
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
-_HEAL_SECONDS = 5.0
-_POLLS_PER_HEARTBEAT = 10
 _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
-_LIST_PEERS, _PARALLEL_PULLS, _KNOWN_PEERS = 3, 4, 32
+_LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 4
 _KEEP_OWN_GROUPS = 4096
 _log = structlog.get_logger(__name__)
 
@@ -66,6 +68,7 @@ class Work:
     maker: RolloutMaker
     evaluator: Evaluator
     exchange: Exchange
+    company: Company
 
 
 #: Makes the work, given what the environment says of itself and the families that the node samples.
@@ -101,6 +104,7 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
+        self._turns: deque[Turn] = deque()
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -191,7 +195,8 @@ class Node:
             "train": self._train,
             "list": self._list,
             "pull": self._pull,
-            "meet": self._meet,
+            "meet": self._work.company.meet,
+            "feel": self._work.company.feel,
             "evaluate": self._evaluate,
             "report": self._report,
         }
@@ -229,17 +234,28 @@ class Node:
                 self._stop.set()
 
     async def _list(self) -> None:
-        """List the newest announcements of a few random peers, as many as can be pulled."""
+        """List the newest announcements of a few random peers, as many as can be pulled. A round
+        does not wait for peers of the last one that answer late or never."""
         storage = self._parts.storage
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_PARALLEL_LISTS):
+                group.create_task(self._list_singly())
+            while True:
+                puller, free = self._work.exchange.puller, self._free_external()
+                turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
+                self._turns = deque(turns)
+                watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
+                await self._notify()
+                await storage.run(storage.retire, self._buffer.collect_departed())
+                await storage.run(storage.prune, _KEEP_OWN_GROUPS)
+                await asyncio.sleep(self._settings.network.poll_seconds)
+
+    async def _list_singly(self) -> None:
         while True:
-            free = self._free_external()
-            wanted = free(None) - self._work.exchange.puller.on_offer(free)
-            watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
-            self._tally.offered += await self._work.exchange.puller.list_some(_LIST_PEERS, wanted)
+            await self._until(lambda: bool(self._turns))
+            turn = self._turns.popleft()
+            self._tally.offered += await self._work.exchange.puller.list_one(turn)
             await self._notify()
-            await storage.run(storage.retire, self._buffer.collect_departed())
-            await storage.run(storage.prune, _KEEP_OWN_GROUPS)
-            await asyncio.sleep(self._settings.network.poll_seconds)
 
     async def _pull(self) -> None:
         """Pull and verify offered groups while external slots are free. A few pulls run at once, so
@@ -263,26 +279,6 @@ class Node:
                 self._admit(group)
                 self._tally.groups.received += 1
                 await self._notify()
-
-    async def _meet(self) -> None:
-        """Find peers, announce this node, repair the network: often at first, then at every
-        heartbeat."""
-        network, storage, clock = self._settings.network, self._parts.storage, self._parts.clock
-        heartbeat = _POLLS_PER_HEARTBEAT * network.poll_seconds
-        pause, next_beat = 1.0, 0.0
-        while True:
-            known = await storage.run(storage.known_peers, _KNOWN_PEERS)
-            addresses = [*network.bootstrap, *(a for peer in known for a in peer.addresses)]
-            done = await self._parts.transport.heal(addresses)
-            if done not in ("ok", "alone"):
-                _log.info("network repaired", what=done)
-            if clock.now() >= next_beat:
-                await self._work.exchange.meeting.beat(self._parts.trainer.version, heartbeat)
-                for peer in self._shared.directory.live(clock.now(), pause):
-                    await storage.run(storage.remember_peer, peer.peer_id, peer.addresses)
-                next_beat = clock.now() + pause
-                pause = min(heartbeat, pause * 1.5)
-            await asyncio.sleep(min(pause, _HEAL_SECONDS))
 
     async def _evaluate(self) -> None:
         while True:

@@ -20,6 +20,8 @@ from swarm_node.p2p.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
 _REQUEST_SECONDS = 10.0
+#: For a peer that is no partner now; TCP, Noise and the greeting take six round trips.
+_FEEL_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 
 
@@ -92,6 +94,20 @@ class Asker:
         peer.refusal = ""
         return reply
 
+    async def greet(self, peer: Peer) -> bool:
+        """Whether a peer that this node does not work with now, or no longer, answers a greeting as
+        a member. A failure is counted."""
+        try:
+            async with asyncio.timeout(_FEEL_SECONDS):
+                await self._greet(peer)
+        except (TransportError, TimeoutError) as error:
+            peer.failed(self._clock.now())
+            self._rejected["unreachable"] += 1
+            _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
+            return False
+        peer.answered(self._clock.now())
+        return True
+
     def ended(self, peer_id: str) -> bool:
         """Whether a peer was a member and is none any more. That is counted."""
         checked = self._members.check(peer_id)
@@ -124,8 +140,10 @@ class Asker:
 
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains; raises TransportError if the peer is no member."""
-        if peer.addresses:
-            await self._transport.dial(peer.addresses)
+        reached = not peer.addresses or await self._transport.dial(peer.addresses)
+        if not reached and self._directory.get(peer.peer_id) is None:
+            # The stack would dial the same addresses again. Who has greeted us may be connected.
+            raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
         raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm_node.clock import Clock
+from swarm_node.p2p.addressbook import AddressBook
 from swarm_node.p2p.affairs import Affairs
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.budgets import Effort, Traffic
@@ -67,6 +68,7 @@ def open_exchange(
     affairs = Affairs(asker, credentials, members, directory, let_go, clock, rng)
     meeting = Meeting(
         asker,
+        AddressBook(identity.peer_id, identity.seed()),
         transport=transport,
         identity=identity,
         credentials=credentials,

@@ -1,26 +1,47 @@
-"""Meets peers: publishes this node's heartbeat, and learns of others from theirs."""
+"""Meets peers: publishes this node's heartbeat, learns of others, and tries those it was told of.
+
+Peers are sampled by asking each other, as in Brahms (Bortnikov et al., 2009, doi
+10.1016/j.comnet.2009.03.008): a node pulls a few heartbeats from a random partner, takes who
+greets it (pushes) for at most half of its draws, and keeps a part of its partners for long (the
+history sample). benchmarks/peer_sampling.py compares it with Cyclon and HyParView. The transport's
+table of heartbeats (the DHT) is where a node without partners begins.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
+from swarm_node.p2p.addressbook import AddressBook, Known
 from swarm_node.p2p.affairs import Affairs
 from swarm_node.p2p.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.peers import ANCHORS, PARTNERS, Directory, Peer
 from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import Transport
-from swarm_node.storage import Storage
+from swarm_node.schema import KnownPeer
+from swarm_node.storage import MAX_PEERS, Storage
 
 _PEERS_LIMIT = 8
-_HEARTBEATS_PER_BEAT = 8
+#: Heartbeats of the transport's table that are checked per read, and beats from read to read once
+#: there are FEW peers. The cost then depends on neither the swarm nor the table.
+_HEARD_PER_READ = 32
+_BEATS_PER_READ = 128
 _HEARTBEAT_LIVES = 3
+#: With fewer peers than this a node looks for more with all it has.
+FEW = 4
+#: Seconds between two new peers that a node tries once it has all partners. Bitcoin Core's
+#: FEELER_INTERVAL is 120; a greeting with two certificates costs more than its handshake.
+_FEELER_SECONDS = 300.0
 
 
 class Meeting:
@@ -29,6 +50,7 @@ class Meeting:
     def __init__(
         self,
         asker: Asker,
+        book: AddressBook,
         *,
         transport: Transport,
         identity: Identity,
@@ -42,6 +64,7 @@ class Meeting:
         rng: random.Random,
     ) -> None:
         self._asker = asker
+        self._book = book
         self._transport = transport
         self._identity = identity
         self._credentials = credentials
@@ -52,15 +75,30 @@ class Meeting:
         self._directory = directory
         self._clock = clock
         self._rng = rng
-        self._unread = 0  # further beats before the next read of all heartbeats
+        self._unread = 0  # further beats before the next read of the transport's table
+        self._next_feeler = 0.0
+        self._saved: list[KnownPeer] = []
+
+    async def open(self, bootstraps: Sequence[str]) -> None:
+        """Take up the peers of earlier runs and the addresses that the settings and the ticket
+        name. Anchors and these addresses are tried first."""
+        now, wall = self._clock.now(), self._clock.wall()
+        for row in await self._storage.run(self._storage.known_peers, MAX_PEERS):
+            known = Known(row.peer_id, row.addresses, row.issuer, "", failures=row.failures)
+            known.answered = now - max(0.0, wall - row.last_seen)
+            self._book.restore(known, anchor=row.anchor)
+        self.name(bootstraps)
+
+    def name(self, addresses: Sequence[str]) -> None:
+        """Try the peers of these addresses first."""
+        peers: dict[str, list[str]] = {}
+        for address in addresses:
+            peers.setdefault(address.rpartition("/")[2], []).append(address)
+        self._book.configure(peers.items(), self._clock.now())
 
     async def beat(self, version: int, seconds: float) -> None:
-        """Publish this node's heartbeat, read those of all peers, and ask one peer for more.
-
-        The larger the swarm, the fewer beats read all heartbeats, so the cost per beat does not
-        grow with the swarm. Between two reads a node meets newcomers that greet it or whose
-        heartbeats another peer sends.
-        """
+        """Publish this node's heartbeat, ask one peer for those of others, and store which peers
+        answer. With few peers, read heartbeats from the transport and try the peers at once."""
         await self._affairs.tend()
         own = self._credentials
         heartbeat = wire.pack(
@@ -79,16 +117,87 @@ class Meeting:
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
         presence = wire.pack(wire.Presence(sealed, *own.chain))
+        self._directory.heartbeat = presence
         await self._transport.publish_heartbeat(presence, seconds * _HEARTBEAT_LIVES)
-        if self._unread:
-            self._unread -= 1
-        else:
-            found = await self._transport.heartbeats()
-            self._unread = len(found) // _HEARTBEATS_PER_BEAT
-            for peer_id, raw in found.items():
-                self._hear(raw, expected=peer_id, teller=None)
+        await self._read()
+        now = self._clock.now()
+        for peer in self._directory.live(now, seconds):
+            issuer = self._members.issuer(peer.peer_id)
+            self._book.welcome(peer.peer_id, peer.addresses, now, issuer)
         for peer in self._directory.draw(self._rng, 1, self._clock.now()):
             await self._exchange_peers(peer)
+        await self._save()
+
+    async def feel(self) -> bool | None:
+        """Try one peer: one that stopped answering, or one that this node was told of. Returns
+        whether it answered, None if there is none to try now.
+
+        This is all that a dead peer ever costs. The caller awaits one call at a time, and a few at
+        once while there are FEW peers.
+        """
+        now = self._clock.now()
+        lost = self._directory.lost(self._rng, now)
+        if lost is not None and (self._rng.random() < 0.5 or not self._searching(now)):
+            asked_before, lost.felt_at = lost.felt_at, now
+            lost.feel_at = math.inf  # until it is known how it went
+            answered = await self._asker.greet(lost)
+            self._note(lost.peer_id, answered)
+            self._directory.dismiss(lost, asked_before)
+            return answered
+        if not self._searching(now):
+            return None
+        known = self._book.pick(self._rng, now, self._passed)
+        if known is None:
+            return None
+        self._next_feeler = now + _FEELER_SECONDS
+        peer = self._directory.get(known.peer_id)
+        if peer is None:
+            peer = Peer(known.peer_id, now, known.addresses)
+            answered = await self._asker.greet(peer)
+            self._note(known.peer_id, answered)
+            if not answered:
+                return False
+            met = self._directory.meet(known.peer_id, self._clock.now())  # it may have greeted us
+            met.greeted, met.addresses = True, peer.addresses
+            met.answered(self._clock.now())
+            peer = met
+        peer.issuer = self._members.issuer(peer.peer_id)
+        self._directory.befriend(self._rng, peer, self._clock.now())
+        if known.heartbeat:
+            self._hear(known.heartbeat, expected=known.peer_id, teller=None)
+        return True
+
+    def _note(self, peer_id: str, answered: bool) -> None:
+        """Tell the book how a try went."""
+        if answered:
+            self._book.answered(peer_id, self._clock.now(), self._members.issuer(peer_id))
+        else:
+            self._book.failed(peer_id, self._clock.now(), self._directory.heard())
+
+    def _searching(self, now: float) -> bool:
+        """Whether it is time for a peer of the book."""
+        return now >= self._next_feeler or self._directory.answering(now)[0] < PARTNERS
+
+    def _passed(self, peer_id: str) -> bool:
+        """Whether the book need not name this peer: a partner, or one that is left alone."""
+        peer = self._directory.get(peer_id)
+        return peer is not None and (
+            peer.partner_since is not None or peer.retry_at > self._clock.now()
+        )
+
+    async def _read(self) -> None:
+        """Read some heartbeats from the transport, if it is time."""
+        few = sum(self._directory.answering(self._clock.now())) < FEW
+        if self._unread and not few:
+            self._unread -= 1
+            return
+        self._unread = _BEATS_PER_READ
+        found = await self._transport.heartbeats()
+        heard = self._rng.sample(sorted(found), min(len(found), _HEARD_PER_READ))
+        for peer_id in heard:
+            self._hear(found[peer_id], expected=peer_id, teller=None)
+        if few:
+            await asyncio.gather(*(self.feel() for _ in range(FEW)))
 
     def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
         """Check a presence, from the DHT or from the peer `teller`, and note what it says. An
@@ -99,12 +208,25 @@ class Meeting:
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
         if peer_id == self._identity.peer_id:
             return
-        peer = self._directory.meet(peer_id, now)
-        if beat.issued_ms <= peer.issued_ms:
+        issuer = heard.member.issuer.issuer_key.hex()
+        self._book.tell(
+            peer_id,
+            beat.addresses,
+            now,
+            issuer=issuer,
+            # The table does not say who told it: its members share one teller per issuer.
+            teller=teller or "",
+            telling_issuer=self._members.issuer(teller) if teller else issuer,
+            heartbeat=raw,
+            issued_ms=beat.issued_ms,
+        )
+        peer = self._directory.get(peer_id)
+        if peer is None or beat.issued_ms <= peer.issued_ms:
             return
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
         peer.addresses, peer.version = beat.addresses, beat.policy_version
         peer.epoch, peer.head = beat.epoch, beat.head
+        peer.issuer = issuer
 
     async def _exchange_peers(self, peer: Peer) -> None:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
@@ -116,3 +238,25 @@ class Meeting:
             return self._asker.reject(peers, peer.peer_id)
         for raw in peers.presences[:_PEERS_LIMIT]:
             self._hear(raw, expected=None, teller=peer.peer_id)
+
+    async def _save(self) -> None:
+        """Store the peers that answered, and which of them are anchors."""
+        now, wall = self._clock.now(), self._clock.wall()
+        partners = self._directory.partners(now)
+        seen = {peer.peer_id: peer.last_seen for peer in partners}
+        anchors = {peer.peer_id for peer in partners[:ANCHORS]}
+        rows = [
+            KnownPeer(
+                known.peer_id,
+                known.addresses,
+                last_seen=wall - (now - max(known.answered, seen.get(known.peer_id, 0.0))),
+                issuer=known.issuer,
+                failures=known.failures,
+                anchor=known.peer_id in anchors,
+            )
+            for known in self._book.tried()
+        ]
+        saved = [replace(row, last_seen=0.0) for row in rows]
+        if saved != self._saved:
+            self._saved = saved
+            await self._storage.run(self._storage.remember_peers, rows)

@@ -23,6 +23,7 @@ from swarm_node.p2p.transport import (
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 _ADDRESS = "/memory/p2p/"
+MAX_FOUND = 128
 
 
 class MemoryNetwork:
@@ -91,13 +92,16 @@ class MemoryNetwork:
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
-        """Unexpired heartbeats of the other peers on the reader's side of the partition."""
+        """Unexpired heartbeats of the other peers on the reader's side of the partition; of more
+        than MAX_FOUND a random sample, as the DHT keeps one."""
         now = asyncio.get_running_loop().time()
         found = {
             peer: heartbeat
             for peer, (heartbeat, expires) in self._heartbeats.items()
             if peer != reader and expires > now and self.linked(reader, peer)
         }
+        if len(found) > MAX_FOUND:
+            found = {peer: found[peer] for peer in self._rng.sample(list(found), MAX_FOUND)}
         self.received[reader] += sum(map(len, found.values()))
         return found
 

@@ -1,22 +1,34 @@
-"""The peers that a node knows and the groups they offer. Pure state, no I/O.
+"""The peers that a node works with and the groups they offer. Pure state, no I/O.
 
-Both are bounded: peers by `limit` (the peer silent for longest is forgotten first), offers per peer
-by `OFFERS_PER_PEER` (the oldest is forgotten first, because the newest are the least stale).
+A peer is here because it answered this node or greeted it; `addressbook.py` keeps those that the
+node was told of. Partners are the peers that this node chose. Whoever greets it is here too, and
+cannot displace a partner. A peer that stops answering is asked for nothing until it answers a
+retry, and leaves after LOST_TRIES of them.
+
+Both are bounded: peers by `limit` (of those that are no partners, the one silent for longest is
+forgotten first), offers per peer by `OFFERS_PER_PEER` (the oldest is forgotten first, because the
+newest are the least stale).
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from swarm_node.p2p.conduct import Blame, Standing, draw
 
 OFFERS_PER_PEER = 64
-#: In a large swarm a node draws from this many greeted peers, and with this probability from all.
+#: A node keeps this many partners, of as many issuers as it can.
 PARTNERS = 32
-_NEW_PARTNER = 0.02
+#: With this many partners, at least half of the draws are from them, however many others greet it.
+_ENOUGH = 8
+#: Partners that are kept over a restart: those that were partners for longest.
+ANCHORS = 8
+#: Retries of a peer that stopped answering.
+LOST_TRIES = 5
 #: How often a node requests a group before it forgets the offer.
 TRIES = 3
 _BACKOFF_SECONDS = (1.0, 60.0)
@@ -59,6 +71,11 @@ class Peer:
     failures: int = 0
     failed_until: float = 0.0
     refusal: str = ""
+    #: The issuer that admits it, "" if unknown; since when it is a partner; last and next retry.
+    issuer: str = ""
+    partner_since: float | None = None
+    felt_at: float = 0.0
+    feel_at: float = 0.0
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
     @property
@@ -67,9 +84,10 @@ class Peer:
         return max(self.failed_until, self.standing.left_until)
 
     def failed(self, now: float) -> None:
-        """Ask the peer nothing for a while, twice as long after each failure in a row."""
+        """Ask the peer nothing until it answers a retry. Each comes twice as late as the last."""
         shortest, longest = _BACKOFF_SECONDS
-        self.failed_until = now + min(longest, shortest * 2.0**self.failures)
+        self.failed_until = math.inf
+        self.feel_at = now + min(longest, shortest * 2.0**self.failures)
         self.failures = min(self.failures + 1, 16)
         if self.failures > 1:  # after a single lost message no new greeting is needed
             self.greeted = False
@@ -82,11 +100,13 @@ class Peer:
 class Directory:
     """All known peers."""
 
-    def __init__(self, own_id: str, limit: int = 1024) -> None:
+    def __init__(self, own_id: str, limit: int = 128) -> None:
         self._own_id = own_id
         self._limit = limit
         self._peers: dict[str, Peer] = {}
         self._dropped: OrderedDict[str, Standing] = OrderedDict()
+        #: This node's newest heartbeat, for peers that ask for some.
+        self.heartbeat = b""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -101,7 +121,10 @@ class Directory:
         peer = self._peers.get(peer_id)
         if peer is None:
             if len(self._peers) >= self._limit:
-                stalest = min(self._peers.values(), key=lambda known: known.last_seen)
+                stalest = min(
+                    self._peers.values(),
+                    key=lambda known: (known.partner_since is not None, known.last_seen),
+                )
                 del self._peers[stalest.peer_id]
             standing = self._dropped.get(peer_id) or Standing()
             peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
@@ -148,16 +171,74 @@ class Directory:
             if now - self._peers[key].last_seen <= patience
         ]
 
-    def draw(self, rng: random.Random, count: int, now: float) -> list[Peer]:
-        """Up to `count` random peers that may be asked now. Once PARTNERS are greeted, most draws
-        are from them: each greeting costs, and in a large swarm greetings would never end."""
-        ready = [
-            self._peers[key] for key in sorted(self._peers) if self._peers[key].retry_at <= now
+    def draw(
+        self, rng: random.Random, count: int, now: float, without: Collection[str] = ()
+    ) -> list[Peer]:
+        """Up to `count` random peers that answered last time, none of them in `without`."""
+        partners, others = self._answering(now, without)
+        share = len(partners) / max(1, len(partners) + len(others))
+        if len(partners) >= _ENOUGH:
+            share = max(share, 0.5)
+        drawn: list[Peer] = []
+        while len(drawn) < count and (partners or others):
+            first = not others or (bool(partners) and rng.random() < share)
+            pool = partners if first else others
+            index = rng.randrange(len(pool))
+            pool[index], pool[-1] = pool[-1], pool[index]
+            drawn.append(pool.pop())
+        return drawn
+
+    def answering(self, now: float) -> tuple[int, int]:
+        """How many partners and how many others may be asked now."""
+        partners, others = self._answering(now, ())
+        return len(partners), len(others)
+
+    def heard(self) -> float:
+        """When anybody was last heard."""
+        return max((peer.last_seen for peer in self._peers.values()), default=-math.inf)
+
+    def partners(self, now: float) -> list[Peer]:
+        """The partners that may be asked now; first those that have been partners for longest."""
+        found, _ = self._answering(now, ())
+        return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
+
+    def lost(self, rng: random.Random, now: float) -> Peer | None:
+        """A random peer that stopped answering and may be retried now."""
+        due = [
+            peer
+            for peer in self._peers.values()
+            if peer.failed_until == math.inf and max(peer.feel_at, peer.standing.left_until) <= now
         ]
-        greeted = [peer for peer in ready if peer.greeted]
-        if len(greeted) >= PARTNERS and rng.random() >= _NEW_PARTNER:
-            ready = greeted
-        return rng.sample(ready, min(count, len(ready)))
+        return rng.choice(due) if due else None
+
+    def befriend(self, rng: random.Random, peer: Peer, now: float) -> None:
+        """Make `peer`, which answered, a partner. With enough of them it takes the place of a
+        random one that is no anchor, of the issuer that admits most of them. So partners come to be
+        of many issuers, and an attacker that came first does not stay the only one."""
+        if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
+            return
+        partners = self.partners(now)
+        if len(partners) >= PARTNERS:
+            issuers = Counter(partner.issuer for partner in partners)
+            most = max(issuers.values())
+            newer = [partner for partner in partners[ANCHORS:] if issuers[partner.issuer] == most]
+            rng.choice(newer or partners[ANCHORS:]).partner_since = None
+        peer.partner_since = now
+
+    def dismiss(self, peer: Peer, asked_before: float) -> None:
+        """Forget a peer that answered none of LOST_TRIES retries, if anybody else was heard since
+        this node `asked_before`: otherwise the fault may be its own."""
+        if peer.failures > LOST_TRIES and self.heard() > asked_before:
+            self._peers.pop(peer.peer_id, None)
+
+    def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
+        """Partners and others that may be asked now, in the order in which they came."""
+        partners: list[Peer] = []
+        others: list[Peer] = []
+        for key, peer in self._peers.items():
+            if peer.retry_at <= now and key not in without:
+                (others if peer.partner_since is None else partners).append(peer)
+        return partners, others
 
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """How many groups could be drawn now, at most `slots(author)` of each author."""

@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -24,6 +25,16 @@ from swarm_node.rollout import VerifiedGroup
 _LIST_LIMIT = 128
 _MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
 _PULL_SECONDS = 60.0
+_LIST_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A peer may be listed, up to `limit` announcements. `asked` are the peers that the turns of
+    one round have asked."""
+
+    limit: int
+    asked: set[str]
 
 
 class Puller:
@@ -50,19 +61,44 @@ class Puller:
         self._clock = clock
         self._rng = rng
         self._pulling: Counter[str] = Counter()
+        self._listing: set[str] = set()
 
     async def list_some(self, count: int, wanted: int) -> int:
-        """List the newest announcements of up to `count` random peers, about `wanted` in all.
-        Returns how many new offers these peers state, listed or not.
+        """List the newest announcements of up to `count` random peers, about `wanted` in all, and
+        wait for them. Returns how many new offers these peers state, listed or not."""
+        turns = self.turns(count, wanted)
+        return sum(await asyncio.gather(*(self.list_one(turn) for turn in turns)))
+
+    def turns(self, count: int, wanted: int) -> list[Turn]:
+        """Turns to list `count` different peers, about `wanted` announcements in all.
 
         The limit keeps the cost independent of the swarm's size: in a large swarm a peer has
         announced many groups since it was last listed. If none is wanted, one peer is still asked
         for its newest announcement, so that the offers do not all become stale.
         """
         count = count if wanted > 0 else 1
-        peers = self._directory.draw(self._rng, count, self._clock.now())
         limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
-        return sum(await asyncio.gather(*(self._list(peer, limit) for peer in peers)))
+        asked: set[str] = set()
+        return [Turn(limit, asked) for _ in range(count)]
+
+    async def list_one(self, turn: Turn) -> int:
+        """List a random peer. One that does not answer costs this call ten seconds, and then
+        another is asked. Returns how many new offers the peer states."""
+        for _ in range(_LIST_TRIES):
+            without = turn.asked | self._listing
+            drawn = self._directory.draw(self._rng, 1, self._clock.now(), without)
+            if not drawn:
+                break
+            peer_id = drawn[0].peer_id
+            turn.asked.add(peer_id)
+            self._listing.add(peer_id)
+            try:
+                offered = await self._list(drawn[0], turn.limit)
+            finally:
+                self._listing.discard(peer_id)
+            if offered is not None:
+                return offered
+        return 0
 
     def on_offer(self, slots: Callable[[str | None], int]) -> int:
         """How many more groups could be pulled now. Together with the pulls under way they take at
@@ -96,14 +132,14 @@ class Puller:
     def _left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
         return lambda author: slots(author) - self._pulling[author]
 
-    async def _list(self, peer: Peer, limit: int) -> int:
+    async def _list(self, peer: Peer, limit: int) -> int | None:
         epoch, since = peer.cursor
         # Older announcements are too stale to pull, so a newcomer lists only the newest.
         since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
         request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
         reply = await self._asker.ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
         if reply is None:
-            return 0
+            return None
         listed = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
         if isinstance(listed, Rejected):
             self._asker.reject(listed, peer.peer_id)

@@ -134,9 +134,11 @@ class Server:
         request = self._parse(caller, wire.PeersRequest, payload)
         known = [
             peer.heartbeat
-            for peer in self._directory.draw(self._rng, request.limit, self._clock.now())
+            for peer in self._directory.draw(self._rng, request.limit - 1, self._clock.now())
             if peer.heartbeat and peer.peer_id != caller and self._members.is_member(peer.peer_id)
         ]
+        if self._directory.heartbeat:
+            known.append(self._directory.heartbeat)
         return wire.pack(wire.PeersReply(presences=tuple(known)))
 
     async def _revoked(self, caller: str, payload: bytes) -> bytes:

@@ -90,7 +90,8 @@ class Transport(Protocol):
         ...
 
     async def heartbeats(self) -> dict[str, bytes]:
-        """peer id -> newest heartbeat of every peer that can be found, without this node's own.
+        """peer id -> newest heartbeat of peers that can be found, without this node's own; of a
+        large swarm a random sample, so that the cost does not depend on the swarm's size.
         The bytes are as that peer published them; the caller verifies them."""
         ...
 

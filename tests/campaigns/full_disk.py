@@ -35,6 +35,7 @@ from swarm_node.p2p.envelope import content_id
 from swarm_node.policy.training import checkpoint
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
+from swarm_node.schema import KnownPeer
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 PAGE = 4096
@@ -155,7 +156,7 @@ def _store(place: Path) -> None:
             ledger.setdefault("used", []).append(row.id)
             assert storage.advance("tasks", 5) >= ledger.get("tasks", 0)
             ledger["tasks"] = storage.counter("tasks")
-            storage.remember_peer("peer", ["/ip4/10.0.0.1/tcp/1"])
+            storage.remember_peers([KnownPeer("peer", ("/ip4/10.0.0.1/tcp/1",), 1.0)])
             storage.prune(4096)
     finally:
         storage.close()

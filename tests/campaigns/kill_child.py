@@ -29,6 +29,7 @@ from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance
+from swarm_node.schema import KnownPeer
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 
 NOW = 1_800_000_000.0
@@ -168,7 +169,8 @@ class Writer:
         self._untrained = [each for each in self._untrained if each in kept]
 
     def _meet(self) -> None:
-        self._storage.remember_peer(f"peer {self._rng.randrange(50)}", ["/ip4/10.0.0.1/tcp/1"])
+        name = f"peer {self._rng.randrange(50)}"
+        self._storage.remember_peers([KnownPeer(name, ("/ip4/10.0.0.1/tcp/1",), 1.0)])
 
     def _port(self) -> None:
         (self._home.path / "port").unlink(missing_ok=True)

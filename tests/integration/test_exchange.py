@@ -711,7 +711,7 @@ def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
     in_swarm(body)
 
 
-def test_heartbeats_are_read_the_more_rarely_the_more_there_are(in_swarm) -> None:
+def test_with_peers_enough_heartbeats_are_read_rarely(in_swarm) -> None:
     async def body(network: MemoryNetwork, *sides: Side) -> None:
         reads: list[int] = []
         read = network.heartbeats
@@ -723,10 +723,9 @@ def test_heartbeats_are_read_the_more_rarely_the_more_there_are(in_swarm) -> Non
         network.heartbeats = counted  # type: ignore[method-assign]
         for side in sides[1:]:
             await side.exchange.meeting.beat(0, 20.0)
-        for _ in range(6):
+        for _ in range(258):  # two periods of a node that has peers enough
             await sides[0].exchange.meeting.beat(0, 20.0)
-        # Nine heartbeats at eight a beat: every second beat reads them.
-        assert sum(reads) == 3
+        assert sum(reads) == 2
 
     in_swarm(body, 10)
 

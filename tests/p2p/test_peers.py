@@ -4,45 +4,94 @@ from __future__ import annotations
 
 import random
 
-from swarm_node.p2p.peers import PARTNERS, TRIES, Directory, Offer
+from swarm_node.p2p.peers import ANCHORS, LOST_TRIES, PARTNERS, TRIES, Directory, Offer, Peer
 
 
-def _directory(known: int, greeted: int) -> Directory:
+def _directory(partners: int, others: int = 0) -> Directory:
     directory = Directory("me")
-    for index in range(known):
+    for index in range(partners + others):
         peer = directory.meet(f"peer {index:03}", 0.0)
-        peer.greeted = index < greeted
+        if index < partners:
+            directory.befriend(random.Random(0), peer, float(index))
     return directory
 
 
-def _drawn(directory: Directory, times: int) -> set[str]:
+def _drawn(directory: Directory, times: int) -> list[str]:
     rng = random.Random(1)
-    return {peer.peer_id for _ in range(times) for peer in directory.draw(rng, 3, 0.0)}
+    return [peer.peer_id for _ in range(times) for peer in directory.draw(rng, 3, 0.0)]
 
 
-def test_everybody_is_asked_until_there_are_enough_partners() -> None:
-    assert len(_drawn(_directory(known=100, greeted=PARTNERS - 1), 500)) == 100
+def test_in_a_small_swarm_everybody_is_asked_alike() -> None:
+    drawn = _drawn(_directory(partners=5, others=5), 1000)
+    assert len(set(drawn)) == 10
+    assert all(220 < drawn.count(name) < 380 for name in set(drawn))
 
 
-def test_a_node_of_a_large_swarm_keeps_to_its_partners_and_meets_a_new_one_now_and_then() -> None:
-    directory = _directory(known=100, greeted=PARTNERS)
-    greeted = {f"peer {index:03}" for index in range(PARTNERS)}
-    drawn = _drawn(directory, 100)
-    assert greeted <= drawn
-    assert 0 < len(drawn - greeted) < 20
+def test_those_who_greet_a_node_get_at_most_half_of_its_draws() -> None:
+    drawn = _drawn(_directory(partners=8, others=100), 1000)
+    partners = [name for name in drawn if name < "peer 008"]
+    assert 0.45 < len(partners) / len(drawn) < 0.55
 
 
-def test_partners_that_fail_are_replaced() -> None:
-    directory = _directory(known=100, greeted=PARTNERS)
+def test_no_peer_is_drawn_twice_at_once_and_none_that_is_left_out() -> None:
+    directory = _directory(partners=3, others=2)
+    drawn = directory.draw(random.Random(1), 9, 0.0, {"peer 001", "peer 004"})
+    assert sorted(peer.peer_id for peer in drawn) == ["peer 000", "peer 002", "peer 003"]
+
+
+def test_a_peer_that_fails_is_asked_for_nothing_until_it_answers_a_retry() -> None:
+    directory = _directory(partners=3)
+    failing = directory.meet("peer 000", 0.0)
+    failing.failed(0.0)
+    assert "peer 000" not in _drawn(directory, 500)
+    assert len(directory.draw(random.Random(1), 3, 1e9)) == 2
+    assert directory.lost(random.Random(1), 0.9) is None
+    assert directory.lost(random.Random(1), 1.0) is failing
+    failing.answered(2.0)
+    assert directory.lost(random.Random(1), 1e9) is None
+    assert len(directory.draw(random.Random(1), 3, 2.0)) == 3
+
+
+def test_a_peer_that_answers_no_retry_leaves_once_others_are_heard() -> None:
+    directory = _directory(partners=2)
     lost = directory.meet("peer 000", 0.0)
+    for _ in range(LOST_TRIES):
+        lost.failed(0.0)
+    directory.meet("peer 001", 0.0).answered(5.0)
+    directory.dismiss(lost, asked_before=4.0)
+    assert len(directory) == 2
     lost.failed(0.0)
-    drawn = _drawn(directory, 500)
-    assert "peer 000" not in drawn
-    assert len(drawn) == 99
+    directory.dismiss(lost, asked_before=5.0)  # nobody was heard since: it may be us
+    assert len(directory) == 2
+    directory.dismiss(lost, asked_before=4.0)
+    assert directory.get("peer 000") is None
+
+
+def test_whoever_greets_a_full_directory_displaces_no_partner() -> None:
+    directory = _directory(partners=PARTNERS)
+    for index in range(10_000):
+        directory.meet(f"newcomer {index}", 1000.0 + index)
+    assert len(directory) == 128
+    assert len(directory.partners(1e9)) == PARTNERS
+
+
+def test_partners_come_to_be_of_many_issuers_and_the_oldest_stay() -> None:
+    directory, rng = Directory("me"), random.Random(0)
+    for index in range(PARTNERS):
+        peer = directory.meet(f"crowd {index:03}", 0.0)
+        peer.issuer = "crowd"
+        directory.befriend(rng, peer, float(index))
+    oldest = [peer.peer_id for peer in directory.partners(1e9)][:ANCHORS]
+    for index in range(8):
+        directory.befriend(rng, Peer(f"one {index}", 0.0, issuer=f"issuer {index}"), 100.0 + index)
+    partners = directory.partners(1e9)
+    assert len(partners) == PARTNERS
+    assert [peer.peer_id for peer in partners][:ANCHORS] == oldest
+    assert {peer.issuer for peer in partners} == {"crowd", *(f"issuer {i}" for i in range(8))}
 
 
 def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None:
-    directory = _directory(known=1, greeted=1)
+    directory = _directory(partners=1)
     directory.meet("peer 000", 0.0).offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     drawn = 0
     while offer := directory.draw_offer(random.Random(1), lambda _: 9, str, 0.0):
@@ -51,18 +100,20 @@ def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None
     assert drawn == TRIES
 
 
-def test_nothing_is_drawn_from_a_peer_that_is_left_alone() -> None:
-    directory = _directory(known=1, greeted=1)
+def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
+    directory = _directory(partners=1)
     peer = directory.meet("peer 000", 0.0)
     peer.offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     peer.failed(0.0)
-    assert directory.offered(lambda _: 9, 0.5) == 0
-    assert directory.draw_offer(random.Random(1), lambda _: 9, str, 0.5) is None
+    assert directory.offered(lambda _: 9, 1e9) == 0
+    assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
+    peer.answered(1.0)
     assert directory.offered(lambda _: 9, 1.0) == 1
 
 
 def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:
-    peer = _directory(known=1, greeted=1).meet("peer 000", 0.0)
+    peer = _directory(partners=1).meet("peer 000", 0.0)
+    peer.greeted = True
     peer.failed(0.0)
     assert peer.greeted
     peer.failed(0.0)

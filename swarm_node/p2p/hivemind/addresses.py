@@ -6,6 +6,7 @@ accepted; an address to dial must end in /p2p/<peer id>.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import socket
@@ -16,6 +17,7 @@ from swarm_node.errors import TransportError
 from swarm_node.p2p.identity import public_key_of
 
 _MAX_ADDRESS_CHARS = 256
+_RESOLVE_SECONDS = 3.0
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
 
 
@@ -35,8 +37,25 @@ def parse_address(text: str) -> Address | None:
     endpoint, separator, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
     if len(text) > _MAX_ADDRESS_CHARS or not separator or not is_peer_id(peer_id):
         return None
-    parsed = _parse_endpoint(endpoint)
+    parsed = split_endpoint(endpoint)
     return None if parsed is None or parsed[2] == 0 else Address(endpoint, peer_id)
+
+
+async def resolve(address: Address) -> list[Address]:
+    """`address` with the IP addresses of its name, two at most, and as it is if it has none. So
+    what is checked is what is dialled."""
+    kind, host, port = split_endpoint(address.multiaddr) or ("", "", 0)
+    if kind not in ("dns4", "dns6"):
+        return [address]
+    family = socket.AF_INET if kind == "dns4" else socket.AF_INET6
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_RESOLVE_SECONDS):
+            found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError):
+        return []
+    ips = list(dict.fromkeys(str(item[4][0]) for item in found))[:2]
+    return [Address(f"/ip{kind[3]}/{ip}/tcp/{port}", address.peer_id) for ip in ips]
 
 
 def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -44,12 +63,12 @@ def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
     or ip6), if they have exactly one."""
     ports: dict[str, set[int]] = {}
     for text in known:
-        parsed = _parse_endpoint(text.rpartition("/p2p/")[0])
+        parsed = split_endpoint(text.rpartition("/p2p/")[0])
         if parsed is not None:
             ports.setdefault(parsed[0], set()).add(parsed[2])
     pinned = []
     for text in listen:
-        kind, host, port = _parse_endpoint(text) or ("", "", 1)
+        kind, host, port = split_endpoint(text) or ("", "", 1)
         bound = ports.get(kind, set())
         same = port == 0 and len(bound) == 1
         pinned.append(f"/{kind}/{host}/tcp/{min(bound)}" if same else text)
@@ -58,10 +77,10 @@ def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
 
 def is_endpoint(text: str) -> bool:
     """Whether `text` is a TCP multiaddr without a peer id; port 0 means any."""
-    return _parse_endpoint(text) is not None
+    return split_endpoint(text) is not None
 
 
-def _parse_endpoint(text: str) -> tuple[str, str, int] | None:
+def split_endpoint(text: str) -> tuple[str, str, int] | None:
     """(ip4|ip6|dns4|dns6, host, port) of a TCP multiaddr without a peer id."""
     parts = text.split("/")
     if len(parts) != 5 or parts[0] or parts[3] != "tcp":
@@ -79,7 +98,7 @@ def require_free_ports(listen: Iterable[str]) -> None:
             (SO_REUSEPORT), and each of two nodes would get connections meant for the other.
     """
     for text in listen:
-        kind, host, port = _parse_endpoint(text) or ("", "", 0)
+        kind, host, port = split_endpoint(text) or ("", "", 0)
         if port == 0 or kind not in ("ip4", "ip6"):
             continue
         family = socket.AF_INET if kind == "ip4" else socket.AF_INET6

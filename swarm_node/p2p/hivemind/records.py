@@ -24,8 +24,8 @@ from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 MAX_TTL_SECONDS = 2 * 3600.0
-#: Keeps the whole dictionary, which hivemind sends as one message, under its limit of 4 MiB.
-MAX_RECORDS = 3000
+#: Records that a holder keeps of one key. A read takes whole dictionaries of up to 20 holders.
+MAX_RECORDS = 128
 #: After a change of the secret. The heartbeats of who has not heard of it by then have ended.
 OVERLAP_SECONDS = MAX_TTL_SECONDS / 2
 MAX_CLOCK_SKEW_SECONDS = 60.0
@@ -33,7 +33,7 @@ _SIGNATURE_BYTES = 64
 _MAX_SUBKEY_BYTES = 80
 #: A MessagePack bin header is at most 3 bytes for values of this size.
 _MAX_VALUE_BYTES = _SIGNATURE_BYTES + 3 + MAX_PRESENCE_BYTES
-_MAX_VERIFIED = 4 * MAX_RECORDS
+_MAX_VERIFIED = 16384
 _MAX_NONCES = 65536
 _NONCE_BYTES = 16
 
@@ -246,6 +246,10 @@ class HeartbeatStore:
     inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
     hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
     latest expiration. Records of peers that are no members now are neither kept nor shown.
+
+    Of more than MAX_RECORDS peers, those with the least keyed hashes are kept, a uniform sample of
+    all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So who comes early,
+    or offers often, hides nobody who comes later, and each holder keeps another sample.
     """
 
     def __init__(
@@ -259,7 +263,8 @@ class HeartbeatStore:
         self._wall = wall
         self._pack = pack
         self._is_member = is_member
-        self._records: dict[str, tuple[bytes, float]] = {}
+        self._records: dict[str, tuple[bytes, float, bytes]] = {}
+        self._salt = secrets.token_bytes(16)
 
     def store(
         self, key: int, value: bytes, expiration_time: float, subkey: str | None = None
@@ -272,8 +277,8 @@ class HeartbeatStore:
     def store_subkey(self, key: int, subkey: str, value: bytes, expiration_time: float) -> bool:
         """Keep a validated record if it expires later than the one held.
 
-        Returns whether the record now held is at least as fresh. hivemind stops copying a
-        dictionary at the first False.
+        Returns whether the record is for this key. hivemind stops copying a dictionary at the
+        first False, so one that is not kept is none.
         """
         if key != self._key:
             return False
@@ -283,9 +288,10 @@ class HeartbeatStore:
             return True
         if not self._is_member(subkey):
             return True
-        if held is None and len(self._records) >= MAX_RECORDS:
-            return False
-        self._records[subkey] = (value, expiration_time)
+        rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
+        self._records[subkey] = (value, expiration_time, rank)
+        if len(self._records) > MAX_RECORDS:
+            del self._records[max(self._records, key=lambda peer: self._records[peer][2])]
         return True
 
     def get(self, key: int) -> Any:
@@ -295,7 +301,8 @@ class HeartbeatStore:
         self._forget_expired()
         if not self._records:
             return None
-        return self._pack([(peer, *record) for peer, record in self._records.items()])
+        records = self._records.items()
+        return self._pack([(peer, value, expires) for peer, (value, expires, _) in records])
 
     def items(self) -> Iterator[tuple[int, Any]]:
         found = self.get(self._key)
@@ -306,6 +313,6 @@ class HeartbeatStore:
 
     def _forget_expired(self) -> None:
         now = self._wall()
-        for peer, (_, expires) in list(self._records.items()):
+        for peer, (_, expires, _) in list(self._records.items()):
             if expires <= now or not self._is_member(peer):
                 del self._records[peer]

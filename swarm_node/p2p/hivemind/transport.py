@@ -30,13 +30,16 @@ from swarm_node.p2p.frames import (
 )
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.hivemind.addresses import (
+    Address,
     is_endpoint,
     is_peer_id,
     parse_address,
     pin_ports,
     require_free_ports,
+    resolve,
 )
 from swarm_node.p2p.hivemind.daemon import DhtNode, new_store
+from swarm_node.p2p.hivemind.dialing import Dialing
 from swarm_node.p2p.hivemind.process import STOP_SECONDS
 from swarm_node.p2p.hivemind.records import (
     MAX_TTL_SECONDS,
@@ -79,8 +82,9 @@ class HivemindTransport:
     """Transport on hivemind 1.1.12 (TCP only, no relay, no NAT help yet).
 
     `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `secret` is the swarm's, from
-    its ticket; without it nobody reads or writes the DHT. `state_dir` holds p2pd's copy of the key
-    while p2pd starts. At most `max_concurrent_per_peer` requests of one peer run at once.
+    its ticket; without it nobody reads or writes the DHT. `configured` are the addresses in
+    settings and ticket. `state_dir` holds p2pd's copy of the key while p2pd starts. At most
+    `max_concurrent_per_peer` requests of one peer run at once.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class HivemindTransport:
         announce: Sequence[str] = (),
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
+        configured: Sequence[str] = (),
     ) -> None:
         for text in (*listen, *announce):
             if not is_endpoint(text):
@@ -119,6 +124,7 @@ class HivemindTransport:
         self._node: DhtNode | None = None
         self._started = False
         self._changing = asyncio.Lock()
+        self._dialing = Dialing(configured)
 
     @property
     def peer_id(self) -> str:
@@ -164,14 +170,27 @@ class HivemindTransport:
 
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         node = self._running()
-        targets = {parse_address(text) for text in addresses}
-        wanted = [t for t in targets if t is not None and t.peer_id != self.peer_id]
-        if len(wanted) > MAX_DIALS:
-            wanted = self._rng.sample(sorted(wanted, key=str), MAX_DIALS)
-        answered = sum(await asyncio.gather(*(node.connect(target, patience) for target in wanted)))
-        if answered:
+        wanted = await self._wanted(addresses)
+        answers = await asyncio.gather(*(node.connect(target, patience) for target in wanted))
+        for target, answered in zip(wanted, answers, strict=True):
+            if answered:
+                self._dialing.answered(target)
+        if any(answers):
             await node.fill_table(patience)
-        return answered
+        return sum(answers)
+
+    async def _wanted(self, addresses: Sequence[str]) -> list[Address]:
+        """The addresses that are dialled now, in a stable order."""
+        parsed = {text: parse_address(text) for text in sorted(addresses)}
+        targets = {t: text for text, t in parsed.items() if t and t.peer_id != self.peer_id}
+        if len(targets) > MAX_DIALS:
+            targets = dict(self._rng.sample(list(targets.items()), MAX_DIALS))
+        own, now = self.addresses(), self._clock.now()
+        wanted = [target for target, text in targets.items() if self._dialing.is_configured(text)]
+        told = [target for target in targets if target not in wanted]
+        for found in await asyncio.gather(*map(resolve, told)):
+            wanted += [target for target in found if self._dialing.take(target, own, now)]
+        return wanted
 
     async def heal(self, addresses: Sequence[str]) -> str:
         """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (a peer

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from swarm_node.p2p.hivemind import records as hivemind_records
 from swarm_node.p2p.hivemind.addresses import parse_address, pin_ports
-from swarm_node.p2p.hivemind.records import MAX_TTL_SECONDS, HeartbeatRecords, HeartbeatStore
+from swarm_node.p2p.hivemind.records import (
+    MAX_RECORDS,
+    MAX_TTL_SECONDS,
+    HeartbeatRecords,
+    HeartbeatStore,
+)
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
@@ -181,6 +186,35 @@ def test_store_holds_one_key_and_dictionaries_only() -> None:
     assert [key for key, _ in world.store.items()] == [7]
 
 
+def test_a_full_store_keeps_a_sample_that_neither_order_nor_repetition_changes() -> None:
+    names = [f"peer {number}" for number in range(5000)]
+    one, other = World(), World()
+    one.members.update(names)
+    other.members.update(names)
+    other.store._salt = one.store._salt
+    for name in names:
+        assert one.store.store_subkey(7, name, b"1", NOW + 60)
+    for name in [*reversed(names), *names[:2000]]:
+        assert other.store.store_subkey(7, name, b"1", NOW + 60)
+    assert one.held() == other.held()
+    assert len(one.held()) == MAX_RECORDS
+
+
+def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:
+    found = 0
+    for _ in range(8):  # holders
+        world = World()
+        world.members.update(f"flood {number}" for number in range(5000))
+        world.members.update(f"late {number}" for number in range(500))
+        for number in range(5000):
+            world.store.store_subkey(7, f"flood {number}", b"1", NOW + 3000)
+        for number in range(500):
+            world.store.store_subkey(7, f"late {number}", b"1", NOW + 60)
+        found += sum(name.startswith("late") for name in world.held())
+    expected = 8 * MAX_RECORDS * 500 / 5500
+    assert 0.6 * expected < found < 1.4 * expected
+
+
 def test_store_lets_go_of_who_is_no_member_any_more() -> None:
     world = World()
     assert world.store.store_subkey(7, "alice", b"1", NOW + 60)
@@ -195,18 +229,6 @@ def test_a_full_dictionary_fits_one_message_of_hivemind() -> None:
     value = bytes(64) + msgpack.packb(bytes(MAX_PRESENCE_BYTES))
     entry = [msgpack.packb(ALICE.peer_id), value, NOW]
     assert hivemind_records.MAX_RECORDS * len(msgpack.packb(entry)) < 4 << 20
-
-
-def test_store_is_bounded_and_makes_room_by_expiry_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hivemind_records, "MAX_RECORDS", 2)
-    world = World()
-    assert world.store.store_subkey(7, "alice", b"1", NOW + 10)
-    assert world.store.store_subkey(7, "bob", b"1", NOW + 20)
-    assert not world.store.store_subkey(7, "mallory", b"1", NOW + 3000)
-    assert world.store.store_subkey(7, "bob", b"2", NOW + 30)
-    world.now = NOW + 11
-    assert world.store.store_subkey(7, "carol", b"1", NOW + 40)
-    assert world.held() == {"bob": b"2", "carol": b"1"}
 
 
 PEER = ALICE.peer_id

@@ -1,0 +1,177 @@
+"""What dead, invented and many peers cost a node: live peers reached, bytes and CPU time.
+
+    python benchmarks/churn.py [dead] [kills] [stuffed] [scale] [--nodes 1000]
+
+Nodes without trainers (tests/light_nodes.py) on the in-memory network and a virtual clock; who is
+dead is silent. `dead`, `kills` and `stuffed` print the lists that live peers answer to one of four
+nodes per second, and the ratio to its rate without the disturbance. `scale` prints bytes and CPU
+seconds of a node in a minute, in a swarm of 32 and in one of 1,000, and their ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from light_nodes import (
+    HostileNode,
+    LightNode,
+    SilentNetwork,
+    SilentTransport,
+    address_of,
+    heartbeat,
+    virtual,
+)
+
+from swarm_node.node.home import Membership
+from swarm_node.simulation.seeded import EPOCH, Seeded
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+MINUTE = 60.0
+LIVE = 4
+
+
+class Swarm:
+    """Nodes of one swarm; the first LIVE of its members know the first one's address."""
+
+    def __init__(self, loop: VirtualTimeLoop, place: Path, members: int) -> None:
+        self.loop = loop
+        self.network = SilentNetwork(random.Random(0))
+        self.memberships = Seeded(0).memberships(members)
+        self._place = place
+
+    def start(self, index: int, kind: type[LightNode] = LightNode) -> LightNode:
+        first = self.memberships[:LIVE]
+        boot = [address_of(m) for m in first if m is not self.memberships[index]]
+        member = self.memberships[index]
+        transport = SilentTransport(self.network, member.identity)
+        return kind(self._place, virtual(self.loop), transport, member, boot).start()
+
+    def publish(self, member: Membership) -> None:
+        """A heartbeat that nobody stands behind."""
+        now = EPOCH + self.loop.time()
+        self.network.publish(member.identity.peer_id, heartbeat(member, now), 7200.0)
+
+
+async def rate(node: LightNode, seconds: float) -> float:
+    """Lists that were answered per second."""
+    before = node.transport.lists
+    await asyncio.sleep(seconds)
+    return (node.transport.lists - before) / seconds
+
+
+def dead(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
+    async def main(loop: VirtualTimeLoop, place: Path) -> float:
+        swarm = Swarm(loop, place, LIVE + count)
+        for member in swarm.memberships[LIVE:]:
+            swarm.publish(member)
+        nodes = [swarm.start(index) for index in range(LIVE)]
+        found = await rate(nodes[-1], 10 * MINUTE)
+        await asyncio.gather(*(node.stop() for node in nodes))
+        return found
+
+    return main
+
+
+def kills(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
+    """`count` more nodes run for two minutes, and are killed in the third, whose rate counts
+    together with that of the fourth."""
+
+    async def main(loop: VirtualTimeLoop, place: Path) -> float:
+        swarm = Swarm(loop, place, LIVE + count)
+        nodes = [swarm.start(index) for index in range(LIVE + count)]
+        await asyncio.sleep(2 * MINUTE)
+        measured = asyncio.create_task(rate(nodes[LIVE - 1], 2 * MINUTE))
+        for node in nodes[LIVE:]:
+            await node.stop()
+            await asyncio.sleep(MINUTE / count)
+        found = await measured
+        await asyncio.gather(*(node.stop() for node in nodes[:LIVE]))
+        return found
+
+    return main
+
+
+def stuffed(invented: int, records: int, silent: int) -> Callable[..., Awaitable[float]]:
+    """A member answers with invented heartbeats only, and the table is full of others."""
+
+    async def main(loop: VirtualTimeLoop, place: Path) -> float:
+        swarm = Swarm(loop, place, LIVE + 1 + invented + records + silent)
+        others = swarm.memberships[LIVE + 1 :]
+        for member in others[invented:]:
+            swarm.publish(member)
+        nodes = [swarm.start(index) for index in range(LIVE)]
+        hostile = swarm.start(LIVE, HostileNode)
+        hostile.named = [heartbeat(member, EPOCH) for member in others[:invented]]
+        found = await rate(nodes[-1], 10 * MINUTE)
+        await asyncio.gather(*(node.stop() for node in [*nodes, hostile]))
+        return found
+
+    return main
+
+
+def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[tuple[float, float]]]:
+    """Bytes and CPU seconds of a node in a minute, two minutes after the start."""
+
+    async def main(loop: VirtualTimeLoop, place: Path) -> tuple[float, float]:
+        swarm = Swarm(loop, place, count)
+        nodes = [swarm.start(index) for index in range(count)]
+        await asyncio.sleep(2 * MINUTE)
+        bytes_before, cpu_before = _bytes(swarm.network), time.process_time()
+        await asyncio.sleep(2 * MINUTE)
+        moved, cpu = _bytes(swarm.network) - bytes_before, time.process_time() - cpu_before
+        for node in nodes:
+            await node.stop()
+        return moved / count / 2, cpu / count / 2
+
+    return main
+
+
+def _bytes(network: SilentNetwork) -> int:
+    return sum(network.sent.values()) + sum(network.received.values())
+
+
+def measure(scenario: Callable[..., Awaitable[object]]) -> object:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        return run_virtual(lambda loop: scenario(loop, Path(place)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=["dead", "kills", "stuffed", "scale"])
+    parser.add_argument("--nodes", type=int, default=1000)
+    wanted = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    random.seed(0)
+    cases = {
+        "dead": [(f"{n} dead peers known", dead(n)) for n in (30, 100, 1000)],
+        "kills": [("100 kills a minute", kills(100))],
+        "stuffed": [("100 invented, 5,000 records, 100 dead", stuffed(100, 5000, 100))],
+    }
+    chosen = [case for what in wanted.what for case in cases.get(what, [])]
+    alone = measure(dead(0)) if chosen else 0.0
+    for name, scenario in [("undisturbed", dead(0)), *chosen] if chosen else []:
+        found = measure(scenario)
+        print(f"{name:38} {found:.2f} lists/s, ratio {found / alone:.2f}", flush=True)
+    if "scale" in wanted.what:
+        small, large = measure(scale(32)), measure(scale(wanted.nodes))
+        for name, index, unit in (("bytes", 0, "kB"), ("CPU", 1, "ms")):
+            few, many = small[index] / 1e3 ** (1 - 2 * index), large[index] / 1e3 ** (1 - 2 * index)
+            print(
+                f"{name} a node and minute: {few:.1f} {unit} of 32 nodes, "
+                f"{many:.1f} {unit} of {wanted.nodes:,}, ratio {many / few:.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Two loops that keep a node among peers: one announces it and repairs the network, the other tries
+peers that it was told of or that stopped answering. No other loop waits for such a peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from swarm_node.clock import Clock
+from swarm_node.p2p.meeting import FEW, Meeting
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.transport import Transport
+from swarm_node.storage import Storage
+
+_HEAL_SECONDS = 5.0
+_POLLS_PER_HEARTBEAT = 10
+_KNOWN_PEERS = 32
+#: Between two peers that are tried: after an answer, and after none.
+_NEXT_SECONDS = (0.1, 1.0)
+_log = structlog.get_logger(__name__)
+
+
+class Company:
+    """The loops, over what they share. `version` is that of this node's policy, `poll_seconds` the
+    time between two rounds of lists."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        *,
+        transport: Transport,
+        storage: Storage,
+        directory: Directory,
+        clock: Clock,
+        bootstrap: Sequence[str],
+        poll_seconds: float,
+        version: Callable[[], int],
+    ) -> None:
+        self._meeting = meeting
+        self._transport = transport
+        self._storage = storage
+        self._directory = directory
+        self._clock = clock
+        self._bootstrap = bootstrap
+        self._heartbeat = _POLLS_PER_HEARTBEAT * poll_seconds
+        self._version = version
+
+    async def meet(self) -> None:
+        """Announce this node at every heartbeat, often at first, and repair the network."""
+        await self._meeting.open(self._bootstrap)
+        pause, next_beat = 1.0, 0.0
+        while True:
+            known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
+            addresses = [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
+            done = await self._transport.heal(addresses)
+            if done not in ("ok", "alone"):
+                _log.info("network repaired", what=done)
+            if self._clock.now() >= next_beat:
+                if not any(self._directory.answering(self._clock.now())):
+                    self._meeting.name(self._bootstrap)
+                await self._meeting.beat(self._version(), self._heartbeat)
+                next_beat = self._clock.now() + pause
+                pause = min(self._heartbeat, pause * 1.5)
+            await asyncio.sleep(min(pause, _HEAL_SECONDS))
+
+    async def feel(self) -> None:
+        """Try one peer after the other, a few at once while hardly any answers."""
+        answered, silent = _NEXT_SECONDS
+        while True:
+            few = sum(self._directory.answering(self._clock.now())) < FEW
+            found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
+            await asyncio.sleep(answered if any(found) else silent)

@@ -1,0 +1,103 @@
+"""Which addresses that peers name a node dials, and how often. Pure, no I/O.
+
+A heartbeat can name any host. So a node dials only hosts of the Internet and of networks that it
+uses itself, each a few times a minute, and all together once a second. The addresses that the
+settings or the ticket name are dialled as they are.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.hivemind.addresses import Address, split_endpoint
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+#: Connections to one host of the Internet that no member has answered at, per minute.
+DIALS_PER_HOST: Final = 3
+_DIALS_PER_SECOND, _DIALS_AT_ONCE = 1.0, 32.0
+_MAX_PROVEN = 2048
+#: Networks that belong to whoever uses them: a node dials into those that it uses itself.
+_SITE = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16"),
+            *("169.254.0.0/16", "fc00::/7", "fe80::/10"),
+        ),
+    )
+)
+#: Forms that carry an IPv4 address to somewhere else (mapped, NAT64, Teredo, 6to4 and its relays).
+#: `is_global` holds for some of them, and for multicast.
+_EMBEDDING = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48"),
+            *("2001::/32", "2002::/16", "192.88.99.0/24"),
+        ),
+    )
+)
+
+
+class Dialing:
+    """Decides for one node. `configured` are the addresses of its settings and its ticket."""
+
+    def __init__(self, configured: Iterable[str]) -> None:
+        self._configured = frozenset(configured)
+        self._hosts = PeerGates(DIALS_PER_HOST / 60, DIALS_PER_HOST, capacity=4096)
+        self._all = TokenBucket(_DIALS_PER_SECOND, _DIALS_AT_ONCE)
+        self._proven: OrderedDict[Address, None] = OrderedDict()
+
+    def is_configured(self, text: str) -> bool:
+        return text in self._configured
+
+    def take(self, address: Address, own: Iterable[str], now: float) -> bool:
+        """Whether to dial an address that a peer named, with an IP address in it, now. `own` are
+        the addresses that this node listens on."""
+        host = _host(address.multiaddr)
+        if host is None or not self._within_reach(host, list(own)):
+            return False
+        if address in self._proven:
+            return True
+        key = address.multiaddr  # hosts of the own site may run many nodes
+        if host.is_global:
+            key = str(host)
+            if isinstance(host, ipaddress.IPv6Address):
+                key = str(ipaddress.ip_network((int(host) >> 64 << 64, 64)))
+        return self._hosts.take(key, now) and self._all.take(now)
+
+    def answered(self, address: Address) -> None:
+        """A member answered at this address, so it is no longer counted."""
+        self._proven[address] = None
+        self._proven.move_to_end(address)
+        if len(self._proven) > _MAX_PROVEN:
+            self._proven.popitem(last=False)
+
+    def _within_reach(self, host: IpAddress, own: list[str]) -> bool:
+        if host.is_multicast or host.is_unspecified:
+            return False
+        used = [ip for text in own if (ip := _host(text.rpartition("/p2p/")[0])) is not None]
+        if host.is_loopback:
+            return all(ip.is_loopback for ip in used)
+        if any(host in net for net in _EMBEDDING):
+            return False
+        used += [
+            ip
+            for text in self._configured
+            if (ip := _host(text.rpartition("/p2p/")[0])) is not None
+        ]
+        for site in _SITE:
+            if host in site:
+                return any(ip in site for ip in used)
+        return host.is_global
+
+
+def _host(multiaddr: str) -> IpAddress | None:
+    """The IP address in a multiaddr without a peer id, None for a name or another form."""
+    kind, host, _ = split_endpoint(multiaddr) or ("", "", 0)
+    return ipaddress.ip_address(host) if kind in ("ip4", "ip6") else None

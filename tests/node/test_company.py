@@ -1,0 +1,166 @@
+"""Nodes among dead, invented and hostile peers: whom they ask, and how much of it they lose."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from light_nodes import (
+    HostileNode,
+    LightNode,
+    SilentNetwork,
+    SilentTransport,
+    address_of,
+    heartbeat,
+    virtual,
+)
+
+from swarm_node.simulation.seeded import EPOCH, Seeded
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+LIVE = 4
+#: Three lists every two seconds.
+UNDISTURBED = 1.5
+
+
+class Swarm:
+    """Members of one swarm, of which some run; the first four know each other's addresses."""
+
+    def __init__(self, loop: VirtualTimeLoop, place: Path, members: int, seed: int = 0) -> None:
+        self.loop = loop
+        self.network = SilentNetwork(random.Random(seed))
+        self.members = Seeded(seed).memberships(members)
+        self.place = place
+        self.running: list[LightNode] = []
+
+    def start(
+        self, index: int, kind: type[LightNode] = LightNode, know: range = range(LIVE)
+    ) -> LightNode:
+        addresses = [address_of(self.members[other]) for other in know if other != index]
+        transport = SilentTransport(self.network, self.members[index].identity)
+        node = kind(self.place, virtual(self.loop), transport, self.members[index], addresses)
+        self.running.append(node)
+        return node.start()
+
+    def heartbeat(self, index: int, address: str | None = None) -> bytes:
+        return heartbeat(self.members[index], EPOCH + self.loop.time(), address)
+
+    def invent(self, indices: range) -> None:
+        """Fill the table with heartbeats that nobody stands behind."""
+        for index in indices:
+            peer_id = self.members[index].identity.peer_id
+            self.network.publish(peer_id, self.heartbeat(index), 7200.0)
+
+    async def stop(self, node: LightNode) -> None:
+        self.running.remove(node)
+        await node.stop()
+
+
+def in_swarm(
+    body: Callable[[Swarm], Awaitable[None]], place: Path, members: int, seed: int = 0
+) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm = Swarm(loop, place, members, seed)
+        await body(swarm)
+        for node in list(swarm.running):
+            await swarm.stop(node)
+
+    run_virtual(main)
+
+
+async def rate(node: LightNode, seconds: float) -> float:
+    before = node.transport.lists
+    await asyncio.sleep(seconds)
+    return (node.transport.lists - before) / seconds
+
+
+def test_a_hundred_dead_peers_cost_no_live_one_a_tenth(tmp_path: Path) -> None:
+    async def body(swarm: Swarm) -> None:
+        swarm.invent(range(LIVE, LIVE + 100))
+        nodes = [swarm.start(index) for index in range(LIVE)]
+        assert await rate(nodes[-1], 300.0) >= 0.9 * UNDISTURBED
+        assert len(nodes[-1].directory) == LIVE - 1
+        dialled = nodes[-1].transport.dialled
+        dead = [address_of(member) for member in swarm.members[LIVE:]]
+        assert max(dialled[address] for address in dead) <= 2  # once before anybody was heard
+
+    in_swarm(body, tmp_path, LIVE + 100)
+
+
+def test_peers_that_die_cost_the_others_little(tmp_path: Path) -> None:
+    async def body(swarm: Swarm) -> None:
+        nodes = [swarm.start(index) for index in range(LIVE + 12)]
+        await asyncio.sleep(60.0)
+        measured = asyncio.create_task(rate(nodes[0], 60.0))
+        for node in nodes[LIVE:]:
+            await swarm.stop(node)
+            await asyncio.sleep(1.0)
+        assert await measured >= 0.9 * UNDISTURBED
+        await asyncio.sleep(600.0)
+        assert len(nodes[0].directory) == LIVE - 1
+
+    in_swarm(body, tmp_path, LIVE + 12)
+
+
+def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None:
+    async def body(swarm: Swarm) -> None:
+        nodes = [swarm.start(index) for index in range(LIVE)]
+        await asyncio.sleep(60.0)
+        swarm.network.partition([[nodes[0].peer_id]])
+        await asyncio.sleep(1800.0)
+        assert await rate(nodes[0], 10.0) == 0.0
+        swarm.network.partition([])
+        await asyncio.sleep(120.0)
+        assert await rate(nodes[0], 60.0) >= 0.9 * UNDISTURBED
+
+    in_swarm(body, tmp_path, LIVE)
+
+
+def test_invented_heartbeats_bring_few_connections_to_a_third_party(tmp_path: Path) -> None:
+    third_party = "/memory/p2p/third-party"
+
+    async def body(swarm: Swarm) -> None:
+        nodes = [swarm.start(index) for index in range(LIVE)]
+        hostile = swarm.start(LIVE, HostileNode)
+        assert isinstance(hostile, HostileNode)
+        hostile.named = [swarm.heartbeat(LIVE + 1 + i, third_party) for i in range(100)]
+        hostile.victims = [node.peer_id for node in nodes]
+        for node in nodes:
+            assert await rate(node, 45.0) >= 0.8 * UNDISTURBED
+            assert node.transport.dialled[third_party] <= 12
+
+    in_swarm(body, tmp_path, LIVE + 101)
+
+
+@pytest.mark.slow(reason="a hundred and one nodes for eleven minutes, three times")
+@pytest.mark.parametrize("seed", range(3))
+def test_eight_of_ten_hostile_bootstraps_do_not_eclipse_a_node(tmp_path: Path, seed: int) -> None:
+    """Ninety hostile members name each other only, greet the victim again and again, and are eight
+    of the ten peers that its ticket names. All certificates are of one issuer."""
+    hostile, honest, victim = range(90), range(90, 100), 100
+
+    async def body(swarm: Swarm) -> None:
+        target = swarm.members[victim].identity.peer_id
+        good = {swarm.members[index].identity.peer_id for index in honest}
+        for index in honest:
+            swarm.start(index, know=range(90, 94))
+        named = [swarm.heartbeat(index) for index in hostile]
+        for index in hostile:
+            node = swarm.start(index, HostileNode)
+            assert isinstance(node, HostileNode)
+            node.named, node.victims = named, [target]
+        node = swarm.start(victim, know=range(82, 92))
+        await asyncio.sleep(60.0)
+        assert good & set(node.partners())
+        await asyncio.sleep(540.0)
+        assert good & set(node.partners())
+
+        await swarm.stop(node)  # an attacker makes it restart, and now has all of its bootstraps
+        again = swarm.start(victim, know=range(80, 90))
+        await asyncio.sleep(60.0)
+        assert good & set(again.partners())
+
+    in_swarm(body, tmp_path, 101, seed)
