@@ -141,8 +141,9 @@ class Asker:
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains; raises TransportError if the peer is no member."""
         reached = not peer.addresses or await self._transport.dial(peer.addresses)
-        if not reached and self._directory.get(peer.peer_id) is None:
-            # The stack would dial the same addresses again. Who has greeted us may be connected.
+        # A request would dial the same addresses again. Members that missed a change of the secret
+        # do not answer when dialled, and are connected all the same.
+        if not reached and not await self._transport.connected(peer.peer_id):
             raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
         raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)

@@ -221,6 +221,9 @@ class MemoryTransport:
             if self._vouches(presence, peer) and self._is_member(peer)
         }
 
+    async def connected(self, peer: str) -> bool:
+        return self._reaches(peer)
+
     def sever(self, peer: str, seconds: float) -> None:
         self._severed[peer] = asyncio.get_running_loop().time() + seconds
 

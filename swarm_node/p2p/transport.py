@@ -95,6 +95,10 @@ class Transport(Protocol):
         The bytes are as that peer published them; the caller verifies them."""
         ...
 
+    async def connected(self, peer: str) -> bool:
+        """Whether a link to `peer` is open, so that a request needs no dialling."""
+        ...
+
     def sever(self, peer: str, seconds: float) -> None:
         """Serve no request of `peer` for that long, and cut its link when it sends one. Needs no
         link; a later call replaces an earlier one."""

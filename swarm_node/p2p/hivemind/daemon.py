@@ -221,14 +221,14 @@ class DhtNode:
                     _, _, writer = await self._command(request)
                     writer.close()
 
-    async def connections(self, patience: float) -> int | None:
-        """How many peers p2pd is connected to; None if it died or does not answer in time."""
+    async def connections(self, patience: float) -> frozenset[str] | None:
+        """The peers that p2pd is connected to; None if it died or does not answer in time."""
         if self.dead:
             return None
         try:
             async with asyncio.timeout(patience):
                 with hivemind_errors("the network daemon does not answer"):
-                    return len(await self._connected())
+                    return frozenset(peer.to_base58() for peer in await self._connected())
         except (TimeoutError, TransportError):
             return None
 

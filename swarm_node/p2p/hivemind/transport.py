@@ -248,6 +248,9 @@ class HivemindTransport:
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
+    async def connected(self, peer: str) -> bool:
+        return peer in (await self._running().connections(PROBE_SECONDS) or ())
+
     def sever(self, peer: str, seconds: float) -> None:
         self._severed[peer] = self._clock.now() + seconds
         self._severed.move_to_end(peer)
