@@ -133,13 +133,7 @@ class Learner:
         tally.alarms.pop("style", None)
         if alarm := self._style.alarm():
             tally.alarms["style"] = alarm
-        for number in result.stats.too_long:
-            reject(Rejected("too_long", "for this trainer"), drawn.groups[number].author)
-        for number in result.stats.unlikely:
-            reject(
-                Rejected("implausible", "this policy would hardly say it"),
-                drawn.groups[number].author,
-            )
+        self._blame(drawn, result.stats, reject)
         self.mixer.update()
         if result.unstored is not None:
             self._not_stored(result.unstored)
@@ -149,6 +143,19 @@ class Learner:
             return
         if tally.updates % self._checkpoint_updates == 0:
             await self.checkpoint(wait=False)
+
+    def _blame(self, drawn: Drawn, stats: UpdateStats, reject: Reject) -> None:
+        """Tell what each of the peers' groups was worth. Only now is it known: an answer can pass
+        every check before the update, and be none that this policy would give."""
+        refused = dict.fromkeys(stats.too_long, Rejected("too_long", "for this trainer"))
+        unlikely = Rejected("implausible", "this policy would hardly say it")
+        refused |= dict.fromkeys(stats.unlikely, unlikely)
+        for number, group in enumerate(drawn.groups):
+            peer = self._directory.get(group.author)
+            if number in refused:
+                reject(refused[number], group.author)
+            elif number >= drawn.own_count and peer is not None:
+                peer.standing.served()
 
     async def checkpoint(self, *, wait: bool = True) -> None:
         """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted

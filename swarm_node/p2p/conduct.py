@@ -42,8 +42,8 @@ REASONS: Final = {
     **_table(
         Blame.VIOLATION,
         "author chain_depth content encoding flood hash held_out judging key kind not_steward "
-        "outside_issuer schema seq_jump sequence signature size task tokens wrong_issuer "
-        "wrong_root wrong_subject",
+        "outside_issuer schema seq_jump sequence signature size task tokens too_long_period "
+        "wrong_issuer wrong_root wrong_subject",
     ),
 }
 BLAMELESS: Final = frozenset(reason for reason, blame in REASONS.items() if blame is Blame.NONE)

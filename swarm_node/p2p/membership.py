@@ -261,7 +261,7 @@ def verify_chain(
 
     `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
     "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "not_steward", "outside_issuer",
-    "too_long", "not_yet_valid", "expired".
+    "too_long_period", "not_yet_valid", "expired".
     """
     opened = open_chain(chain, info, subject_key)
     if isinstance(opened, Rejected):
@@ -310,7 +310,7 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
     if not earliest <= member.not_before <= issuer.not_after:
         return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")
     if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
-        return Rejected("too_long", f"at most {issuer.member_seconds} s were allowed")
+        return Rejected("too_long_period", f"at most {issuer.member_seconds} s were allowed")
     if now < member.not_before - CLOCK_SKEW_SECONDS:
         return Rejected("not_yet_valid", f"valid from {member.not_before}")
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:

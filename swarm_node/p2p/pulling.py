@@ -206,7 +206,6 @@ class Puller:
             author = self._directory.get(offer.author)
             if author is not None:
                 author.received += 1
-                author.standing.served()
             return result
         self._directory.give_back(offer)
         return None

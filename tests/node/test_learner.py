@@ -218,6 +218,7 @@ def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_
         life = Life(world, settings, world.parts(settings))
         await life.learner.start()
         for author, right in (("poisoner", "zq zq 2"), ("honest", "2")):
+            life.shared.directory.meet(author, 0.0).standing.strikes = 3
             codec, texts = tiny().codec, (right, "3")
             answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
             group = verified(
@@ -228,6 +229,8 @@ def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_
         assert await life.step()
         assert life.tally.groups.trained_external == 2
         assert life.rejected == [("implausible", "poisoner")]
+        strikes = {peer.peer_id: peer.standing.strikes for peer in life.shared.directory.live(0, 1)}
+        assert strikes == {"poisoner": 3, "honest": 0}, "only what was trained on was of use"
         await life.close()
 
     in_world(tmp_path, scenario)

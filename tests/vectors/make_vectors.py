@@ -304,7 +304,7 @@ def chains() -> list[dict[str, Any]]:
               "outside_issuer", T0 + DAY + 1),
         entry("admitted before the issuer began", [issuer, member(T0 - 301, T0 + DAY)],
               "outside_issuer"),
-        entry("a second too long", [issuer, member(end=T0 + 30 * DAY + 1)], "too_long"),
+        entry("a second too long", [issuer, member(end=T0 + 30 * DAY + 1)], "too_long_period"),
         entry("another key", [issuer, member()], "wrong_subject", key=OTHER.public_key),
         entry("signed by the root", [issuer, member(by=ROOT)], "wrong_issuer"),
         entry("an issuer's issuer", [sub, member(by=OTHER, name="sub")], "wrong_root"),

@@ -140,7 +140,7 @@ def verify_chain(
     if not begin - 300 <= member_begin <= end:
         raise Refused("outside_issuer")
     if not 0 < member_end - member_begin <= allowance:
-        raise Refused("too_long")
+        raise Refused("too_long_period")
     if now < member_begin - 300:
         raise Refused("not_yet_valid")
     if now > member_end + 300:
