@@ -653,6 +653,15 @@ def test_own_groups_that_come_back_from_another_are_evidence_even_with_other_wor
     in_swarm(body)
 
 
+def test_nothing_is_kept_of_a_pull_that_ended(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0, 1)
+        assert len(await bob.fetch()) == 2
+        assert not bob.exchange.puller._pulling
+
+    in_swarm(body)
+
+
 def test_an_author_is_taken_once_per_task(in_swarm) -> None:
     async def body(network: MemoryNetwork, lazy: Side, other: Side, bob: Side) -> None:
         right = await _right_answer(lazy, lazy.task())
