@@ -37,7 +37,7 @@ REASONS: Final = {
     ),
     **_table(
         Blame.USELESS,
-        "environment implausible own_copied repeated too_large too_long zero_advantage",
+        "environment implausible own_copied repeated slow_task too_large too_long zero_advantage",
     ),
     **_table(
         Blame.VIOLATION,

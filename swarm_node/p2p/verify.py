@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from swarm_node.errors import HomeError, Rejected, UnknownTaskError
+from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskError
 from swarm_node.p2p import wire
 from swarm_node.p2p.content import content_digest, digests, task_digest
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
@@ -114,6 +114,8 @@ class GroupVerifier:
             judged = await self._judge(
                 group.task, [c.text for c in group.completions], offer.author
             )
+        except SlowTaskError as error:  # its author may have a faster machine
+            return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
         if judged.lost:

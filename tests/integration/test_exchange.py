@@ -20,7 +20,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.errors import TransportError
+from swarm_node.errors import SlowTaskError, TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import FREE_SECONDS, Effort, Traffic, Wants
@@ -384,6 +384,20 @@ def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
         assert await bob.fetch() == []
         assert bob.rejected["judging"] == 1
         assert bob.storage.live(1) == []
+
+    in_swarm(body)
+
+
+def test_a_task_too_slow_for_this_machine_cuts_nobody_off(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        async def slow(*arguments: Any) -> Any:
+            raise SlowTaskError("it took too long", 10.0)
+
+        bob.verifier._judge = slow
+        await alice.publish(0)
+        assert await bob.fetch() == []
+        assert bob.rejected == {"slow_task": 1}
+        assert bob.directory.get(alice.peer_id).standing.cut_until == 0.0
 
     in_swarm(body)
 
