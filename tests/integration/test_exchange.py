@@ -692,6 +692,36 @@ def test_an_author_is_taken_once_per_task(in_swarm) -> None:
     in_swarm(body, 3)
 
 
+def test_who_lost_its_database_is_not_dropped_for_beginning_anew(in_swarm) -> None:
+    async def publish(side: Side, what: str, *indices: int) -> None:
+        for index in indices:  # the model samples other answers to the same tasks
+            right = await _right_answer(side, side.task(index))
+            made = await side.group([right, f"{what} {index}"], index=index)
+            await side.exchange.publisher.publish([made], 0)
+
+    async def fetch(side: Side) -> list[VerifiedGroup]:
+        await side.exchange.meeting.beat(0, 20.0)
+        await side.exchange.puller.list_some(1, 64)
+        return await side.pull()
+
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await publish(alice, "first", *range(STRIKES))
+        assert len(await fetch(bob)) == STRIKES
+        await alice.stop()
+        alice.home.database.unlink()
+        reborn = Side(alice.home, network, alice.membership)
+        await reborn.start()
+        alice.storage, alice.transport = reborn.storage, reborn.transport
+        await publish(reborn, "again", *range(STRIKES))
+        assert await fetch(bob) == []
+        assert bob.rejected == {"anew": STRIKES}
+        assert bob.directory.get(alice.peer_id).standing.off_until == 0.0
+        await publish(reborn, "new", STRIKES)
+        assert len(await fetch(bob)) == 1
+
+    in_swarm(body)
+
+
 def test_a_group_of_another_model_is_foreign(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         ref = alice.task()
