@@ -187,10 +187,12 @@ class Effort:
 
     def left(self, peer: str, now: float) -> bool:
         """Whether another group of `peer` may be judged. One peer may cost as much as the own
-        groups that it replaces, all peers together twice as much."""
-        own = self._own.at(now) * self._ratio
+        groups that it replaces, all peers together twice as much. Whose issuer's members took a
+        large share must leave some of that to others."""
+        own, spent = self._own.at(now) * self._ratio, self._all.at(now)
+        share = self._spent(self._issuer(peer), now) / (spent or 1.0)
         return (
-            self._all.at(now) <= 4 * FREE_SECONDS + 2.0 * own
+            spent <= (4 * FREE_SECONDS + 2.0 * own) * (1.0 - share / 4)
             and self._spent(self._issuer(peer), now) <= 2 * FREE_SECONDS + 1.5 * own
             and not self.exceeds(peer, now)
         )

@@ -153,3 +153,13 @@ def test_own_judging_counts_for_as_many_groups_as_it_is_mixed_with() -> None:
     assert effort.left("a/1", 0.0)
     effort.judged("a/1", 2.0, 0.0)
     assert not effort.left("a/1", 0.0)
+
+
+def test_costly_texts_of_two_issuers_leave_time_for_those_of_others() -> None:
+    effort, judged, seconds = Effort(1.0, issuer), 0, 600
+    for second in range(seconds):
+        for peer in ("a/1", "b/1", "a/2", "b/2"):
+            if effort.left(peer, second):
+                effort.judged(peer, FREE_SECONDS, second)
+        judged += effort.left("c/1", second)
+    assert judged > seconds / 4
