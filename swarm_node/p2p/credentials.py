@@ -12,7 +12,7 @@ import structlog
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Keeper, Member, Members
-from swarm_node.p2p.membership import Chain, SwarmInfo
+from swarm_node.p2p.membership import Chain, SwarmInfo, open_chain
 from swarm_node.p2p.statements import (
     NewSecret,
     Revocations,
@@ -202,7 +202,16 @@ class Credentials:
         return issue_renewal(self.steward, self._swarm, member, self._wall())
 
     def adopt(self, chain: Chain) -> Rejected | None:
-        """Use a renewed chain of this node from now on, and keep it."""
+        """Use a renewed chain of this node from now on, and keep it. Anybody with a ticket could
+        answer with a chain of that ticket, and this node would be expelled together with it."""
+        own, offered = (
+            open_chain(shown, self._swarm, self.identity.public_key)
+            for shown in (self.chain, chain)
+        )
+        if isinstance(offered, Rejected):
+            return offered
+        if not isinstance(own, Rejected) and own[1].admitted_by != offered[1].admitted_by:
+            return Rejected("unknown_member", "a renewal keeps the issuer that admitted this node")
         renewed, me = self._members.admit(chain, self.identity.peer_id), self.me()
         if isinstance(renewed, Rejected):
             return renewed

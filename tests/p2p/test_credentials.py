@@ -142,6 +142,15 @@ def test_a_member_is_renewed_and_keeps_its_new_chain() -> None:
     assert node.own.chain == chain
 
 
+def test_a_renewal_does_not_move_a_node_to_another_ticket() -> None:
+    anna, mallory = SWARM.member(1, SWARM.issuer("Anna"), "Anna"), SWARM.issuer("Mallory")
+    node = Node(anna)
+    refused = node.own.adopt(SWARM.chain(anna.identity, mallory, "Mallory", 60))
+    assert isinstance(refused, Rejected)
+    assert node.own.chain == anna.chain
+    assert node.office.load("membership") is None
+
+
 def test_nobody_but_a_steward_renews_and_nobody_but_members_are() -> None:
     anna = SWARM.member(1)
     for signer, known, reason in [
