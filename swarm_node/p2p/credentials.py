@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import msgpack
 import structlog
 
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Keeper, Member, Members
 from swarm_node.p2p.membership import Chain, SwarmInfo, open_chain
@@ -99,16 +99,11 @@ class Shelf(Generic[T]):
             self._file = raw
         return None
 
-    def exchange(self, raw: bytes) -> bytes:
-        """Answer a peer that offers a statement, or nothing: with the one held, if that is another.
-
-        Raises:
-            TransportError: the offer is refused.
-        """
+    def exchange(self, raw: bytes) -> bytes | Rejected:
+        """Answer a peer that offers a statement, or nothing: with the one held, if that is
+        another."""
         refused = self.offer(raw) if raw else None
-        if refused is not None:
-            raise TransportError(f"refused: {refused.reason}")
-        return b"" if self.raw == raw else self.raw
+        return refused or (b"" if self.raw == raw else self.raw)
 
     def refresh(self) -> None:
         """Take what a command has written into the file."""
