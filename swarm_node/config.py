@@ -207,7 +207,7 @@ class Settings(Table):
     home: Path = Field(default_factory=default_home, description="The node's directory.")
     model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
     ticket: SecretStr | None = Field(
-        None, description="Text that `swarm-node invite` printed; @FILE reads a file, @- the input."
+        None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
     )
     verbose: bool = Field(False, description="Log every rejection and failed request.")
     network: Network = Network()  # type: ignore[call-arg]

@@ -196,10 +196,12 @@ def status(
 
 @app.command(rich_help_panel=_NETWORK)
 def peers(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Show the peers that the running node knows: who they are, until when they are members, what
-    came from them, and which of their messages were refused and why.
+    """Show the peers that the running node knows, and what it made of what they sent.
 
-    `--json` has whole peer ids and every field.
+    Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
+    none, how many of its groups came here of those that it published, its share of what was trained
+    on, a lower bound of the share of its groups that are of use, and what was refused and why.
+    `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
     from swarm_node.node.admitting import admissions

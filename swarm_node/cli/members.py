@@ -182,9 +182,9 @@ def revoke(
     """Expel somebody from the swarm: all nodes refuse it within two heartbeats.
 
     A name stands for its tickets: whoever came by them is expelled, and they admit nobody any
-    more. The end of a peer id stands for this one node. It cannot be taken back; a new ticket
-    admits the person again, with a new node key or after the old one was left in peace. Whom you
-    expel still knows the swarm's secret: `swarm-node rotate-secret` replaces it.
+    more. The end of a peer id stands for this one node, whose key is out for good. Neither can be
+    taken back, but a new ticket admits the person again. Whom you expel still knows the swarm's
+    secret: `swarm-node rotate-secret` replaces it.
     """
     from swarm_node.node.admitting import admissions
     from swarm_node.node.people import keys_of, whom

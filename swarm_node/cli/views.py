@@ -55,35 +55,39 @@ def status_view(snapshot: Snapshot) -> RenderableType:
 
 
 class Column(NamedTuple):
-    """A column of the peers' table: its title, and the cell of a row."""
+    """A column of the peers' table: its title, the cell of a row, and whether it may be cut."""
 
     title: str
     cell: Callable[[PeerRow], str]
+    whole: bool = True
 
 
 def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableType:
     """One row per known peer, the most recently seen first, then former members. `known_as` has the
-    names that the owner of this home gave to issuer keys (hex)."""
+    names that the owner of this home gave to issuer keys (hex). It fits 80 columns."""
     if not snapshot.peers and not snapshot.former:
         return "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
     columns = (
-        Column("name", lambda peer: _who(peer, known_as)),
+        Column("name", lambda peer: _who(peer, known_as), whole=False),
         Column("peer", lambda peer: short(peer.peer_id)),
         Column("member", standing),
-        Column("version", lambda peer: str(peer.version)),
-        Column("seen", lambda peer: f"{_span(peer.seconds_since_seen)} ago"),
-        Column("published", lambda peer: str(peer.published)),
-        Column("received", lambda peer: str(peer.received)),
-        Column("of training", lambda peer: f"{peer.share:.0%}"),
+        Column("seen", lambda peer: _span(peer.seconds_since_seen)),
+        Column("groups", lambda peer: f"{peer.received} of {peer.published}"),
+        Column("share", lambda peer: f"{peer.share:.0%}"),
         Column("score", lambda peer: f"{peer.score:.2f}"),
-        Column("refused", lambda peer: _counts(peer.refused)),
-        Column("left alone", lambda peer: _span(peer.left_seconds) if peer.left_seconds else "-"),
-        Column("address", _address),
+        Column("refused", lambda peer: str(sum(peer.refused.values()))),
     )
-    table = Table(*(column.title for column in columns))
-    for peer in (*snapshot.peers, *snapshot.former):
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column.title, no_wrap=column.whole, overflow="fold")
+    rows, notes = (*snapshot.peers, *snapshot.former), []
+    for peer in rows:
         table.add_row(*(plain(column.cell(peer)) for column in columns))
-    return table
+        if peer.refused or peer.left_seconds:
+            said = f"{_who(peer, known_as)} {short(peer.peer_id)}: refused {_counts(peer.refused)}"
+            left = f"; left alone for {_span(peer.left_seconds)}" if peer.left_seconds else ""
+            notes.append(plain(said + left))
+    return Group(table, *notes)
 
 
 def short(peer_id: str) -> str:
@@ -99,10 +103,6 @@ def standing(peer: PeerRow) -> str:
 def _who(peer: PeerRow, known_as: Mapping[str, str]) -> str:
     name = known_as.get(peer.issuer_key, peer.name) or "?"
     return name if peer.issuer in ("", name, peer.name) else f"{name} (by {peer.issuer})"
-
-
-def _address(peer: PeerRow) -> str:
-    return peer.addresses[0].partition("/p2p/")[0] if peer.addresses else "-"
 
 
 def plain(text: str) -> str:

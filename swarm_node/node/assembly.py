@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 
+from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
@@ -21,7 +23,7 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
 from swarm_node.p2p.gates import SizeGate
-from swarm_node.p2p.members import Members
+from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -35,7 +37,7 @@ _MAX_FORMER = 200
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership, parts)
+    shared = make_shared(settings, membership, parts.clock, parts.office, parts.banned)
     return Node(
         settings=settings,
         membership=membership,
@@ -46,10 +48,16 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     )
 
 
-def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
+def make_shared(
+    settings: Settings,
+    membership: Membership,
+    clock: Clock,
+    keeper: Keeper | None = None,
+    banned: Callable[[str, bytes], bool] = nobody,
+) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
-    members = Members(membership.swarm, parts.clock.wall, parts.office, parts.banned)
+    members = Members(membership.swarm, clock.wall, keeper, banned)
     return Shared(
         tally=Tally(),
         directory=Directory(membership.identity.peer_id),

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.node.consequences import former_rows, peer_rows
+from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, Snapshot
@@ -64,5 +64,9 @@ def take_snapshot(
         engine=parts.engine(),
         membership=own,
         former=former_rows(shared, now),
-        alarms=[*(own.alarms(parts.clock.wall()) if own else ()), *tally.alarms.values()],
+        alarms=[
+            *(own.alarms(parts.clock.wall()) if own else ()),
+            *refusals(shared.directory.live(now, float("inf"))),
+            *tally.alarms.values(),
+        ],
     )

@@ -11,7 +11,7 @@ from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
-from swarm_node.p2p.members import Members
+from swarm_node.p2p.members import Members, nobody
 from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -39,7 +39,7 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
-    banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False
+    banned: Callable[[str, bytes], bool] = nobody
     office: Office = field(default_factory=MemoryOffice)
 
 

@@ -15,7 +15,7 @@ from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed
 from swarm_node.p2p.members import Member, Members
 from swarm_node.p2p.peers import Directory, Peer
-from swarm_node.p2p.serving import HELLO, NOT_HERE, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.serving import HELLO, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, hello_body
 from swarm_node.p2p.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
@@ -82,11 +82,14 @@ class Asker:
                 at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
                 self.reject(Rejected("size", str(error)), at_fault)
                 return None
+            if isinstance(error, RefusedError) and NO_MEMBER in str(error):
+                peer.refusal = wire.printable(str(error), 80)
             peer.failed(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None
         peer.answered(self._clock.now())
+        peer.refusal = ""
         return reply
 
     def ended(self, peer_id: str) -> bool:

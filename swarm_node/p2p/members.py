@@ -86,6 +86,11 @@ class _Known:
     steward: bool = False
 
 
+def nobody(peer_id: str, issuer_key: bytes) -> bool:
+    """The ban of a node that shuns nobody."""
+    return False
+
+
 class Members:
     """The members that this node has met. Of more than MAX_MEMBERS, one of the issuer with most is
     forgotten, the one admitted longest ago, so no ticket crowds out the members of another."""
@@ -95,7 +100,7 @@ class Members:
         swarm: SwarmInfo,
         wall: Callable[[], float],
         keeper: Keeper | None = None,
-        banned: Callable[[str, bytes], bool] = lambda peer_id, issuer_key: False,
+        banned: Callable[[str, bytes], bool] = nobody,
     ) -> None:
         """`banned` says of a peer id, and of the key of the issuer that first admitted the peer,
         whether this node alone shuns it.

@@ -38,7 +38,8 @@ class Offer:
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of one peer. Times are seconds of the node's monotonic clock."""
+    """What is known of one peer. Times are seconds of the node's monotonic clock. `refusal` is why
+    the peer takes this node for no member, in its words."""
 
     peer_id: str
     last_seen: float
@@ -57,6 +58,7 @@ class Peer:
     standing: Standing = field(default_factory=Standing)
     failures: int = 0
     failed_until: float = 0.0
+    refusal: str = ""
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
     @property

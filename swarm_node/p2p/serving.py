@@ -31,6 +31,7 @@ REVOKED = "/swarm-node/revoked/1"
 SECRET = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
 RENEW = "/swarm-node/renew/1"
 UNKNOWN_MEMBER = "say hello first"
+NO_MEMBER = "no member of this swarm"
 NOT_HERE = "not here (any more)"
 #: How long the link of a stranger that breaks the protocol is cut.
 _STRANGER_SECONDS = 60.0
@@ -102,7 +103,7 @@ class Server:
         member = self._members.admit(hello.chain, caller)
         if isinstance(member, Rejected):
             self._refuse(caller, member)
-            raise TransportError(f"no member of this swarm: {member.reason}")
+            raise TransportError(f"{NO_MEMBER}: {member.reason}")
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = peer.failed_until = now

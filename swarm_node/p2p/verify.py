@@ -192,10 +192,11 @@ class GroupVerifier:
     async def _admit(
         self, verified: VerifiedGroup, header: wire.GroupHeader, sealed: bytes
     ) -> VerifiedGroup | Rejected:
-        # Judging took time: another pull of the same group may have finished meanwhile.
-        repeated = self.seen(
-            verified.author, header.epoch, header.seq
-        ) or await self._refuse_content(verified.group, verified.author, verified.prompt)
+        # Judging took time: another pull of the same number may have finished meanwhile. Nothing
+        # is awaited between the look at the window and the mark in it.
+        repeated = await self._refuse_content(
+            verified.group, verified.author, verified.prompt
+        ) or self.seen(verified.author, header.epoch, header.seq)
         if repeated is not None:
             return repeated
         marked = self._windows.mark(verified.author, header.epoch, header.seq)

@@ -20,7 +20,8 @@ _TARGETS: list[Target] = targets()
 def one_input(data: bytes) -> None:
     """The first byte chooses the target. An exception ends the program with the input."""
     if data:
-        _TARGETS[data[0] % len(_TARGETS)].run(data[1:])
+        target = _TARGETS[data[0] % len(_TARGETS)]
+        target.run(target.wrap(data[1:]))
 
 
 def corpus() -> list[bytes]:

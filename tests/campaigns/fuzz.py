@@ -76,15 +76,16 @@ def _input(target: Target, mutator: Mutator) -> bytes:
 
 
 def _feed(target: Target, data: bytes, score: Score) -> None:
+    sent = target.wrap(data)
     before = time.thread_time()
     try:
-        accepted = target.run(data)
+        accepted = target.run(sent)
     except Exception as error:  # noqa: BLE001 - every one is what this program looks for
         score.defect(f"{type(error).__name__}: {error}"[:120], data)
         return
     spent = time.thread_time() - before
     if spent > MOST_SECONDS:
-        spent = min(spent, _again(target, data))
+        spent = min(spent, _again(target, sent))
         if spent > MOST_SECONDS:
             score.defect("slow", data)
     score.slowest = max(score.slowest, spent)
@@ -109,9 +110,10 @@ def _again(target: Target, data: bytes) -> float:
 def _weigh(target: Target, batch: list[bytes], score: Score) -> None:
     """Measure the memory of each input, which takes ten times as long."""
     for data in batch:
+        sent = target.wrap(data)
         tracemalloc.start()
         try:
-            target.run(data)
+            target.run(sent)
         except Exception:  # noqa: BLE001 - counted when it was fed
             continue
         finally:

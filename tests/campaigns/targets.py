@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,8 @@ class Target:
     signed: bool = False
     #: Inputs of this target per input of another.
     weight: float = 1.0
-    known: set[bytes] = field(default_factory=set)
+    #: What the attacker does with an input before it is sent; its time does not count.
+    wrap: Callable[[bytes], bytes] = bytes
 
 
 def group_body(completions: int = 2, tokens: int = 5) -> bytes:
@@ -193,14 +194,17 @@ def _resigned(kind: Kind) -> Target:
     """The author itself is hostile: any body behind a good signature."""
     carried = CARRIED[kind]
 
-    def run(body: bytes) -> bool:
-        body = body[: wire.MAX_GROUP_BYTES]
-        opened = open_sealed(seal(NODE, SWARM.swarm_id, kind, body), SWARM.swarm_id, kind)
+    def wrap(body: bytes) -> bytes:
+        return seal(NODE, SWARM.swarm_id, kind, body[: wire.MAX_GROUP_BYTES])
+
+    def run(sealed: bytes) -> bool:
+        opened = open_sealed(sealed, SWARM.swarm_id, kind)
         if isinstance(opened, Rejected):
             raise Defect(f"a sealed body was refused: {opened}")
         return _reads_group(opened.body) if kind is Kind.ROLLOUT else _reads(carried, opened.body)
 
-    return Target(f"re-signed {kind.name}", [example(carried)], run, structured=True, weight=0.8)
+    name, seeds = f"re-signed {kind.name}", [example(carried)]
+    return Target(name, seeds, run, structured=True, weight=0.8, wrap=wrap)
 
 
 def _plain(kind: type[wire.Body]) -> Target:

@@ -73,9 +73,8 @@ def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:
     refused = {"hash": 1, "too_long": 2}
     row = peer("alice", score=0.34, refused=refused, share=0.12, left_seconds=55.0)
     text = printed(peers_view(msgspec.structs.replace(QUIET, peers=[row]), {}))
-    line = next(line for line in text.splitlines() if "…12345678" in line)
-    for part in ("0.34", "1 hash, 2 too_long", "12%", "55 s"):
-        assert part in line
+    for part in ("0.34", "12%", "…12345678: refused 1 hash, 2 too_long; left alone for 55 s"):
+        assert part in text
 
 
 def test_peers_names_people_and_says_what_was_refused_and_why() -> None:
@@ -87,10 +86,14 @@ def test_peers_names_people_and_says_what_was_refused_and_why() -> None:
     snapshot = msgspec.structs.replace(QUIET, peers=rows, former=former)
     text = printed(peers_view(snapshot, {"b" * 64: "bob of the lab"}))
     for said in (
-        *("alice", "until 2027-01-15", "…12345678", "1 author, 3 stale", "/ip4/192.0.2.1/tcp/1"),
+        *("alice", "until 2027-01-15", "…12345678", "1 author, 3 stale", "5 of 11"),
         *("bob of the lab (by hq steward)", "carol", "revoked"),
     ):
         assert said in text
+    narrow = printed(peers_view(snapshot, {}), 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    for said in ("alice", "until 2027-01-15", "…12345678", "1 author", "5 of 11", "0.00"):
+        assert said in narrow, narrow
     assert "swarm-node invite" in printed(peers_view(QUIET, {}))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,6 +294,100 @@ def test_a_tampered_envelope_is_refused(in_swarm, change, reason: str) -> None:
     in_swarm(body)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"id": content_id(b"something else")}, "hash"), ({"size": 4000}, "size")],
+)
+def test_what_is_sent_must_be_what_was_announced(in_swarm, change, reason: str) -> None:
+    """A well signed group with the announced number, and another hash or size than announced."""
+
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        ref = mallory.task()
+        group = make_group(ref, [await _right_answer(mallory, ref), "wrong"], [1.0, 0.0])
+        place = {"epoch": mallory.storage.epoch, "seq": 1}
+        packed = wire.pack_group(group, created_ms=0, **place)
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+        await _announce_raw(mallory, group, sealed, **place, **change)
+        assert await bob.fetch() == []
+        assert bob.rejected[reason] == 1
+        assert bob.storage.live(1) == []
+
+    in_swarm(body)
+
+
+def test_a_family_that_this_node_does_not_train_on_is_refused(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        bob.verifier._expected = replace(bob.verifier._expected, families=frozenset({"lcm"}))
+        await alice.publish(0)
+        assert await bob.fetch() == []
+        assert bob.rejected["environment"] == 1
+
+    in_swarm(body)
+
+
+def test_two_groups_of_one_number_that_arrive_at_once_are_one(in_swarm) -> None:
+    """An author that signs a number twice must not end the node that pulls both together."""
+
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        place = {"epoch": mallory.storage.epoch, "seq": 1}
+        sealed = {}
+        for index in range(4):
+            ref = mallory.task(index)
+            group = make_group(ref, [await _right_answer(mallory, ref), "wrong"], [1.0, 0.0])
+            packed = wire.pack_group(group, created_ms=0, **place)
+            envelope = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+            sealed[content_id(envelope)] = envelope
+            await _announce_raw(mallory, group, envelope, **place)
+            await bob.exchange.meeting.beat(0, 20.0)
+            await bob.exchange.puller.list_some(8, 64)
+            peer = bob.directory.get(mallory.peer_id)
+            assert peer is not None
+            peer.cursor = (0, 0)
+
+        async def pulled(_: str, request: bytes) -> bytes:
+            asked = wire.unpack(wire.PullRequest, request, max_bytes=100)
+            assert isinstance(asked, wire.PullRequest)
+            return sealed[asked.id]
+
+        mallory.transport._handlers[PULL] = pulled
+        pulls = [bob.exchange.puller.pull(lambda _: 64, 0) for _ in range(4)]
+        got = await asyncio.gather(*pulls)
+        assert len([group for group in got if group]) == 1
+        assert len(bob.storage.live(1)) == 1
+
+    in_swarm(body)
+
+
+def test_a_well_signed_body_that_is_no_group_is_refused(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, b"\x90")
+        group = make_group(mallory.task(), ["right", "wrong"], [1.0, 0.0])
+        await _announce_raw(mallory, group, sealed, epoch=mallory.storage.epoch, seq=1)
+        assert await bob.fetch() == []
+        assert bob.rejected["schema"] == 1
+
+    in_swarm(body)
+
+
+def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        judge = bob.verifier._judge
+
+        async def dies(*arguments: Any) -> Any:
+            return replace(await judge(*arguments), lost="crashed")
+
+        bob.verifier._judge = dies
+        await mallory.publish(0)
+        assert await bob.fetch() == []
+        assert bob.rejected["judging"] == 1
+        assert bob.storage.live(1) == []
+
+    in_swarm(body)
+
+
 async def _serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int) -> None:
     """Publish a group whose stored bytes were changed after they were sealed."""
     ref = side.task()
@@ -307,9 +402,9 @@ async def _serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int
 
 
 async def _announce_raw(
-    side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int
+    side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int, **changes: Any
 ) -> None:
-    announcement = wire.Announcement(
+    fields: dict[str, Any] = dict(
         v=1,
         epoch=epoch,
         seq=seq,
@@ -324,6 +419,7 @@ async def _announce_raw(
         completions=len(group.completions),
         mixed=True,
     )
+    announcement = wire.Announcement(**{**fields, **changes})
     record = seal(
         side.membership.identity,
         side.membership.swarm.swarm_id,

@@ -62,7 +62,8 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     founder = start_node("founder", *lenient)
     founder.wait(lambda status: status["updates"] >= 5)
     ticket = tmp_path / "ticket"
-    ticket.write_text(founder.run("invite").stdout)
+    done = founder.run("invite", "--name", "hostile", "--out", str(ticket))
+    assert done.returncode == 0, done.stderr
     start_node(
         "member",
         *("--ticket-file", str(ticket), *lenient),

@@ -7,10 +7,10 @@ from in_memory import small_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.assembly import make_shared
-from swarm_node.node.consequences import kept, peer_rows, recall, watch
+from swarm_node.node.consequences import kept, peer_rows, recall, refusals, watch
 from swarm_node.node.parts import Shared
 from swarm_node.p2p.conduct import FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.simulation.seeded import Seeded
 
 OWN = "me"
@@ -108,3 +108,12 @@ def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
     (row,) = peer_rows(shared, 20.0)
     assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
     assert row.score == peer.standing.score
+
+
+def test_a_node_that_peers_take_for_no_member_says_how_many_and_why() -> None:
+    peers = [Peer(name, 0.0) for name in ("anna", "bert", "carl")]
+    assert refusals(peers) == []
+    peers[0].refusal = peers[2].refusal = "no member of this swarm: used_up"
+    peers[1].refusal = "no member of this swarm: revoked"
+    (alarm,) = refusals(peers)
+    assert alarm.startswith("3 of 3 peers say that this node is no member (used_up)")

@@ -88,6 +88,10 @@ def test_a_change_after_a_valid_record_is_refused_too() -> None:
     assert not validator.validate(replace(record, expiration_time=NOW + 3600))
 
 
+def test_a_record_of_another_dictionary_is_refused_even_from_its_owner() -> None:
+    assert not accepted(signed(replace(unsigned(), key=b"x" * 20)))
+
+
 @pytest.mark.parametrize("expires", [math.nan, math.inf, -math.inf, NOW + MAX_TTL_SECONDS + 1, 10])
 def test_unbounded_lifetimes_are_refused(expires: float) -> None:
     assert not accepted(signed(replace(unsigned(), expiration_time=expires)))
