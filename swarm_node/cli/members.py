@@ -177,6 +177,14 @@ def revoke(
             help="It is a steward whose key was stolen: from now on only root.key expels.",
         ),
     ] = False,
+    anew: Annotated[
+        bool,
+        typer.Option(
+            "--anew",
+            help="With --stolen-steward: forget whom the list names so far. The thief may have "
+            "expelled you, or have filled the list.",
+        ),
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Expel somebody from the swarm: all nodes refuse it within two heartbeats.
@@ -190,10 +198,12 @@ def revoke(
     from swarm_node.node.people import keys_of, whom
     from swarm_node.node.stewardship import revoke as expel
 
+    if anew and not stolen_steward:
+        raise ConfigError("--anew is for --stolen-steward only: nobody else makes lists anew")
     place = chosen_home(home)
     met = _met(home)
     keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
-    number = expel(place, keys, time.time(), outrank=stolen_steward)
+    number = expel(place, keys, time.time(), outrank=stolen_steward, anew=anew)
     typer.echo(f"{who} is expelled (revocation list {number}).")
     _passed_on(met is not None)
     typer.echo("It still knows the swarm's secret. Replace it:  swarm-node rotate-secret")

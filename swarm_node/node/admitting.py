@@ -88,8 +88,9 @@ def note_issuer_file(home: Home, made: Made) -> None:
 
 def _note(home: Home, entries: Sequence[Admission]) -> None:
     ledger, keys = admissions(home), {entry.issuer_key for entry in entries}
-    kept = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
-    ledger.write([*kept, *entries])
+    with home.editing():
+        kept = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
+        ledger.write([*kept, *entries])
 
 
 def _admission(name: str, issuer: IssuerBody, made: float, given: bool = True) -> Admission:

@@ -25,12 +25,13 @@ def add(home: Home, name: str, meant: Meant, now: float) -> None:
     """
     if home.identity().peer_id in meant.peer_ids:
         raise HomeError("this is the node of this home: a node does not ban itself")
-    ledger = ban_ledger(home)
     bans = [Ban(name, int(now), peer_id=peer) for peer in meant.peer_ids]
     bans += [Ban(name, int(now), issuer_key=key) for key in meant.issuer_keys]
     keys = {(ban.peer_id, ban.issuer_key) for ban in bans}
-    kept = [ban for ban in ledger.entries() if (ban.peer_id, ban.issuer_key) not in keys]
-    ledger.write(kept + bans)
+    ledger = ban_ledger(home)
+    with home.editing():
+        kept = [ban for ban in ledger.entries() if (ban.peer_id, ban.issuer_key) not in keys]
+        ledger.write(kept + bans)
 
 
 def remove(home: Home, name: str) -> None:
@@ -40,17 +41,18 @@ def remove(home: Home, name: str) -> None:
         HomeError: nobody of this name is banned.
     """
     ledger = ban_ledger(home)
-    entries = ledger.entries()
 
     def is_meant(ban: Ban) -> bool:
         named = ban.peer_id is not None and len(name) >= SHORTEST and ban.peer_id.endswith(name)
         return named or ban.name == name
 
-    kept = [ban for ban in entries if not is_meant(ban)]
-    if len(kept) == len(entries):
-        banned = ", ".join(sorted({ban.name for ban in entries})) or "nobody"
-        raise HomeError(f"nobody called {name!r} is banned here; banned: {banned}")
-    ledger.write(kept)
+    with home.editing():
+        entries = ledger.entries()
+        kept = [ban for ban in entries if not is_meant(ban)]
+        if len(kept) == len(entries):
+            banned = ", ".join(sorted({ban.name for ban in entries})) or "nobody"
+            raise HomeError(f"nobody called {name!r} is banned here; banned: {banned}")
+        ledger.write(kept)
 
 
 class Bans:

@@ -9,6 +9,7 @@ revoked  secret                    the newest statements of the swarm: who is ou
 admitted                           whom issuers have admitted that may admit only some
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
+editing                            locked while a command changes one of these files
 control.json                       where the running node answers (mode 0600)
 """
 
@@ -308,6 +309,22 @@ class Home:
                 _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
             for leftover in self.path.glob(LEFTOVERS):
                 leftover.unlink(missing_ok=True)
+            yield
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """One command at a time reads a small file and writes it anew; others wait. Not to be
+        nested.
+
+        Raises:
+            HomeError: the home cannot be written.
+        """
+        try:
+            file = (self.path / "editing").open("a")
+        except OSError as error:
+            raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _keep(self, membership: Membership) -> Membership:

@@ -130,12 +130,15 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
     steward = _steward(made, swarm)
     own = open_chain(home.membership().chain, swarm, home.identity().public_key)
     gone = {*known, *(() if isinstance(own, Rejected) else (own[0].issuer_key.hex(),))}
-    texts = [*_stock(home), *made.tickets]
-    left = {
-        ticket.issuer.issuer_key.hex(): text for text in texts for ticket in _tickets([text], now)
-    }
-    kept = [text for key, text in left.items() if key not in gone]
-    home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
+    with home.editing():
+        texts = [*_stock(home), *made.tickets]
+        found = {
+            ticket.issuer.issuer_key.hex(): text
+            for text in texts
+            for ticket in _tickets([text], now)
+        }
+        kept = [text for key, text in found.items() if key not in gone]
+        home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
     home.keep_steward(Signer(Identity.from_seed(bytes.fromhex(made.steward_seed)), steward[0]))
     return Taken(len(kept), steward[1], joined)
 
@@ -146,12 +149,13 @@ def take(home: Home, now: float) -> Ticket | None:
     Raises:
         HomeError: the stock is damaged or cannot be written.
     """
-    texts = _stock(home)
-    while texts:
-        tickets = _tickets([texts.pop(0)], now)
-        if tickets:
-            home.save(STOCK, msgspec.json.encode(texts))
-            return tickets[0]
+    with home.editing():
+        texts = _stock(home)
+        while texts:
+            tickets = _tickets([texts.pop(0)], now)
+            if tickets:
+                home.save(STOCK, msgspec.json.encode(texts))
+                return tickets[0]
     return None
 
 

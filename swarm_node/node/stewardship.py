@@ -12,7 +12,7 @@ from collections.abc import Collection
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.statements import Revocations, Statement, verify_revocations
+from swarm_node.p2p.statements import ROOT_ONLY, Revocations, Statement, verify_revocations
 from swarm_node.p2p.stewards import Signer, next_list, next_secret
 
 
@@ -31,10 +31,18 @@ def revoked(home: Home) -> Statement[Revocations] | None:
     return held
 
 
-def revoke(home: Home, keys: Collection[bytes], now: float, *, outrank: bool = False) -> int:
+def revoke(
+    home: Home,
+    keys: Collection[bytes],
+    now: float,
+    *,
+    outrank: bool = False,
+    anew: bool = False,
+) -> int:
     """Expel the members and all guests of the issuers with these public keys (32 bytes each). The
     result is the number of the new list. `outrank` is for a stolen steward's key and needs the
-    root's: no steward can make a list from then on.
+    root's: no steward can make a list from then on. With `anew` the list names nobody else: the
+    thief may have expelled whom it liked, and as many as a list can name.
 
     Raises:
         HomeError: no key that may sign lies here, or the list is full.
@@ -42,27 +50,34 @@ def revoke(home: Home, keys: Collection[bytes], now: float, *, outrank: bool = F
     signer = _signer(home)
     if outrank and signer.certificate:
         raise HomeError("only root.key outranks a steward: run this where it lies")
-    try:
-        made = next_list(signer, home.swarm(), revoked(home), keys, now, outrank=outrank)
-    except ValueError as error:
-        raise HomeError(f"no revocation list can be made: {error}") from error
-    home.save("revoked", made.raw)
+    with home.editing():
+        try:
+            held, swarm = revoked(home), home.swarm()
+            made = next_list(signer, swarm, held, keys, now, outrank=outrank, anew=anew)
+        except ValueError as error:
+            raise HomeError(f"no revocation list can be made: {error}") from error
+        home.save("revoked", made.raw)
     return made.body.number
 
 
 def rotate_secret(home: Home, now: float) -> int:
     """Replace the secret that hides the swarm's records, after members were expelled who know it.
     The result is the number of the new one. Tickets made before it admit nobody who cannot reach
-    a member directly.
+    a member directly. After a steward's key was stolen, the root takes a number that no steward can
+    use.
 
     Raises:
         HomeError: no key that may sign lies here.
     """
-    try:
-        made = next_secret(_signer(home), home.swarm(), os.urandom(32), now)
-    except ValueError as error:
-        raise HomeError(f"no new secret can be stated: {error}") from error
-    home.save("secret", made.raw)
+    signer = _signer(home)
+    with home.editing():
+        held = revoked(home)
+        outrank = not signer.certificate and held is not None and held.body.number >= ROOT_ONLY
+        try:
+            made = next_secret(signer, home.swarm(), os.urandom(32), now, outrank=outrank)
+        except ValueError as error:
+            raise HomeError(f"no new secret can be stated: {error}") from error
+        home.save("secret", made.raw)
     return made.body.number
 
 

@@ -111,7 +111,7 @@ class AddressBook:
         issued_ms: int = 0,
     ) -> None:
         """Note that `teller` told of this peer. A newer heartbeat of a known peer is taken over. In
-        a full bucket the peer told of longest ago makes room."""
+        a full bucket the peer told of longest ago makes room, but no configured one does."""
         if peer_id == self._own_id or not addresses:
             return
         known = self._known.get(peer_id)
@@ -128,7 +128,10 @@ class AddressBook:
         known.bucket = self._hash("new", telling_issuer, str(reach)) % NEW_BUCKETS
         bucket = self._new.bucket(known.bucket)
         if len(bucket) >= SLOTS:
-            self._remove(next(iter(bucket.values())))
+            oldest = next((other for other in bucket.values() if other.teller != CONFIGURED), None)
+            if oldest is None:
+                return
+            self._remove(oldest)
         self._new.bucket(known.bucket)[peer_id] = self._known[peer_id] = known
 
     def configure(self, peers: Iterable[tuple[str, Sequence[str]]], now: float) -> None:

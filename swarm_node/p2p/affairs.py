@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -106,7 +107,15 @@ class Affairs:
         _log.warning("the membership of this node ends soon", days=round(days, 1))
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
-        """Some of these peers, as far as this node knows how to reach them."""
+        """Some of these peers, as far as this node knows how to reach them: of each issuer one
+        before a second of any. They say themselves what they know, and a ticket can make many."""
         known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
         peers = [peer for peer in known if peer is not None]
-        return self._rng.sample(peers, min(count, len(peers)))
+        self._rng.shuffle(peers)
+        before: Counter[str] = Counter()
+        turns: dict[str, int] = {}
+        for peer in peers:
+            issuer = self._members.issuer(peer.peer_id)
+            turns[peer.peer_id] = before[issuer]
+            before[issuer] += 1
+        return sorted(peers, key=lambda peer: turns[peer.peer_id])[:count]

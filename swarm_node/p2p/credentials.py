@@ -9,11 +9,13 @@ from typing import Generic, Protocol, TypeVar
 import msgpack
 import structlog
 
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Keeper, Member, Members
-from swarm_node.p2p.membership import Chain, SwarmInfo
+from swarm_node.p2p.membership import Chain, SwarmInfo, open_chain
 from swarm_node.p2p.statements import (
+    MAX_REVOKED,
+    ROOT_ONLY,
     NewSecret,
     Revocations,
     Statement,
@@ -51,7 +53,8 @@ class MemoryOffice:
 
 class Shelf(Generic[T]):
     """The newest statement of one kind, in memory and in a small file. `use` is called with every
-    newer one. `fresh` says that peers have not been told of it."""
+    newer one, `passed` with one in the file that was no newer. `fresh` says that peers have not
+    been told of it."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Shelf(Generic[T]):
         use: Callable[[T], None],
         wall: Callable[[], float],
         least: int = 0,
+        passed: Callable[[T], None] = lambda body: None,
     ) -> None:
         self._name = name
         self._keeper = keeper
@@ -68,6 +72,7 @@ class Shelf(Generic[T]):
         self._use = use
         self._wall = wall
         self._least = least
+        self._passed = passed
         self._file: bytes | None = None
         self.held: Statement[T] | None = None
         self.fresh = False
@@ -87,21 +92,18 @@ class Shelf(Generic[T]):
         statement = self._verify(raw, self._wall())
         if isinstance(statement, Rejected):
             return statement
+        if self._outranks(statement):
+            self.refresh()  # or what a command has just written is overwritten unread
         if self._take(statement):
             self._keeper.save(self._name, raw)
             self._file = raw
         return None
 
-    def exchange(self, raw: bytes) -> bytes:
-        """Answer a peer that offers a statement, or nothing: with the one held, if that is another.
-
-        Raises:
-            TransportError: the offer is refused.
-        """
+    def exchange(self, raw: bytes) -> bytes | Rejected:
+        """Answer a peer that offers a statement, or nothing: with the one held, if that is
+        another."""
         refused = self.offer(raw) if raw else None
-        if refused is not None:
-            raise TransportError(f"refused: {refused.reason}")
-        return b"" if self.raw == raw else self.raw
+        return refused or (b"" if self.raw == raw else self.raw)
 
     def refresh(self) -> None:
         """Take what a command has written into the file."""
@@ -112,17 +114,20 @@ class Shelf(Generic[T]):
         statement = self._verify(raw, None)
         if isinstance(statement, Rejected):
             _log.warning("a file of this home is damaged", file=self._name, reason=statement.reason)
-        else:
-            self._take(statement)
+        elif not self._take(statement):
+            self._passed(statement.body)
 
     def _take(self, statement: Statement[T]) -> bool:
-        if statement.body.number < self._least or (
-            self.held is not None and statement.rank <= self.held.rank
-        ):
+        if not self._outranks(statement):
             return False
         self.held, self.fresh = statement, True
         self._use(statement.body)
         return True
+
+    def _outranks(self, statement: Statement[T]) -> bool:
+        return statement.body.number >= self._least and (
+            self.held is None or statement.rank > self.held.rank
+        )
 
 
 class Credentials:
@@ -146,12 +151,14 @@ class Credentials:
         self._members = members
         self._office = office
         self._wall = wall
+        self._listed: set[bytes] = set()
         self.lists = Shelf(
             "revoked",
             office,
             lambda raw, now: verify_revocations(raw, swarm, now),
-            members.obey,
+            self._obey,
             wall,
+            passed=self._note_listed,
         )
         self.secrets = Shelf(
             "secret",
@@ -166,23 +173,39 @@ class Credentials:
 
     def refresh(self) -> None:
         """Take up what commands have written into the home, and do a steward's duties: renew this
-        node itself, and state the list anew before it ends."""
+        node itself, and state the list anew before it ends, or if it lacks keys of earlier ones.
+        Two stewards that expel at once make two lists of one number, and only one of them holds."""
         self.lists.refresh()
         self.secrets.refresh()
         self.steward, now = self._office.steward(), self._wall()
         if self.steward is None:
             return
         held = self.lists.held
-        if held is not None and in_last_third(held.body.issued, held.body.not_after, now):
+        lost = self._listed.difference(held.body.keys) if held and self._below_root(held) else ()
+        if held and (lost or in_last_third(held.body.issued, held.body.not_after, now)):
             try:
-                self.lists.offer(next_list(self.steward, self._swarm, held, (), now).raw)
+                self.lists.offer(next_list(self.steward, self._swarm, held, lost, now).raw)
             except ValueError as error:
-                _log.warning("the revocation list ends and cannot be renewed", error=str(error))
+                _log.warning("the revocation list cannot be stated anew", error=str(error))
         me = self.me()
         if isinstance(me, Member) and self.ends_soon(me):
             chain = issue_renewal(self.steward, self._swarm, me, now)
             if not isinstance(chain, Rejected):
                 self.adopt(chain)
+
+    def _obey(self, body: Revocations) -> None:
+        self._members.obey(body)
+        self._note_listed(body)
+
+    def _note_listed(self, body: Revocations) -> None:
+        """Remember whom a list named, as many as one list can name."""
+        self._listed.update(body.keys)
+        if len(self._listed) > MAX_REVOKED:
+            self._listed = set(body.keys)
+
+    def _below_root(self, held: Statement[Revocations]) -> bool:
+        """Whether a steward may still add to the list."""
+        return held.body.number + 1 < ROOT_ONLY
 
     def me(self) -> Member | Rejected:
         """This node's own membership now, or why it has none."""
@@ -202,7 +225,16 @@ class Credentials:
         return issue_renewal(self.steward, self._swarm, member, self._wall())
 
     def adopt(self, chain: Chain) -> Rejected | None:
-        """Use a renewed chain of this node from now on, and keep it."""
+        """Use a renewed chain of this node from now on, and keep it. Anybody with a ticket could
+        answer with a chain of that ticket, and this node would be expelled together with it."""
+        own, offered = (
+            open_chain(shown, self._swarm, self.identity.public_key)
+            for shown in (self.chain, chain)
+        )
+        if isinstance(offered, Rejected):
+            return offered
+        if not isinstance(own, Rejected) and own[1].admitted_by != offered[1].admitted_by:
+            return Rejected("unknown_member", "a renewal keeps the issuer that admitted this node")
         renewed, me = self._members.admit(chain, self.identity.peer_id), self.me()
         if isinstance(renewed, Rejected):
             return renewed

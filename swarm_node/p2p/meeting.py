@@ -208,7 +208,7 @@ class Meeting:
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
         if peer_id == self._identity.peer_id:
             return
-        issuer = heard.member.issuer.issuer_key.hex()
+        issuer = heard.member.admitted_by.hex()
         self._book.tell(
             peer_id,
             beat.addresses,

@@ -81,6 +81,7 @@ class Heard:
 @dataclass(slots=True)
 class _Known:
     member: Member
+    shown: bool = False  # the peer itself showed its chain; otherwise another peer told of it
     revoked: int = 0
     secret: int = 0
     steward: bool = False
@@ -128,7 +129,7 @@ class Members:
         opened = self._open(chain, peer_id)
         if isinstance(opened, Rejected):
             return opened
-        return self._refused(opened) or self._count(opened) or self._remember(opened)
+        return self._refused(opened) or self._count(opened) or self._remember(opened, shown=True)
 
     def check(self, peer_id: str) -> Member | Rejected:
         """The member of this id, if it is one now; otherwise "unknown_member", or a reason of
@@ -162,7 +163,9 @@ class Members:
         the reasons of `admit` and `open_sealed`: "author" for another peer's, "future" and
         "outdated" for a heartbeat more than CLOCK_SKEW_SECONDS ahead or MAX_HEAD_SECONDS old.
 
-        Signatures of a presence that was read before are not checked again."""
+        A teller can put another chain beside a member's head, because any holder of a ticket can
+        sign a certificate for any key. So it cannot change by which ticket a peer came that has
+        shown its chain. Signatures of a presence that was read before are not checked again."""
         heard = self._read(presence)
         if isinstance(heard, Rejected):
             return heard
@@ -174,12 +177,16 @@ class Members:
             return Rejected("future", f"issued {-age:.0f} s ahead")
         if age > MAX_HEAD_SECONDS:
             return Rejected("outdated", f"issued {age:.0f} s ago")
+        known = self._known.get(member.peer_id)
+        if known is not None and known.shown and not self._refused(known.member):
+            same = known.member.admitted_by == member.admitted_by
+            member = member if same else known.member
         refused = self._refused(member) or self._count(member)
         if refused is not None:
             return refused
         self._remember(member)
         self.note(member.peer_id, head.revoked, head.secret, steward=head.steward)
-        return heard
+        return Heard(member, head)
 
     def vouches(self, presence: bytes, peer_id: str) -> bool:
         """Whether the chain of a presence leads from the root to `peer_id`, at whatever time. A
@@ -258,17 +265,21 @@ class Members:
             self._keeper.save(_ADMITTED, msgpack.packb(list(self._admitted.items())))
         return None
 
-    def _remember(self, member: Member) -> Member:
-        """Keep a member; of its certificates the one that ends last."""
+    def _remember(self, member: Member, *, shown: bool = False) -> Member:
+        """Keep a member; of its certificates the one that ends last, but what it has `shown` itself
+        rather than what others told."""
         known = self._known.get(member.peer_id)
         if known is None:
             if len(self._known) >= MAX_MEMBERS:
                 ((largest, _),) = self._groups.most_common(1)
                 same = (p for p, k in self._known.items() if k.member.admitted_by == largest)
                 self._forget(next(same))
-            self._known[member.peer_id] = _Known(member)
+            self._known[member.peer_id] = _Known(member, shown)
             self._groups[member.admitted_by] += 1
-        elif member.until > known.member.until:
+            return member
+        another = shown and not known.shown and member.admitted_by != known.member.admitted_by
+        known.shown = known.shown or shown
+        if another or member.until > known.member.until:
             self._groups[known.member.admitted_by] -= 1
             self._groups[member.admitted_by] += 1
             known.member = member

@@ -143,11 +143,11 @@ class Server:
 
     async def _revoked(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        return self._credentials.lists.exchange(payload)
+        return self._exchanged(caller, self._credentials.lists.exchange(payload))
 
     async def _secret(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
-        return self._credentials.secrets.exchange(payload)
+        return self._exchanged(caller, self._credentials.secrets.exchange(payload))
 
     async def _renew(self, caller: str, payload: bytes) -> bytes:
         self._admit(caller)
@@ -155,6 +155,13 @@ class Server:
         if isinstance(chain, Rejected):
             raise TransportError(f"no renewal: {chain.reason}")
         return wire.pack(wire.RenewReply(*chain))
+
+    def _exchanged(self, caller: str, answer: bytes | Rejected) -> bytes:
+        """The answer to a statement. A node checks what it passes on, so it answers for it."""
+        if isinstance(answer, Rejected):
+            self._refuse(caller, answer)
+            raise TransportError(f"refused: {answer.reason}")
+        return answer
 
     def _admit(self, caller: str) -> None:
         peer = self._directory.get(caller)

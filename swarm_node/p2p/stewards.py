@@ -31,6 +31,8 @@ from swarm_node.p2p.statements import (
 
 #: A list is stated anew before this time is over, by the steward that runs.
 LIST_SECONDS: Final = 366 * 24 * 3600
+#: No steward states a list anew that outranks it, and this is longer than a stolen one is valid.
+ROOT_LIST_SECONDS: Final = 10 * LIST_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,11 @@ def next_list(
     now: float,
     *,
     outrank: bool = False,
+    anew: bool = False,
 ) -> Statement[Revocations]:
-    """The list after `held`: its keys and `keys`. With `outrank` the root takes a number that no
-    steward can use, because a steward's key was stolen. Only the root makes lists from then on.
+    """The list after `held`: its keys and `keys`, or with `anew` only `keys`. With `outrank` the
+    root takes a number that no steward can use, because a steward's key was stolen. Only the root
+    makes lists from then on.
 
     Raises:
         ValueError: the list is full, or peers would refuse the signer.
@@ -88,20 +92,25 @@ def next_list(
     number = held.body.number + 1 if held else 1
     if outrank:
         number = max(number, ROOT_ONLY)
-    old = held.body.keys if held else ()
-    body = revocations(number, now, now + LIST_SECONDS, {*old, *keys})
+    old = held.body.keys if held and not anew else ()
+    seconds = LIST_SECONDS if number < ROOT_ONLY else ROOT_LIST_SECONDS
+    body = revocations(number, now, now + seconds, {*old, *keys})
     made = verify_revocations(state(signer.key, signer.certificate, info, body), info)
     assert isinstance(made, Statement)  # `state` has checked it
     return made
 
 
-def next_secret(signer: Signer, info: SwarmInfo, secret: bytes, now: float) -> Statement[NewSecret]:
-    """The statement of the 32 bytes `secret`, numbered after the one that `info` holds.
+def next_secret(
+    signer: Signer, info: SwarmInfo, secret: bytes, now: float, *, outrank: bool = False
+) -> Statement[NewSecret]:
+    """The statement of the 32 bytes `secret`, numbered after the one that `info` holds. `outrank`
+    is as in `next_list`.
 
     Raises:
         ValueError: peers would refuse the signer.
     """
-    body = NewSecret(1, info.secret_number + 1, int(now), secret)
+    number = max(info.secret_number + 1, ROOT_ONLY if outrank else 1)
+    body = NewSecret(1, number, int(now), secret)
     made = verify_secret(state(signer.key, signer.certificate, info, body), info)
     assert isinstance(made, Statement)  # `state` has checked it
     return made

@@ -20,7 +20,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.errors import SlowTaskError, TransportError
+from swarm_node.errors import Rejected, SlowTaskError, TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import FREE_SECONDS, Effort, Traffic, Wants
@@ -30,11 +30,12 @@ from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.exchange import open_exchange
 from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.members import Members
+from swarm_node.p2p.members import Member, Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET, Server
-from swarm_node.p2p.statements import revocations
+from swarm_node.p2p.statements import NewSecret, Revocations, Signed, revocations
+from swarm_node.p2p.stewards import issue_renewal
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.p2p.verify import Expected, GroupVerifier, restored_group, restored_groups
 from swarm_node.policy.experience.batch import build_batch
@@ -902,6 +903,47 @@ def test_a_malformed_request_of_a_member_is_counted_and_cuts_its_link(
         # A new greeting, or the directory's forgetting, lifts nothing.
         del alice.directory._peers[bob.peer_id]
         assert alice.directory.meet(bob.peer_id, 0.0).retry_at > SYSTEM_CLOCK.now() + 50
+
+    in_swarm(body)
+
+
+@pytest.mark.parametrize("protocol", [REVOKED, SECRET])
+def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
+    in_swarm, protocol: str
+) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.fetch()
+        kind = Kind.REVOKE if protocol == REVOKED else Kind.SECRET
+        swarm_id = alice.membership.swarm.swarm_id
+        made: Revocations | NewSecret = revocations(1, NOW, NOW + 60, [b"k" * 32])
+        if protocol == SECRET:
+            made = NewSecret(1, 1, int(NOW), b"s" * 32)
+        sealed = seal(bob.membership.identity, swarm_id, kind, wire.pack(made))
+        forged = wire.pack(Signed(b"", sealed))
+        with pytest.raises(TransportError, match="refused: wrong_root"):
+            await bob.transport.request(alice.peer_id, protocol, forged)
+        assert alice.rejected == {"wrong_root": 1}
+        with pytest.raises(TransportError, match="cut the link"):
+            await bob.transport.request(alice.peer_id, protocol, b"")
+
+    in_swarm(body)
+
+
+def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        steward = alice.home.steward()
+        member = bob.members.admit(bob.membership.chain, bob.peer_id)
+        assert steward is not None
+        assert isinstance(member, Member)
+        chain = issue_renewal(steward, alice.membership.swarm, member, NOW + 60)
+        assert not isinstance(chain, Rejected)
+        assert bob.exchange.meeting._credentials.adopt(chain) is None
+        await bob.exchange.meeting.beat(0, 20.0)
+        peer = alice.directory.meet(bob.peer_id, SYSTEM_CLOCK.now())
+        heard = (await alice.transport.heartbeats())[bob.peer_id]
+        alice.exchange.meeting._hear(heard, expected=bob.peer_id, teller=None)
+        assert peer.heartbeat == heard
+        assert peer.issuer == member.admitted_by.hex() != steward.key.public_key.hex()
 
     in_swarm(body)
 

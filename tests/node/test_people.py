@@ -10,7 +10,7 @@ from swarm_node.node.people import Meant, whom
 from swarm_node.node.snapshot import PeerRow
 from swarm_node.p2p.identity import Identity
 
-ALICE, BOB, CAROL = (Identity.generate().peer_id for _ in range(3))
+ALICE, BOB, CAROL = (Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 4))
 KEYS = {name: digit * 64 for name, digit in (("alice", "a"), ("bob", "b"), ("hq 1", "c"))}
 
 

@@ -1,19 +1,25 @@
 """What an owner decides of the swarm: the statements that its home then holds."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swarm_node.durable import create_private
 from swarm_node.errors import HomeError, Rejected
+from swarm_node.node.admitting import admissions, invite
 from swarm_node.node.home import Home
+from swarm_node.node.issuers import make, take, use
 from swarm_node.node.stewardship import revoke, revoked, rotate_secret
 from swarm_node.p2p.members import Member, Members
 from swarm_node.p2p.membership import verify_chain
-from swarm_node.p2p.statements import ROOT_ONLY, Statement, verify_revocations
-from swarm_node.p2p.stewards import issue_renewal
+from swarm_node.p2p.statements import MAX_REVOKED, ROOT_ONLY, Statement, verify_revocations
+from swarm_node.p2p.stewards import issue_renewal, next_list, next_secret
 from swarm_node.p2p.ticket import parse_ticket
 
 NOW, DAY = 1_800_000_000.0, 86_400
+TICKET: dict[str, Any] = {"now": NOW, "valid_seconds": DAY, "member_seconds": DAY, "uses": 1}
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 
 
@@ -109,3 +115,43 @@ def test_a_damaged_list_is_said(tmp_path: Path) -> None:
     owner.save("revoked", b"\x92")
     with pytest.raises(HomeError, match="damaged"):
         revoked(owner)
+
+
+def test_a_thief_that_fills_the_list_and_rotates_the_secret_is_outranked(tmp_path: Path) -> None:
+    owner = founded(tmp_path)
+    steward = owner.steward()
+    assert steward is not None
+    key = steward.key.public_key
+    full = [n.to_bytes(32, "big") for n in range(MAX_REVOKED)]
+    owner.save("revoked", next_list(steward, owner.swarm(), None, full, NOW).raw)
+    with pytest.raises(HomeError, match="no revocation list"):
+        revoke(owner, [key], NOW, outrank=True)
+    assert revoke(owner, [key], NOW, outrank=True, anew=True) == ROOT_ONLY
+    assert revoke(owner, [b"k" * 32], NOW) == ROOT_ONLY + 1
+    assert rotate_secret(owner, NOW) == ROOT_ONLY
+    with pytest.raises(ValueError, match="only the root"):
+        next_secret(steward, owner.swarm(), b"t" * 32, NOW)
+    assert rotate_secret(owner, NOW) == ROOT_ONLY + 1
+
+
+def test_commands_at_once_lose_nothing(tmp_path: Path) -> None:
+    owner = founded(tmp_path)
+    keys = [bytes([n]) * 32 for n in range(1, 9)]
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda key: revoke(owner, [key], NOW), keys))
+        names = [f"guest {n}" for n in range(8)]
+        list(pool.map(lambda name: invite(owner, name, [], **TICKET), names))
+    held = revoked(owner)
+    assert held is not None
+    assert (sorted(numbers), held.body.keys) == (list(range(1, 9)), tuple(keys))
+    assert sorted(made.name for made in admissions(owner).entries()) == names
+
+
+def test_no_ticket_of_an_issuer_file_is_given_twice(tmp_path: Path) -> None:
+    owner = founded(tmp_path)
+    made = make(owner, "hq", 8, now=NOW, valid_seconds=3600, member_seconds=DAY, uses=1)
+    create_private(tmp_path / "hq.issuer", made.content)
+    use(owner, tmp_path / "hq.issuer", NOW, [])
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: take(owner, NOW), range(8)))
+    assert len({ticket.issuer.issuer_key for ticket in taken if ticket}) == 8

@@ -119,6 +119,16 @@ def test_configured_peers_and_anchors_come_first_and_configured_ones_are_kept() 
     assert book.get("bootstrap") is not None
 
 
+def test_nobody_displaces_a_configured_peer() -> None:
+    book = _book()
+    bootstraps = [f"bootstrap {index}" for index in range(8)]
+    book.configure([(name, ["/" + name]) for name in bootstraps], 0.0)
+    for issuer in range(20):
+        names = [f"peer {issuer} {index}" for index in range(200)]
+        _tell(book, names, f"teller {issuer}", f"issuer {issuer}")
+    assert all(book.get(name) for name in bootstraps)
+
+
 def test_a_peer_that_answers_is_not_displaced_and_one_that_fails_is() -> None:
     book = _book()
     names = [f"peer {index:04}" for index in range(2000)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm_keys import DAY, Swarm
 
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected
 from swarm_node.node.home import Membership
 from swarm_node.p2p.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.members import Member, Members
@@ -76,8 +76,9 @@ def test_an_older_or_worse_list_changes_nothing() -> None:
     node.own.lists.offer(second)
     node.own.lists.fresh = False
     assert node.own.lists.exchange(first) == second  # the peer learns of the newer one
-    with pytest.raises(TransportError, match="kind"):
-        node.own.lists.exchange(secret(1))
+    refused = node.own.lists.exchange(secret(1))
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "kind"
     assert node.own.lists.raw == second
     assert not node.own.lists.fresh
     assert node.office.load("revoked") == second
@@ -140,6 +141,15 @@ def test_a_member_is_renewed_and_keeps_its_new_chain() -> None:
     refused = node.own.adopt(anna.chain)
     assert isinstance(refused, Rejected)
     assert node.own.chain == chain
+
+
+def test_a_renewal_does_not_move_a_node_to_another_ticket() -> None:
+    anna, mallory = SWARM.member(1, SWARM.issuer("Anna"), "Anna"), SWARM.issuer("Mallory")
+    node = Node(anna)
+    refused = node.own.adopt(SWARM.chain(anna.identity, mallory, "Mallory", 60))
+    assert isinstance(refused, Rejected)
+    assert node.own.chain == anna.chain
+    assert node.office.load("membership") is None
 
 
 def test_nobody_but_a_steward_renews_and_nobody_but_members_are() -> None:
@@ -207,3 +217,42 @@ def test_the_secret_of_a_ticket_is_not_replaced_by_an_older_one() -> None:
     assert (used, own.secrets.number) == ([], 2)
     own.secrets.offer(made.raw)
     assert (used, own.secrets.number) == ([b"x" * 32], 3)
+
+
+def test_two_stewards_that_expel_at_once_both_have_their_way() -> None:
+    site = SWARM.issuer("site", steward=True)
+    nodes = [Node(SWARM.member(8), SWARM.steward), Node(SWARM.member(9, site, "site"), site)]
+    for node, signer, key in zip(nodes, (SWARM.steward, site), (KEY, OTHER_KEY), strict=True):
+        node.office.save("revoked", next_list(signer, SWARM.info, None, [key], SWARM.begin).raw)
+    for _ in range(3):
+        for node in nodes:
+            node.own.refresh()
+        for node, other in (nodes, nodes[::-1]):
+            node.own.lists.offer(other.own.lists.raw)
+    held = [node.own.lists.held for node in nodes]
+    assert held[0] == held[1]
+    assert held[0] is not None
+    assert held[0].body.keys == (KEY, OTHER_KEY)
+
+
+@pytest.mark.parametrize("key", [b"1" * 32, b"8" * 32])
+def test_a_peers_list_does_not_undo_what_a_command_has_just_written(key: bytes) -> None:
+    site, node = SWARM.issuer("site", steward=True), Node(SWARM.member(8), SWARM.steward)
+    node.office.save("revoked", listed(KEY))  # of the same number: either may outrank the other
+    node.own.lists.offer(next_list(site, SWARM.info, None, [key], SWARM.begin).raw)
+    node.own.refresh()
+    held = node.own.lists.held
+    assert held is not None
+    assert KEY in held.body.keys  # the other steward restates its own, if it was outranked
+
+
+def test_a_steward_does_not_contend_with_the_root() -> None:
+    node = Node(SWARM.member(8), SWARM.steward)
+    node.own.lists.offer(listed(KEY, OTHER_KEY))
+    held = node.own.lists.held
+    root = next_list(SWARM.root, SWARM.info, held, [KEY], SWARM.begin, outrank=True, anew=True)
+    node.own.lists.offer(root.raw)
+    node.own.refresh()
+    assert node.own.lists.raw == root.raw
+    assert root.body.keys == (KEY,)
+    assert root.body.not_after > SWARM.begin + 9 * LIST_SECONDS

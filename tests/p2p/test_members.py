@@ -6,6 +6,7 @@ import pytest
 from swarm_keys import DAY, Swarm
 
 from swarm_node.errors import HomeError, Rejected
+from swarm_node.node.home import Membership
 from swarm_node.p2p import members as members_module
 from swarm_node.p2p.credentials import MemoryOffice
 from swarm_node.p2p.members import MAX_HEAD_SECONDS, Heard, Member, Members
@@ -191,6 +192,24 @@ def test_of_two_certificates_the_later_one_counts() -> None:
         world.members.admit(chain, peer_id)
     world.now += 20 * DAY
     assert world.members.is_member(peer_id)
+
+
+def test_a_teller_cannot_move_a_member_to_another_ticket() -> None:
+    anna, mallory = SWARM.member(1, SWARM.issuer("Anna"), "Anna"), SWARM.issuer("Mallory")
+    told = Membership(anna.identity, SWARM.info, SWARM.chain(anna.identity, mallory, "Mallory", 60))
+    for order in ("shown first", "told first"):
+        world, peer_id = World(), anna.identity.peer_id
+        if order == "shown first":
+            world.members.admit(anna.chain, peer_id)
+        heard = world.members.hear(SWARM.presence(told))
+        world.members.admit(anna.chain, peer_id)
+        again = world.members.hear(SWARM.presence(told, 1.0))
+        assert isinstance(heard, Heard)
+        assert isinstance(again, Heard)
+        assert again.member.name == "Anna"
+        world.members.obey(revocations(1, 1, 2, [mallory.key.public_key]))
+        assert world.members.is_member(peer_id), order
+        assert world.members.issuer(peer_id) == SWARM.issuer("Anna").key.public_key.hex()
 
 
 def test_one_ticket_does_not_crowd_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

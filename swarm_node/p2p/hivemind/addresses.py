@@ -7,10 +7,12 @@ accepted; an address to dial must end in /p2p/<peer id>.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from swarm_node.errors import TransportError
@@ -18,6 +20,9 @@ from swarm_node.p2p.identity import public_key_of
 
 _MAX_ADDRESS_CHARS = 256
 _RESOLVE_SECONDS = 3.0
+#: Peers choose the names, and a lookup holds its thread for longer than anybody waits for it. So
+#: lookups have threads of their own, and slow names delay only other names.
+_LOOKUPS = ThreadPoolExecutor(4, "lookup")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
 
 
@@ -48,10 +53,10 @@ async def resolve(address: Address) -> list[Address]:
     if kind not in ("dns4", "dns6"):
         return [address]
     family = socket.AF_INET if kind == "dns4" else socket.AF_INET6
-    loop = asyncio.get_running_loop()
+    look_up = functools.partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
-            found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, look_up)
     except (OSError, UnicodeError, TimeoutError):
         return []
     ips = list(dict.fromkeys(str(item[4][0]) for item in found))[:2]

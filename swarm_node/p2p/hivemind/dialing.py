@@ -42,6 +42,8 @@ _EMBEDDING = tuple(
         ),
     )
 )
+#: `is_global` holds for all that IANA has not assigned, and for the old site-local addresses.
+_ASSIGNED = ipaddress.ip_network("2000::/3")
 
 
 class Dialing:
@@ -94,7 +96,7 @@ class Dialing:
         for site in _SITE:
             if host in site:
                 return any(ip in site for ip in used)
-        return host.is_global
+        return host.is_global and (host.version == 4 or host in _ASSIGNED)
 
 
 def _host(multiaddr: str) -> IpAddress | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 
 import pytest
 
+from swarm_node.p2p.hivemind import addresses
 from swarm_node.p2p.hivemind.addresses import Address, resolve
 from swarm_node.p2p.hivemind.dialing import DIALS_PER_HOST, Dialing
 from swarm_node.p2p.identity import Identity
@@ -38,6 +41,7 @@ def test_hosts_of_the_internet_are_dialled(host: str) -> None:
         *("64:ff9b::7f00:1", "64:ff9b::808:808", "64:ff9b:1::a00:1"),  # NAT64
         "2001:0:808:808::1",  # Teredo
         *("::ffff:127.0.0.1", "::ffff:8.8.8.8", "::8.8.8.8"),  # IPv4 in IPv6
+        *("fec0::1", "4000::1", "5f00::1"),  # once site-local, unassigned, segment routing
         *("169.254.169.254", "fe80::1"),  # a cloud's metadata; this node uses no such network
     ],
 )
@@ -106,3 +110,19 @@ def test_a_name_is_resolved_before_it_is_checked() -> None:
     assert found == [_address("127.0.0.1")]
     assert asyncio.run(resolve(_address("8.8.8.8"))) == [_address("8.8.8.8")]
     assert asyncio.run(resolve(Address("/dns4/nobody.invalid/tcp/1", PEER))) == []
+
+
+def test_names_that_are_slow_to_resolve_delay_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = threading.Event()
+    monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: slow.wait(20.0) and [])
+
+    async def world() -> None:
+        names = [Address(f"/dns4/slow{index}.example/tcp/1", PEER) for index in range(64)]
+        assert await asyncio.gather(*map(resolve, names)) == [[]] * 64
+        try:
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "stored"), 5.0) == "stored"
+        finally:
+            slow.set()
+
+    asyncio.run(world())
