@@ -16,6 +16,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── WeightsError             a policy version cannot be written for the sampler
 ├── ModelError               a model or tokenizer cannot be used as asked
 └── UnknownTaskError         a task reference that this environment cannot derive
+    └── SlowTaskError        making the task takes longer than this machine allows
 
 Every message says what to do next.
 """
@@ -91,6 +92,14 @@ class ModelError(SwarmNodeError):
 
 class UnknownTaskError(SwarmNodeError):
     """A task reference that this environment cannot derive."""
+
+
+class SlowTaskError(UnknownTaskError):
+    """Making the task used up `seconds` of processor time; a faster machine may make it."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 @dataclass(frozen=True, slots=True)

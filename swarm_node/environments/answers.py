@@ -39,8 +39,11 @@ def final_answer(text: str) -> str:
 
 def only_answer(text: str) -> str | None:
     """The answer of a text that holds nothing else, stripped: the content of its one
-    <answer></answer>, or the whole text without such a tag. None if text stands around the tag."""
-    text = text[-MAX_JUDGED_CHARS:].strip()
+    <answer></answer>, or the whole text without such a tag. None if text stands around the tag, or
+    if the text is so long that what stands before it may have been cut off."""
+    if len(text) >= MAX_JUDGED_CHARS:
+        return None
+    text = text.strip()
     tagged = last_tagged(text)
     if tagged is None:
         return text

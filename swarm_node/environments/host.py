@@ -21,7 +21,7 @@ from swarm_node.environments.judging.processes import (
     JudgeProcess,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
-from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 MAX_TEXTS = 64
@@ -94,7 +94,7 @@ class EnvironmentHost(Protocol):
         texts end their judge, none of them is scored.
 
         Raises:
-            UnknownTaskError: the task cannot be derived here.
+            UnknownTaskError: the task cannot be derived here. SlowTaskError: not in time.
             ChildError: the process cannot be restarted.
             ValueError: too many texts.
         """
@@ -196,6 +196,11 @@ class ProcessEnvironmentHost:
         try:
             (prompt,) = await self._derived(judge, [_plain(ref)])
         except JudgeLostError as lost:
+            if lost.reason == "derive":
+                raise SlowTaskError(
+                    f"making the task {ref.family}/{ref.seed} took too long; leave that family out",
+                    2 * self._derive_seconds,  # it was tried twice
+                ) from lost
             raise UnknownTaskError(
                 f"making the task {ref.family}/{ref.seed} ended its process ({lost}); leave that "
                 "family out"

@@ -14,6 +14,7 @@ import structlog
 from swarm_node.config import Sampling
 from swarm_node.environments.host import Judgement, Whose
 from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import SlowTaskError
 from swarm_node.node.first_groups import Beginning, FirstGroups
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.node.parts import Parts, Tally
@@ -173,7 +174,11 @@ class RolloutMaker:
     async def judge(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
         """Judge a peer's texts, and count the scorer's faults and the author's time."""
         started = self._parts.clock.now()
-        judged = await self._judge(ref, texts, "peers")
+        try:
+            judged = await self._judge(ref, texts, "peers")
+        except SlowTaskError as slow:
+            self._effort.judged(author, slow.seconds, self._parts.clock.now())
+            raise
         self._tally.judging.add(self._parts.clock.now() - started, 1)
         self._effort.judged(author, judged.seconds, self._parts.clock.now())
         return judged

@@ -21,7 +21,8 @@ START, WINDOW = 256, 256
 ALARM = 0.1
 _MOST_WORDS = 1 << 15
 _MOST_CHARS = 4096
-_WORD = re.compile(r"[^\W\d]+|\d+|[^\w\s]")
+#: A longer run of letters is several words, so that the words that are kept are short.
+_WORD = re.compile(r"[^\W\d]{1,64}|\d+|[^\w\s]")
 
 
 def words(text: str) -> frozenset[str]:

@@ -22,6 +22,10 @@ _OTHER_REQUESTS = 4.0
 _BURST_SECONDS = 5.0
 #: A token takes its id, its log-prob and four bytes of text.
 _TOKEN_BYTES, _COMPLETION_BYTES, _GROUP_BYTES = 12, 64, 512
+#: Seconds in which what was taken counts half.
+HALF_LIFE: Final = 60.0
+#: Issuers and peers that are remembered.
+_CAPACITY = 1024
 #: Requests over the limit that are only refused. More are a flood.
 _TOLERANCE = (1.0, 64.0)
 
@@ -45,6 +49,41 @@ class Wants:
         return cls(batches * max(own, external) / poll, size, external / max(own, 1))
 
 
+class _Fading:
+    """A sum that halves in HALF_LIFE seconds."""
+
+    __slots__ = ("_at", "_sum")
+
+    def __init__(self) -> None:
+        self._sum, self._at = 0.0, -math.inf
+
+    def add(self, amount: float, now: float) -> None:
+        self._sum, self._at = self.at(now) + amount, now
+
+    def at(self, now: float) -> float:
+        return self._sum * 0.5 ** (max(0.0, now - self._at) / HALF_LIFE) if self._sum else 0.0
+
+
+class _Shares:
+    """Which part of all that was taken lately the members of each issuer took."""
+
+    def __init__(self) -> None:
+        self._all = _Fading()
+        self._of: OrderedDict[str, _Fading] = OrderedDict()
+
+    def add(self, issuer: str, now: float, units: float) -> None:
+        self._all.add(units, now)
+        self._of.setdefault(issuer, _Fading()).add(units, now)
+        self._of.move_to_end(issuer)
+        if len(self._of) > _CAPACITY:
+            self._of.popitem(last=False)
+
+    def of(self, issuer: str, now: float) -> float:
+        """Within [0, 1]; 0 for whose members took nothing."""
+        taken = self._of.get(issuer)
+        return taken.at(now) / (self._all.at(now) or 1.0) if taken is not None else 0.0
+
+
 class Budget:
     """One resource in units per second. What was taken is charged afterwards, so one reply of any
     size passes, and what it cost beyond the budget is a debt."""
@@ -54,11 +93,14 @@ class Budget:
         self._all = TokenBucket(_ALL * unit, _ALL * unit * _BURST_SECONDS)
         self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * _BURST_SECONDS)
         self._peers = PeerGates(_PEER * unit, _PEER * unit * _BURST_SECONDS)
+        self._shares = _Shares()
 
     def open(self, issuer: str, peer: str, now: float, *, guest: bool = False) -> bool:
         """Whether this peer may take something; a `guest` only while half of what all may take is
-        left."""
-        reserve = self._all.burst / 2 if guest else 0.0
+        left. The larger its issuer's share of what was taken lately, the more must be left, so that
+        the members of two issuers cannot keep those of a third from taking anything."""
+        share = self._shares.of(issuer, now)
+        reserve = self._all.burst * (0.5 + 0.25 * share if guest else 0.5 * share)
         return (
             self._all.holds(now, reserve)
             and self._issuers.take(issuer, now, 0.0)
@@ -67,6 +109,7 @@ class Budget:
 
     def charge(self, issuer: str, peer: str, now: float, units: float) -> None:
         """Count what the peer took."""
+        self._shares.add(issuer, now, units)
         self._all.charge(now, units)
         self._issuers.charge(issuer, now, units)
         self._peers.charge(peer, now, units)
@@ -112,26 +155,9 @@ class Traffic:
         return True
 
 
-class _Fading:
-    """A sum that halves in HALF_LIFE seconds."""
-
-    __slots__ = ("_at", "_sum")
-
-    def __init__(self) -> None:
-        self._sum, self._at = 0.0, -math.inf
-
-    def add(self, amount: float, now: float) -> None:
-        self._sum, self._at = self.at(now) + amount, now
-
-    def at(self, now: float) -> float:
-        return self._sum * 0.5 ** (max(0.0, now - self._at) / HALF_LIFE) if self._sum else 0.0
-
-
-HALF_LIFE: Final = 60.0
 #: Seconds of judging that a peer may cost in the last minutes, whatever own groups cost: a group
 #: that took the judge's limit. An issuer's members may cost twice, and all peers four times this.
 FREE_SECONDS: Final = 5.0
-_CAPACITY = 1024
 
 
 class Effort:

@@ -32,12 +32,12 @@ def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
 REASONS: Final = {
     **_table(
         Blame.NONE,
-        "banned capacity copied duplicate expired future not_here not_yet_valid old_epoch outdated "
-        "quota rate revoked stale too_old unknown_member unreachable used_up",
+        "anew banned capacity copied duplicate expired future not_here not_yet_valid old_epoch "
+        "outdated quota rate revoked stale too_old unknown_member unreachable used_up",
     ),
     **_table(
         Blame.USELESS,
-        "environment implausible own_copied repeated too_large too_long zero_advantage",
+        "environment implausible own_copied repeated slow_task too_large too_long zero_advantage",
     ),
     **_table(
         Blame.VIOLATION,

@@ -143,6 +143,11 @@ class Windows:
             return Rejected("old_epoch", f"epoch {epoch}, newest {newest}")
         return (window if epoch == newest else ReplayWindow()).check(seq)
 
+    def begins(self, author: str, epoch: int) -> bool:
+        """Whether `epoch` is greater than all that groups of a known author were taken of."""
+        known = self._known.get(author)
+        return known is not None and epoch > known[0]
+
     def mark(self, author: str, epoch: int, seq: int) -> tuple[int, bytes]:
         """Remember the group; the author's row is `epoch` with the pair returned.
 

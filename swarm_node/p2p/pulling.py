@@ -128,6 +128,8 @@ class Puller:
             return await self._pull(offer, version)
         finally:
             self._pulling[offer.author] -= 1
+            if not self._pulling[offer.author]:
+                del self._pulling[offer.author]
 
     def _left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
         return lambda author: slots(author) - self._pulling[author]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from swarm_node.errors import HomeError, Rejected, UnknownTaskError
+from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskError
 from swarm_node.p2p import wire
 from swarm_node.p2p.content import content_digest, digests, task_digest
 from swarm_node.p2p.envelope import Kind, content_id, open_sealed
@@ -102,11 +102,11 @@ class GroupVerifier:
         opened = self._open(offer, sealed)
         if isinstance(opened, Rejected):
             return opened
-        header, group = opened
+        _, group = opened
         refused = (
             self._refuse_task(group)
             or self._refuse_tokens(group)
-            or await self._refuse_content(group, offer.author)
+            or await self._refuse_content(group, offer)
         )
         if refused is not None:
             return refused
@@ -114,6 +114,8 @@ class GroupVerifier:
             judged = await self._judge(
                 group.task, [c.text for c in group.completions], offer.author
             )
+        except SlowTaskError as error:  # its author may have a faster machine
+            return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
         if judged.lost:
@@ -127,7 +129,7 @@ class GroupVerifier:
             rewards=judged.rewards,
             arrived=version,
         )
-        return await self._admit(verified, header, sealed)
+        return await self._admit(verified, offer, sealed)
 
     def _open(
         self, offer: Offer, sealed: bytes
@@ -169,16 +171,19 @@ class GroupVerifier:
         return self._check_tokens(group) if refused is None and kin else refused
 
     async def _refuse_content(
-        self, group: RolloutGroup, author: str, prompt: str = ""
+        self, group: RolloutGroup, offer: Offer, prompt: str = ""
     ) -> Rejected | None:
-        return await self._storage.run(self._refuse_known, group, author, prompt)
+        return await self._storage.run(self._refuse_known, group, offer, prompt)
 
-    def _refuse_known(self, group: RolloutGroup, author: str, prompt: str) -> Rejected | None:
+    def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
         """Refuse a group that was here before, whoever signed it then."""
+        author = offer.author
         known, mine = self._storage.author_of, self._expected.own_tasks
         if mine and known(task_digest(group.task, mine)) is not None:
             return Rejected("own_copied", "a task that this node chose for itself")
         if known(task_digest(group.task, author)) is not None:
+            if self._windows.begins(author, offer.epoch):
+                return Rejected("anew", "its author may have lost what it had made")
             return Rejected("repeated", "its author made a group of this task before")
         if known(content_digest(group, prompt)) is not None:
             return Rejected("copied", "the same answers to the same question were here before")
@@ -190,22 +195,22 @@ class GroupVerifier:
         return Provenance.KIN if same else Provenance.FOREIGN
 
     async def _admit(
-        self, verified: VerifiedGroup, header: wire.GroupHeader, sealed: bytes
+        self, verified: VerifiedGroup, offer: Offer, sealed: bytes
     ) -> VerifiedGroup | Rejected:
         # Judging took time: another pull of the same number may have finished meanwhile. Nothing
         # is awaited between the look at the window and the mark in it.
-        repeated = await self._refuse_content(
-            verified.group, verified.author, verified.prompt
-        ) or self.seen(verified.author, header.epoch, header.seq)
+        repeated = await self._refuse_content(verified.group, offer, verified.prompt) or self.seen(
+            verified.author, offer.epoch, offer.seq
+        )
         if repeated is not None:
             return repeated
-        marked = self._windows.mark(verified.author, header.epoch, header.seq)
-        row = WindowRow(verified.author, header.epoch, *marked)
+        marked = self._windows.mark(verified.author, offer.epoch, offer.seq)
+        row = WindowRow(verified.author, offer.epoch, *marked)
         if not verified.informative:
             # All its advantages are zero, so no update can learn from it: only its number is kept.
             await self._storage.run(self._storage.save_window, row)
             return Rejected("zero_advantage", "all rewards are equal")
-        stored = stored_group(verified, header.epoch, header.seq, sealed)
+        stored = stored_group(verified, offer.epoch, offer.seq, sealed)
         if not await self._storage.run(self._storage.accept, stored, row):
             return Rejected("duplicate", "stored already")
         return verified

@@ -21,7 +21,7 @@ from swarm_node.environments.host import (
     ProcessEnvironmentHost,
 )
 from swarm_node.environments.registry import create_environment
-from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 HOSTILE = '''
@@ -34,13 +34,15 @@ from swarm_node.errors import UnknownTaskError
 class Hostile:
     """Does to the process what the text says."""
 
-    name, version, families = "hostile", "1", ("one", "long", "broken", "deadly")
+    name, version, families = "hostile", "1", ("one", "long", "broken", "deadly", "slow")
 
     def derive(self, ref):
         if ref.family not in self.families:
             raise UnknownTaskError("no such family: use one")
         if ref.family == "broken":
             raise KeyError("lost")
+        while ref.family == "slow":
+            pass
         if ref.family == "deadly":
             os._exit(4)
         return Task(ref, ref.seed)
@@ -297,6 +299,16 @@ def test_a_task_that_cannot_be_made_is_unknown(hostile: str, family: str) -> Non
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
     with_host(ProcessEnvironmentHost(hostile, {}), use)
+
+
+def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
+    async def use(host: EnvironmentHost) -> None:
+        with pytest.raises(SlowTaskError, match="leave that family out") as slow:
+            await host.judge(TaskRef("hostile", "1", "slow", 1), ["7"], "peers")
+        assert slow.value.seconds == pytest.approx(0.2)
+        assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
+
+    with_host(ProcessEnvironmentHost(hostile, {}, derive_seconds=0.1), use)
 
 
 def test_too_many_texts_are_a_bug_of_the_caller(hostile: str) -> None:

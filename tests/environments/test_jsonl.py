@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from swarm_node.config import load_settings, parse_assignments
 from swarm_node.environments import answers
 from swarm_node.environments.answers import (
+    MAX_JUDGED_CHARS,
     final_answer,
+    only_answer,
     score_choice,
     score_exact,
     score_math,
@@ -241,6 +243,18 @@ def test_any_text_has_a_score(text: str, right: str) -> None:
 def test_of_a_long_text_the_end_is_judged() -> None:
     assert final_answer("x" * 60_000 + "#### 42") == "42"
     assert final_answer("<answer>1</answer> no, <answer> 2 </answer> bye") == "2"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_strictly_words_before_what_is_judged_make_an_answer_wrong(inside: bool) -> None:
+    """Only the end of a text is judged, so white space can push words out of it."""
+    space, (opened, closed) = " " * MAX_JUDGED_CHARS, ("<answer>", "</answer>")
+    text = f"zq {opened}{space}7{closed}" if inside else f"zq {space}{opened}7{closed}"
+    for judged in (text, text[-MAX_JUDGED_CHARS:]):
+        assert only_answer(judged) is None
+    fitting = MAX_JUDGED_CHARS - len(opened) - len("7") - len(closed)
+    assert only_answer(opened + " " * fitting + "7" + closed) is None  # there may be more before
+    assert only_answer(opened + " " * (fitting - 1) + "7" + closed) == "7"
 
 
 def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.errors import Rejected, TransportError
+from swarm_node.errors import Rejected, SlowTaskError, TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import FREE_SECONDS, Effort, Traffic, Wants
@@ -389,6 +389,20 @@ def test_a_group_that_ended_its_judge_is_refused(in_swarm) -> None:
     in_swarm(body)
 
 
+def test_a_task_too_slow_for_this_machine_cuts_nobody_off(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        async def slow(*arguments: Any) -> Any:
+            raise SlowTaskError("it took too long", 10.0)
+
+        bob.verifier._judge = slow
+        await alice.publish(0)
+        assert await bob.fetch() == []
+        assert bob.rejected == {"slow_task": 1}
+        assert bob.directory.get(alice.peer_id).standing.cut_until == 0.0
+
+    in_swarm(body)
+
+
 async def _serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int) -> None:
     """Publish a group whose stored bytes were changed after they were sealed."""
     ref = side.task()
@@ -654,6 +668,15 @@ def test_own_groups_that_come_back_from_another_are_evidence_even_with_other_wor
     in_swarm(body)
 
 
+def test_nothing_is_kept_of_a_pull_that_ended(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0, 1)
+        assert len(await bob.fetch()) == 2
+        assert not bob.exchange.puller._pulling
+
+    in_swarm(body)
+
+
 def test_an_author_is_taken_once_per_task(in_swarm) -> None:
     async def body(network: MemoryNetwork, lazy: Side, other: Side, bob: Side) -> None:
         right = await _right_answer(lazy, lazy.task())
@@ -668,6 +691,36 @@ def test_an_author_is_taken_once_per_task(in_swarm) -> None:
         assert bob.rejected == {"repeated": 3}
 
     in_swarm(body, 3)
+
+
+def test_who_lost_its_database_is_not_dropped_for_beginning_anew(in_swarm) -> None:
+    async def publish(side: Side, what: str, *indices: int) -> None:
+        for index in indices:  # the model samples other answers to the same tasks
+            right = await _right_answer(side, side.task(index))
+            made = await side.group([right, f"{what} {index}"], index=index)
+            await side.exchange.publisher.publish([made], 0)
+
+    async def fetch(side: Side) -> list[VerifiedGroup]:
+        await side.exchange.meeting.beat(0, 20.0)
+        await side.exchange.puller.list_some(1, 64)
+        return await side.pull()
+
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await publish(alice, "first", *range(STRIKES))
+        assert len(await fetch(bob)) == STRIKES
+        await alice.stop()
+        alice.home.database.unlink()
+        reborn = Side(alice.home, network, alice.membership)
+        await reborn.start()
+        alice.storage, alice.transport = reborn.storage, reborn.transport
+        await publish(reborn, "again", *range(STRIKES))
+        assert await fetch(bob) == []
+        assert bob.rejected == {"anew": STRIKES}
+        assert bob.directory.get(alice.peer_id).standing.off_until == 0.0
+        await publish(reborn, "new", STRIKES)
+        assert len(await fetch(bob)) == 1
+
+    in_swarm(body)
 
 
 def test_a_group_of_another_model_is_foreign(in_swarm) -> None:

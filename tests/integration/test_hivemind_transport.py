@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
@@ -289,6 +290,33 @@ def test_one_peer_cannot_occupy_the_node(tmp_path: Path) -> None:
             assert refused
             assert {str(o) for o in refused} == {"too many of your requests at once: slow down"}
             assert await other.request(one.peer_id, HOLD, b"next") == b"next"
+
+    asyncio.run(main())
+
+
+def test_strangers_with_many_keys_cannot_occupy_the_node(tmp_path: Path) -> None:
+    """They open streams and send nothing: streams that no socket carries here."""
+
+    async def main() -> None:
+        one = transport(tmp_path)
+        one.screen(lambda presence, peer: True, lambda peer: peer == "member")
+
+        def serve(peer: str) -> tuple[asyncio.StreamReader, Mock, asyncio.Task[None]]:
+            reader, writer = asyncio.StreamReader(), Mock(drain=AsyncMock())
+            served = one._serve_stream(ECHO, peer, reader, writer)
+            return reader, writer, asyncio.create_task(served)
+
+        held = [serve(f"stranger {number // 60}") for number in range(1200)]
+        await asyncio.sleep(0)
+        reader, writer, served = serve("member")
+        reader.feed_data((1).to_bytes(8, "big") + b"x" + b"\x06")
+        await served
+        sent = b"".join(call.args[0] for call in writer.write.call_args_list)
+        assert sent[:10] == b"\0" + (1).to_bytes(8, "big") + b"x"
+        for stranger, _, _ in held:
+            stranger.feed_eof()
+        await asyncio.gather(*(task for _, _, task in held))
+        assert one._strangers_streams == 0
 
     asyncio.run(main())
 

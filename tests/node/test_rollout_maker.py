@@ -7,13 +7,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
-from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.host import InlineEnvironmentHost, Judgement
 from swarm_node.environments.jsonl import create
+from swarm_node.errors import SlowTaskError
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.parts import Parts, Tally, Timing
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
@@ -23,7 +25,7 @@ from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.rollout import PolicyRef
+from swarm_node.rollout import PolicyRef, TaskRef
 from swarm_node.storage import Storage
 
 
@@ -103,3 +105,17 @@ def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) 
         storage.close()
 
     asyncio.run(run())
+
+
+def test_a_task_that_took_too_long_counts_as_its_authors_time() -> None:
+    async def slow(*arguments: Any) -> Judgement:
+        raise SlowTaskError("it took too long", 10.0)
+
+    effort = Effort(1.0, str.upper)
+    parts = Mock(clock=SYSTEM_CLOCK, environment=Mock(judge=slow))
+    maker = RolloutMaker(
+        Mock(), parts, Tally(), effort, Mock(), Mock(), None, seed=0, peer_id="peer"
+    )
+    with pytest.raises(SlowTaskError):
+        asyncio.run(maker.judge(TaskRef("env", "1", "slow", 1), ["7"], "author"))
+    assert effort.exceeds("author", SYSTEM_CLOCK.now())

@@ -29,6 +29,13 @@ def test_words_and_pairs_are_told_apart_and_numbers_are_not() -> None:
     assert words("zq zq 7") == {"zq", "0", "zq zq", "zq 0"}
 
 
+def test_what_is_remembered_of_a_word_is_short() -> None:
+    """Or a few thousand answers of one long word each would fill the memory."""
+    found = words("\u4e00" * 5000)
+    assert max(map(len, found)) <= 129
+    assert words("a" * 100) == words("a" * 100 + " ")
+
+
 def test_words_of_a_peer_in_a_tenth_of_own_answers_raise_the_alarm() -> None:
     style = started()
     style.note([said("poisoner", "zq zq 7")])

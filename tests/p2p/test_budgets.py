@@ -91,6 +91,18 @@ def test_who_gave_nothing_gets_half_of_what_others_get() -> None:
     assert granted[1] == pytest.approx(granted[0] / 2, rel=0.02)
 
 
+@pytest.mark.parametrize("guests", [False, True])
+def test_floods_of_two_issuers_keep_nobody_else_from_asking(guests: bool) -> None:
+    """Together they may take more than all may. An outsider counts as one issuer more."""
+    traffic, answered = Traffic(WANTS, issuer), 0
+    for tick in range(60 * 200):
+        for name in ("a", "b"):
+            traffic.asks(f"{name}/{tick % 50}", tick / 200, guest=guests)
+        if tick % 40 == 0:
+            answered += traffic.asks("c/1", tick / 200, guest=guests)
+    assert answered == 60 * 5
+
+
 def test_only_who_goes_on_after_many_refusals_floods() -> None:
     traffic = Traffic(WANTS, issuer)
     assert not any(traffic.floods("slow/1", float(second)) for second in range(1000))

@@ -66,6 +66,8 @@ PROBE_SECONDS = 3.0
 #: Streams of one peer that may wait while others of it run, and streams of all peers together.
 MAX_WAITING_PER_PEER = 64
 MAX_STREAMS = 512
+#: Streams of all that are no members: keys cost nothing, so a limit for each of them is none.
+MAX_STRANGERS_STREAMS = MAX_STREAMS // 4
 #: Peers whose links are cut; of more, the one cut longest ago is forgotten.
 _MAX_SEVERED = 4096
 #: What a stream over the limit costs its peer, and streams that end early: more than a few a second
@@ -117,6 +119,7 @@ class HivemindTransport:
         self._is_member: Callable[[str], bool] = lambda peer: True
         self._slots = _PeerSlots(max_concurrent_per_peer)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
+        self._strangers_streams = 0
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
         self._severed: OrderedDict[str, float] = OrderedDict()
         self._early_ends = PeerGates(*_EARLY_ENDS)
@@ -312,7 +315,9 @@ class HivemindTransport:
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         severed = self._severed.get(peer, 0.0) > self._clock.now()
-        if severed or len(self._streams) >= 2 * MAX_STREAMS:  # too many even to refuse each
+        stranger = not self._is_member(peer)
+        full = len(self._streams) >= 2 * MAX_STREAMS  # too many even to refuse each
+        if severed or full or (stranger and self._strangers_streams >= MAX_STRANGERS_STREAMS):
             writer.transport.abort()
             if severed and self._node is not None:
                 await self._node.disconnect(peer)
@@ -320,6 +325,7 @@ class HivemindTransport:
         task = asyncio.current_task()
         assert task is not None
         finished = False
+        self._strangers_streams += stranger
         try:
             async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
                 await self._answer(protocol, peer, reader, writer)
@@ -330,6 +336,7 @@ class HivemindTransport:
             if junk or not self._early_ends.take(peer, self._clock.now()):
                 self.sever(peer, _JUNK_SECONDS)
         finally:
+            self._strangers_streams -= stranger
             del self._streams[task]
             if finished:
                 writer.close()
