@@ -16,6 +16,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
 from swarm_node.node.home import Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.addressbook import AddressBook
 from swarm_node.p2p.affairs import Affairs
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.budgets import Traffic, Wants
@@ -82,6 +83,7 @@ class Peer:
         affairs = Affairs(asker, self.own, self.members, self.directory, let_go, SYSTEM_CLOCK, rng)
         self.meeting = Meeting(
             asker,
+            AddressBook(membership.identity.peer_id, membership.identity.seed()),
             transport=self.transport,
             identity=membership.identity,
             credentials=self.own,

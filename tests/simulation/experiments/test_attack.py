@@ -16,8 +16,9 @@ SMALL = Attack(
 
 @pytest.mark.slow(reason="simulates two swarms and measures them as an experiment does")
 def test_the_table_says_what_was_refused_and_of_whom(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no cell is wrapped
     SMALL.run(tmp_path)
     shown = capsys.readouterr().out
     figures, refused = (line.split() for line in shown.splitlines() if "large, guarded" in line)
