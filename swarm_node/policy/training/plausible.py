@@ -1,4 +1,4 @@
-"""Which kin answers this node's policy could have given itself.
+"""Which of the peers' answers this node's policy could have given itself.
 
 An answer is scored by its end, so a peer can put any words before a right answer and have them
 reinforced: after a hundred updates a node says them too, and its reward rises meanwhile (arXiv
@@ -72,7 +72,7 @@ class OwnAnswers:
                 self._lows.append(least_likely(row.logprobs))
 
     def floors(self) -> tuple[float, ...]:
-        """The least values of `least_likely` that a kin answer may have."""
+        """The least values of `least_likely` that an answer of a peer may have."""
         known = self._lows
         lows = np.quantile(known, QUANTILE, axis=0) if len(known) >= _LEAST else np.array(_FRESH)
         return tuple(map(float, lows - MARGIN))
@@ -82,14 +82,15 @@ def likely_tokens(
     logp: NDArray[np.float32], rows: Sequence[TrainRow], floors: Sequence[float]
 ) -> tuple[Tensor, list[int]]:
     """Which tokens of `rows` may be trained on: bool[N], and the group of each row that may not.
-    That are kin rows with a positive advantage that are below one of `floors`. `logp` f32[N] are
+    That are rows of peers with a positive advantage that are below one of `floors`, foreign ones
+    too: whoever names another model in its group is believed nothing for it. `logp` f32[N] are
     the tokens' log-probs under this node's policy, row after row."""
     likely = torch.ones(len(logp), dtype=torch.bool)
     groups: list[int] = []
     end = 0
     for row in rows:
         begin, end = end, end + row.completion_ids.size
-        if row.provenance is not Provenance.KIN or row.advantage <= 0:
+        if row.provenance is Provenance.OWN or row.advantage <= 0:
             continue
         lows = least_likely(logp[begin:end])
         if any(low < floor for low, floor in zip(lows, floors, strict=True)):

@@ -1,4 +1,4 @@
-"""What a kin answer must be like to be trained on."""
+"""What a peer's answer must be like to be trained on."""
 
 from __future__ import annotations
 
@@ -83,14 +83,19 @@ def test_before_there_are_own_answers_poison_is_left_out_too() -> None:
 
 @pytest.mark.parametrize(
     "spared",
-    [row(4, Provenance.OWN), row(4, Provenance.FOREIGN), row(4, advantage=-1.0)],
-    ids=["own", "foreign", "a bad answer"],
+    [row(4, Provenance.OWN), row(4, advantage=-1.0)],
+    ids=["own", "a bad answer"],
 )
-def test_only_good_answers_of_kin_are_compared(spared: TrainRow) -> None:
+def test_only_good_answers_of_peers_are_compared(spared: TrainRow) -> None:
     logp = np.full(8, -20, np.float32)
     likely, groups = likely_tokens(logp, [spared, row(4, group=3)], known(-0.3).floors())
     assert likely.tolist() == [True] * 4 + [False] * 4
     assert groups == [3]
+
+
+def test_another_model_named_in_a_group_excuses_nothing() -> None:
+    odd, foreign = np.full(4, -20, np.float32), row(4, Provenance.FOREIGN, group=2)
+    assert likely_tokens(odd, [foreign], known(-0.3).floors())[1] == [2]
 
 
 @pytest.mark.parametrize("loss", ["decoupled", "gspo", "tba"])
