@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,4 +99,7 @@ def test_each_process_takes_its_part_of_weights_and_adapters(tmp_path: Path) -> 
             await sampler.close()
 
     asyncio.run(run())
+    end = time.monotonic() + 30  # the guard ends them after it has ended what started them
+    while any(map(lives, workers)) and time.monotonic() < end:
+        time.sleep(0.2)
     assert not any(map(lives, workers))

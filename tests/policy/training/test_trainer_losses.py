@@ -159,7 +159,7 @@ class OtherTokenizer:
 def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
     directory = resolve("tiny")
     codec, other = Codec.from_directory(directory), OtherTokenizer()
-    texts = ["the answer is 10/3", "True", "10", "é\N{SNOWMAN}"]
+    texts = ["It is 10.", "True", "10", "é\N{SNOWMAN}"]
     completions = tuple(map(other.completion, texts))
     group = verified(
         provenance=Provenance.FOREIGN,
