@@ -34,8 +34,6 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-_MAX_FORMER = 200
-
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
@@ -208,8 +206,6 @@ def _exchange(
         peer = shared.directory.get(peer_id)
         if peer is not None:
             shared.former[peer_id] = peer
-        while len(shared.former) > _MAX_FORMER:
-            del shared.former[next(iter(shared.former))]
         shared.directory.forget(peer_id)
         shared.buffer.forget(peer_id)
 

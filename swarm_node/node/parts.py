@@ -13,6 +13,7 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members, nobody
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -21,6 +22,9 @@ from swarm_node.policy.sampling.sampler import Sampler
 from swarm_node.policy.training.process import Trainer
 from swarm_node.rollout import PolicyRef
 from swarm_node.storage import Storage
+
+#: Peers that are members no more, for their owner to see.
+MAX_FORMER = 200
 
 
 @dataclass(frozen=True)
@@ -102,4 +106,4 @@ class Shared:
     effort: Effort
     buffer: ReplayBuffer
     slots: Slots
-    former: dict[str, Peer] = field(default_factory=dict)
+    former: Recent[str, Peer] = field(default_factory=lambda: Recent(MAX_FORMER))

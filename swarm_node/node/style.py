@@ -9,10 +9,11 @@ answers, whatever the task, is a habit that the owner should look at.
 from __future__ import annotations
 
 import re
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import pairwise
 
+from swarm_node.p2p.recent import Recent
 from swarm_node.rollout import Provenance, VerifiedGroup
 
 #: Own answers that make the start, and those looked at last.
@@ -36,8 +37,8 @@ class Style:
     """The words of own answers and of peers' answers; the oldest of them are forgotten."""
 
     def __init__(self) -> None:
-        self._own: OrderedDict[str, str] = OrderedDict()
-        self._peers: OrderedDict[str, str] = OrderedDict()
+        self._own: Recent[str, str] = Recent(_MOST_WORDS)
+        self._peers: Recent[str, str] = Recent(_MOST_WORDS)
         self._last: deque[frozenset[str]] = deque()
         self._adopted: Counter[str] = Counter()
         self._answers = 0
@@ -68,7 +69,7 @@ class Style:
             word for word in said if not starting and word in self._peers and word not in self._own
         )
         for word in said - adopted:
-            _keep(self._own, word, "")
+            self._own[word] = ""
         self._last.append(adopted)
         self._adopted.update(adopted)
         if len(self._last) > WINDOW:
@@ -76,11 +77,4 @@ class Style:
 
     def _hear(self, said: frozenset[str], author: str) -> None:
         for word in said:
-            _keep(self._peers, word, self._peers.get(word, author))
-
-
-def _keep(known: OrderedDict[str, str], word: str, author: str) -> None:
-    known[word] = author
-    known.move_to_end(word)
-    if len(known) > _MOST_WORDS:
-        known.popitem(last=False)
+            self._peers[word] = self._peers.get(word, author)

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from swarm_node.p2p.recent import Recent
+
 NEW_BUCKETS: Final = 128
 BUCKETS_PER_TELLING_ISSUER: Final = 32
 BUCKETS_PER_TELLER: Final = 4
@@ -89,8 +91,8 @@ class AddressBook:
         self._new = _Table()
         self._tried = _Table()
         self._first: deque[str] = deque()
-        self._ignored: OrderedDict[str, float] = OrderedDict()
-        self._muted: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._ignored: Recent[str, float] = Recent(_MAX_IGNORED)
+        self._muted: Recent[tuple[str, str], tuple[int, float]] = Recent(_MAX_TELLERS)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -202,9 +204,6 @@ class AddressBook:
         if known.failures >= (MAX_FAILURES if known.tried else 1):
             self._remove(known)
             self._ignored[peer_id] = now + IGNORED_SECONDS
-            self._ignored.move_to_end(peer_id)
-            if len(self._ignored) > _MAX_IGNORED:
-                self._ignored.popitem(last=False)
 
     def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
         """The peer came by itself and named these addresses. It is no longer ignored."""
@@ -240,11 +239,9 @@ class AddressBook:
 
     def _mute(self, known: Known, now: float) -> None:
         key = known.teller, known.issuer
-        times, _ = self._muted.pop(key, (0, 0.0))
+        times, _ = self._muted.get(key, (0, 0.0))
         shortest, longest = _MUTED_SECONDS
         self._muted[key] = min(times + 1, 16), now + min(longest, shortest * 2.0**times)
-        if len(self._muted) > _MAX_TELLERS:
-            self._muted.popitem(last=False)
 
     def _enter_tried(self, known: Known) -> bool:
         slot = self._hash("slot", known.peer_id) % BUCKETS_PER_ISSUER

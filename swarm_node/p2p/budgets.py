@@ -7,12 +7,12 @@ limit for all peers comes first, then one for the members of an issuer, then one
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.recent import Recent
 
 #: All peers together take at most this many times what this node wants of others, the members of
 #: one issuer so much, and one peer so much: in a swarm of two it alone takes everything.
@@ -64,24 +64,32 @@ class _Fading:
         return self._sum * 0.5 ** (max(0.0, now - self._at) / HALF_LIFE) if self._sum else 0.0
 
 
-class _Shares:
-    """Which part of all that was taken lately the members of each issuer took."""
+class _Takings:
+    """What was taken lately: in all, and by issuers or peers."""
 
     def __init__(self) -> None:
         self._all = _Fading()
-        self._of: OrderedDict[str, _Fading] = OrderedDict()
+        self._of: Recent[str, _Fading] = Recent(_CAPACITY)
 
-    def add(self, issuer: str, now: float, units: float) -> None:
+    def add(self, units: float, now: float, *keys: str) -> None:
+        """Count once what was taken, and for each of `keys`."""
         self._all.add(units, now)
-        self._of.setdefault(issuer, _Fading()).add(units, now)
-        self._of.move_to_end(issuer)
-        if len(self._of) > _CAPACITY:
-            self._of.popitem(last=False)
+        for key in keys:
+            taken = self._of.get(key) or _Fading()
+            taken.add(units, now)
+            self._of[key] = taken
 
-    def of(self, issuer: str, now: float) -> float:
-        """Within [0, 1]; 0 for whose members took nothing."""
-        taken = self._of.get(issuer)
-        return taken.at(now) / (self._all.at(now) or 1.0) if taken is not None else 0.0
+    def total(self, now: float) -> float:
+        return self._all.at(now)
+
+    def of(self, key: str, now: float) -> float:
+        """What `key` took; 0 for who took nothing."""
+        taken = self._of.get(key)
+        return taken.at(now) if taken is not None else 0.0
+
+    def share(self, key: str, now: float) -> float:
+        """The part of all that `key` took, in [0, 1]."""
+        return self.of(key, now) / (self.total(now) or 1.0)
 
 
 class Budget:
@@ -93,13 +101,13 @@ class Budget:
         self._all = TokenBucket(_ALL * unit, _ALL * unit * _BURST_SECONDS)
         self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * _BURST_SECONDS)
         self._peers = PeerGates(_PEER * unit, _PEER * unit * _BURST_SECONDS)
-        self._shares = _Shares()
+        self._taken = _Takings()
 
     def open(self, issuer: str, peer: str, now: float, *, guest: bool = False) -> bool:
         """Whether this peer may take something; a `guest` only while half of what all may take is
         left. The larger its issuer's share of what was taken lately, the more must be left, so that
         the members of two issuers cannot keep those of a third from taking anything."""
-        share = self._shares.of(issuer, now)
+        share = self._taken.share(issuer, now)
         reserve = self._all.burst * (0.5 + 0.25 * share if guest else 0.5 * share)
         return (
             self._all.holds(now, reserve)
@@ -109,7 +117,7 @@ class Budget:
 
     def charge(self, issuer: str, peer: str, now: float, units: float) -> None:
         """Count what the peer took."""
-        self._shares.add(issuer, now, units)
+        self._taken.add(units, now, issuer)
         self._all.charge(now, units)
         self._issuers.charge(issuer, now, units)
         self._peers.charge(peer, now, units)
@@ -169,8 +177,7 @@ class Effort:
         of `Traffic`."""
         self._ratio = max(external, 1.0)
         self._issuer = issuer
-        self._own, self._all = _Fading(), _Fading()
-        self._of: OrderedDict[str, _Fading] = OrderedDict()
+        self._own, self._peers = _Fading(), _Takings()
 
     def judged_own(self, seconds: float, now: float) -> None:
         """Take in the time for an own group."""
@@ -178,28 +185,20 @@ class Effort:
 
     def judged(self, peer: str, seconds: float, now: float) -> None:
         """Take in the time for a group of `peer`."""
-        self._all.add(seconds, now)
-        for key in (self._issuer(peer), peer):
-            self._of.setdefault(key, _Fading()).add(seconds, now)
-            self._of.move_to_end(key)
-        while len(self._of) > _CAPACITY:
-            self._of.popitem(last=False)
+        self._peers.add(seconds, now, self._issuer(peer), peer)
 
     def left(self, peer: str, now: float) -> bool:
         """Whether another group of `peer` may be judged. One peer may cost as much as the own
         groups that it replaces, all peers together twice as much. Whose issuer's members took a
         large share must leave some of that to others."""
-        own, spent = self._own.at(now) * self._ratio, self._all.at(now)
-        share = self._spent(self._issuer(peer), now) / (spent or 1.0)
+        own, issuer = self._own.at(now) * self._ratio, self._issuer(peer)
+        most = (4 * FREE_SECONDS + 2.0 * own) * (1.0 - self._peers.share(issuer, now) / 4)
         return (
-            spent <= (4 * FREE_SECONDS + 2.0 * own) * (1.0 - share / 4)
-            and self._spent(self._issuer(peer), now) <= 2 * FREE_SECONDS + 1.5 * own
+            self._peers.total(now) <= most
+            and self._peers.of(issuer, now) <= 2 * FREE_SECONDS + 1.5 * own
             and not self.exceeds(peer, now)
         )
 
     def exceeds(self, peer: str, now: float) -> bool:
         """Whether `peer` alone has cost too much."""
-        return self._spent(peer, now) > FREE_SECONDS + self._own.at(now) * self._ratio
-
-    def _spent(self, key: str, now: float) -> float:
-        return self._of[key].at(now) if key in self._of else 0.0
+        return self._peers.of(peer, now) > FREE_SECONDS + self._own.at(now) * self._ratio

@@ -7,12 +7,12 @@ there before it uses the group.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 from swarm_node.errors import Rejected
+from swarm_node.p2p.recent import Recent
 
 WINDOW: Final = 1024
 #: One message cannot move a window further than this. Otherwise one absurd sequence number would
@@ -130,8 +130,7 @@ class Windows:
     at most have its own old ones taken again."""
 
     def __init__(self, capacity: int = 4096) -> None:
-        self._capacity = capacity
-        self._known: OrderedDict[str, tuple[int, ReplayWindow]] = OrderedDict()
+        self._known: Recent[str, tuple[int, ReplayWindow]] = Recent(capacity)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -160,7 +159,7 @@ class Windows:
         newest, window = self._known.get(author, (epoch, ReplayWindow()))
         window = window if epoch == newest else ReplayWindow()
         window.mark(seq)
-        self._put(author, epoch, window)
+        self._known[author] = epoch, window
         return window.to_row()
 
     def restore(self, author: str, epoch: int, high: int, bitmap: bytes) -> None:
@@ -170,17 +169,11 @@ class Windows:
             ValueError: it is damaged. Then no group of the author's epoch is taken any more.
         """
         try:
-            self._put(author, epoch, ReplayWindow.from_row(high, bitmap))
+            self._known[author] = epoch, ReplayWindow.from_row(high, bitmap)
         except (ValueError, TypeError) as error:
             if isinstance(epoch, int):
-                self._put(author, epoch + 1, ReplayWindow())
+                self._known[author] = epoch + 1, ReplayWindow()
             raise ValueError(f"a stored replay window is damaged: {error}") from error
-
-    def _put(self, author: str, epoch: int, window: ReplayWindow) -> None:
-        self._known[author] = (epoch, window)
-        self._known.move_to_end(author)
-        if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
 
 
 class TokenBucket:
@@ -236,8 +229,7 @@ class PeerGates:
             raise ValueError("capacity must be at least 1")
         self._rate = rate
         self._burst = burst
-        self._capacity = capacity
-        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._buckets: Recent[str, TokenBucket] = Recent(capacity)
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -251,10 +243,6 @@ class PeerGates:
         self._bucket(peer).charge(now, n)
 
     def _bucket(self, peer: str) -> TokenBucket:
-        bucket = self._buckets.get(peer)
-        if bucket is None:
-            if len(self._buckets) >= self._capacity:
-                self._buckets.popitem(last=False)
-            bucket = self._buckets[peer] = TokenBucket(self._rate, self._burst)
-        self._buckets.move_to_end(peer)
+        bucket = self._buckets.get(peer) or TokenBucket(self._rate, self._burst)
+        self._buckets[peer] = bucket
         return bucket

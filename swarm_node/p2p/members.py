@@ -26,6 +26,7 @@ from swarm_node.p2p.membership import (
     check_times,
     open_chain,
 )
+from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.statements import Revocations
 
 MAX_MEMBERS = 4096
@@ -117,7 +118,7 @@ class Members:
         self._groups: Counter[bytes] = Counter()
         self._revoked: frozenset[bytes] = frozenset()
         self._expelled: set[bytes] = set()
-        self._former: OrderedDict[str, Member] = OrderedDict()
+        self._former: Recent[str, Member] = Recent(_MAX_FORMER)
         self._admitted = _load_admitted(keeper)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
@@ -236,8 +237,6 @@ class Members:
         for peer_id in gone:
             self._former[peer_id] = self._known[peer_id].member
             self._forget(peer_id)
-        while len(self._former) > _MAX_FORMER:
-            self._former.popitem(last=False)
         expelled = {peer_id_of(key) for key in self._expelled}
         self._expelled = set()
         return sorted(expelled.union(gone))

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from swarm_node.p2p.conduct import Blame, Standing, draw
+from swarm_node.p2p.recent import Recent
 
 OFFERS_PER_PEER = 64
 #: A node keeps this many partners, of as many issuers as it can.
@@ -104,7 +105,7 @@ class Directory:
         self._own_id = own_id
         self._limit = limit
         self._peers: dict[str, Peer] = {}
-        self._dropped: OrderedDict[str, Standing] = OrderedDict()
+        self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
         #: This node's newest heartbeat, for peers that ask for some.
         self.heartbeat = b""
 
@@ -150,9 +151,6 @@ class Directory:
     def recall(self, peer_id: str, standing: Standing) -> None:
         """Remember the standing of a peer that was dropped, also when the peer is forgotten."""
         self._dropped[peer_id] = standing
-        self._dropped.move_to_end(peer_id)
-        if len(self._dropped) > _REMEMBERED:
-            self._dropped.popitem(last=False)
 
     def dropped(self) -> dict[str, Standing]:
         """The standings of all peers that were dropped once, the latest last."""

@@ -8,12 +8,12 @@ settings or the ticket name are dialled as they are.
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
 from swarm_node.p2p.gates import PeerGates, TokenBucket
 from swarm_node.p2p.hivemind.addresses import Address, split_endpoint
+from swarm_node.p2p.recent import Recent
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -53,7 +53,7 @@ class Dialing:
         self._configured = frozenset(configured)
         self._hosts = PeerGates(DIALS_PER_HOST / 60, DIALS_PER_HOST, capacity=4096)
         self._all = TokenBucket(_DIALS_PER_SECOND, _DIALS_AT_ONCE)
-        self._proven: OrderedDict[Address, None] = OrderedDict()
+        self._proven: Recent[Address, None] = Recent(_MAX_PROVEN)
 
     def is_configured(self, text: str) -> bool:
         return text in self._configured
@@ -76,9 +76,6 @@ class Dialing:
     def answered(self, address: Address) -> None:
         """A member answered at this address, so it is no longer counted."""
         self._proven[address] = None
-        self._proven.move_to_end(address)
-        if len(self._proven) > _MAX_PROVEN:
-            self._proven.popitem(last=False)
 
     def _within_reach(self, host: IpAddress, own: list[str]) -> bool:
         if host.is_multicast or host.is_unspecified:

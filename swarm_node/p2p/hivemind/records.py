@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
+from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 MAX_TTL_SECONDS = 2 * 3600.0
@@ -75,7 +76,7 @@ class HeartbeatRecords:
         self._key = key
         self._wall = wall
         self._vouches = vouches
-        self._verified: OrderedDict[bytes, None] = OrderedDict()
+        self._verified: Recent[bytes, None] = Recent(_MAX_VERIFIED)
 
     def sign_value(self, record: DhtRecord) -> bytes:
         return self._identity.sign(_signed_bytes(record, record.value)) + record.value
@@ -104,8 +105,6 @@ class HeartbeatRecords:
         if not self._vouches(presence, peer_id_of(owner)):
             return False
         self._verified[digest] = None
-        if len(self._verified) > _MAX_VERIFIED:
-            self._verified.popitem(last=False)
         return True
 
     def merge_with(self, other: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from swarm_node.p2p.hivemind.records import (
     heartbeat_key,
 )
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
@@ -121,7 +122,7 @@ class HivemindTransport:
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._strangers_streams = 0
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
-        self._severed: OrderedDict[str, float] = OrderedDict()
+        self._severed: Recent[str, float] = Recent(_MAX_SEVERED)
         self._early_ends = PeerGates(*_EARLY_ENDS)
         self._published_until = 0.0
         self._node: DhtNode | None = None
@@ -256,9 +257,6 @@ class HivemindTransport:
 
     def sever(self, peer: str, seconds: float) -> None:
         self._severed[peer] = self._clock.now() + seconds
-        self._severed.move_to_end(peer)
-        if len(self._severed) > _MAX_SEVERED:
-            self._severed.popitem(last=False)
 
     def _running(self) -> DhtNode:
         if not self._started:
