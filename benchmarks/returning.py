@@ -102,6 +102,7 @@ FAULTS: dict[str, Callable[[Scene], object]] = {
     "move": lambda one: one.bed.move(AWAY, "b"),
     "cut 20 s": cut(20),
     "cut 60 s": cut(60),
+    "cut 240 s": cut(240),
     "bootstrap": bootstrap_killed,
     "move back": lambda one: one.bed.move(AWAY, "a"),
 }

@@ -164,6 +164,7 @@ class LightNode:
         await self.transport.start()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.company.meet())
+            group.create_task(self.company.mend())
             group.create_task(self.company.feel())
             while True:  # as Node._list
                 for turn in self.exchange.puller.turns(3, 64):

@@ -1,20 +1,23 @@
-"""Two loops that keep a node among peers: one announces it and repairs the network, the other tries
-peers that it was told of or that stopped answering. No other loop waits for such a peer."""
+"""Three loops that keep a node among peers: one announces it, one repairs the network, and one
+tries peers that it was told of or that stopped answering. No other loop waits for such a peer."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from swarm_node.clock import Clock
+from swarm_node.errors import TransportError
 from swarm_node.p2p.meeting import FEW, Meeting
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.transport import Transport
 from swarm_node.storage import Storage
 
-_HEAL_SECONDS = 5.0
+#: A node that moved is back within fifteen seconds: this, two pings, a dial and a greeting.
+_HEAL_SECONDS = 3.0
 _POLLS_PER_HEARTBEAT = 10
 _KNOWN_PEERS = 32
 #: Between two peers that are tried: after an answer, and after none.
@@ -46,29 +49,50 @@ class Company:
         self._bootstrap = bootstrap
         self._heartbeat = _POLLS_PER_HEARTBEAT * poll_seconds
         self._version = version
+        self._moved = asyncio.Event()
 
     async def meet(self) -> None:
-        """Announce this node at every heartbeat, often at first, and repair the network."""
+        """Announce this node at every heartbeat, often at first and after it moved."""
         await self._meeting.open(self._bootstrap)
-        pause, next_beat = 1.0, 0.0
+        pause = 1.0
+        while True:
+            if not any(self._directory.answering(self._clock.now())):
+                self._meeting.name(self._bootstrap)
+            try:
+                await self._meeting.beat(self._version(), self._heartbeat)
+            except TransportError as error:
+                _log.warning("no heartbeat went out", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._moved.wait()
+                    pause = 1.0
+            self._moved.clear()
+            pause = min(self._heartbeat, pause * 1.5)
+
+    async def mend(self) -> None:
+        """Repair the network, and have peers retried at once that a repair can bring back."""
         while True:
             known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
             addresses = [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
-            done = await self._transport.heal(addresses)
+            try:
+                done = await self._transport.heal(addresses)
+            except TransportError as error:
+                _log.warning("the network is not repaired", error=str(error))
+                done = "alone"
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
-            if self._clock.now() >= next_beat:
-                if not any(self._directory.answering(self._clock.now())):
-                    self._meeting.name(self._bootstrap)
-                await self._meeting.beat(self._version(), self._heartbeat)
-                next_beat = self._clock.now() + pause
-                pause = min(self._heartbeat, pause * 1.5)
-            await asyncio.sleep(min(pause, _HEAL_SECONDS))
+                self._directory.hurry(self._clock.now())
+            if done in ("moved", "restarted"):
+                self._moved.set()
+            await asyncio.sleep(_HEAL_SECONDS)
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            few = sum(self._directory.answering(self._clock.now())) < FEW
-            found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
+            answering = sum(self._directory.answering(self._clock.now()))
+            count = FEW if answering < FEW else 1
+            found = await asyncio.gather(*(self._meeting.feel() for _ in range(count)))
+            if any(found) and not answering:
+                self._directory.hurry(self._clock.now())
             await asyncio.sleep(answered if any(found) else silent)

@@ -13,6 +13,7 @@
 | list     | its poll interval                          | pull                    |
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
+| mend     | three seconds                              | feel, meet              |
 | feel     | one peer that is no partner, at a time     | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 
@@ -196,6 +197,7 @@ class Node:
             "list": self._list,
             "pull": self._pull,
             "meet": self._work.company.meet,
+            "mend": self._work.company.mend,
             "feel": self._work.company.feel,
             "evaluate": self._evaluate,
             "report": self._report,

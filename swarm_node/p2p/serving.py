@@ -167,7 +167,7 @@ class Server:
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
             raise TransportError(UNKNOWN_MEMBER)
-        peer.last_seen = self._clock.now()
+        peer.heard(self._clock.now())
 
     def _allow(self, caller: str) -> None:
         now = self._clock.now()

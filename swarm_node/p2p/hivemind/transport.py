@@ -40,6 +40,7 @@ from swarm_node.p2p.hivemind.addresses import (
 )
 from swarm_node.p2p.hivemind.daemon import DhtNode, new_store
 from swarm_node.p2p.hivemind.dialing import Dialing
+from swarm_node.p2p.hivemind.links import connect, cut_silent
 from swarm_node.p2p.hivemind.process import STOP_SECONDS
 from swarm_node.p2p.hivemind.records import (
     MAX_TTL_SECONDS,
@@ -49,6 +50,7 @@ from swarm_node.p2p.hivemind.records import (
     heartbeat_key,
 )
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.reach.returning import Rounds
 from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.transport import (
     MAX_REPLY_BYTES,
@@ -129,6 +131,7 @@ class HivemindTransport:
         self._started = False
         self._changing = asyncio.Lock()
         self._dialing = Dialing(configured)
+        self._rounds = Rounds()
 
     @property
     def peer_id(self) -> str:
@@ -175,7 +178,7 @@ class HivemindTransport:
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         node = self._running()
         wanted = await self._wanted(addresses)
-        answers = await asyncio.gather(*(node.connect(target, patience) for target in wanted))
+        answers = await asyncio.gather(*(connect(node, target, patience) for target in wanted))
         for target, answered in zip(wanted, answers, strict=True):
             if answered:
                 self._dialing.answered(target)
@@ -197,8 +200,8 @@ class HivemindTransport:
         return wanted
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (a peer
-        answers again) or "alone".
+        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "moved" (this node has
+        other addresses), "cut" (links were silent), "healed" (a peer answers again) or "alone".
 
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
@@ -214,11 +217,14 @@ class HivemindTransport:
         if connections is None:
             await self.dial(addresses)
             return "restarted"
-        if connections and not node.lonely:
-            return "ok"
-        await node.ping_known()
-        found = not node.lonely or await self.dial(addresses) > 0
-        return "healed" if found else "alone"
+        moved = await node.look()
+        silent = await cut_silent(node, self._rounds, connections, moved)
+        done = "moved" if moved else "cut" if silent else "ok"
+        if not (connections - silent) or node.lonely:
+            await node.ping_known()
+            found = not node.lonely or await self.dial(addresses) > 0
+            done = done if done != "ok" else "healed" if found else "alone"
+        return done
 
     async def request(
         self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
