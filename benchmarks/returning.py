@@ -30,6 +30,8 @@ _QUIET = 2.0
 _LONGEST = 180.0
 _GROUPS = 3
 AWAY, HOME = "a1", "pub1"
+#: A policy that learns makes fewer and fewer groups that are worth trading.
+_STEADY = ("--set", "training.learning_rate=1e-9")
 
 
 def status(one: Scene, host: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="bed-") as place,
         Bed({"a": Nat(args.nat), "b": Nat(args.nat)}, public=1, hosts=1) as bed,
-        scene(bed, Path(place)) as one,
+        scene(bed, Path(place), *_STEADY) as one,
     ):
         one.start(HOME)
         one.start(AWAY)
