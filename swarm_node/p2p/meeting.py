@@ -161,8 +161,7 @@ class Meeting:
             met.greeted, met.addresses = True, peer.addresses
             met.answered(self._clock.now())
             peer = met
-        peer.issuer = self._members.issuer(peer.peer_id)
-        self._directory.befriend(self._rng, peer, self._clock.now())
+        self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
         if known.heartbeat:
             self._hear(known.heartbeat, expected=known.peer_id, teller=None)
         return True
@@ -226,7 +225,6 @@ class Meeting:
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
         peer.addresses, peer.version = beat.addresses, beat.policy_version
         peer.epoch, peer.head = beat.epoch, beat.head
-        peer.issuer = issuer
 
     async def _exchange_peers(self, peer: Peer) -> None:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))

@@ -67,13 +67,11 @@ class Peer:
     offered: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    trained: int = 0
     standing: Standing = field(default_factory=Standing)
     failures: int = 0
     failed_until: float = 0.0
     refusal: str = ""
-    #: The issuer that admits it, "" if unknown; since when it is a partner; last and next retry.
-    issuer: str = ""
+    #: Since when it is a partner; last and next retry.
     partner_since: float | None = None
     felt_at: float = 0.0
     feel_at: float = 0.0
@@ -209,17 +207,19 @@ class Directory:
         ]
         return rng.choice(due) if due else None
 
-    def befriend(self, rng: random.Random, peer: Peer, now: float) -> None:
+    def befriend(
+        self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
+    ) -> None:
         """Make `peer`, which answered, a partner. With enough of them it takes the place of a
-        random one that is no anchor, of the issuer that admits most of them. So partners come to be
+        random one that is no anchor, of the `issuer` that admits most of them. So partners come to be
         of many issuers, and an attacker that came first does not stay the only one."""
         if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
             return
         partners = self.partners(now)
         if len(partners) >= PARTNERS:
-            issuers = Counter(partner.issuer for partner in partners)
-            most = max(issuers.values())
-            newer = [partner for partner in partners[ANCHORS:] if issuers[partner.issuer] == most]
+            admitted = Counter(issuer(partner.peer_id) for partner in partners)
+            most = max(admitted.values())
+            newer = [p for p in partners[ANCHORS:] if admitted[issuer(p.peer_id)] == most]
             rng.choice(newer or partners[ANCHORS:]).partner_since = None
         peer.partner_since = now
 
