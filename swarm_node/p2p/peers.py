@@ -211,8 +211,8 @@ class Directory:
         self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
     ) -> None:
         """Make `peer`, which answered, a partner. With enough of them it takes the place of a
-        random one that is no anchor, of the `issuer` that admits most of them. So partners come to be
-        of many issuers, and an attacker that came first does not stay the only one."""
+        random one that is no anchor, of the `issuer` that admits most of them. So partners come to
+        be of many issuers, and an attacker that came first does not stay the only one."""
         if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
             return
         partners = self.partners(now)

@@ -90,7 +90,10 @@ def test_partners_come_to_be_of_many_issuers_and_the_oldest_stay() -> None:
     partners = directory.partners(1e9)
     assert len(partners) == PARTNERS
     assert [peer.peer_id for peer in partners][:ANCHORS] == oldest
-    assert {_issuer(peer.peer_id) for peer in partners} == {"crowd", *(f"issuer {i}" for i in range(8))}
+    assert {_issuer(peer.peer_id) for peer in partners} == {
+        "crowd",
+        *(f"issuer {i}" for i in range(8)),
+    }
 
 
 def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None:
