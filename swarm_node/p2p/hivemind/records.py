@@ -281,16 +281,18 @@ class HeartbeatStore:
         """
         if key != self._key:
             return False
-        self._forget_expired()
-        held = self._records.get(subkey)
-        if expiration_time <= self._wall() or (held and held[1] >= expiration_time):
+        now, held = self._wall(), self._records.get(subkey)
+        if expiration_time <= now or (held and held[1] >= expiration_time):
             return True
         if not self._is_member(subkey):
             return True
         rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
         self._records[subkey] = (value, expiration_time, rank)
         if len(self._records) > MAX_RECORDS:
-            del self._records[max(self._records, key=lambda peer: self._records[peer][2])]
+            # Expired ones first. Who holds the key of a large swarm is offered many records, so
+            # only a reader pays for asking of each peer whether it is a member.
+            of = self._records
+            del of[max(of, key=lambda peer: (of[peer][1] <= now, of[peer][2]))]
         return True
 
     def get(self, key: int) -> Any:
