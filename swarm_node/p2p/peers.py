@@ -17,6 +17,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from swarm_node.p2p.conduct import Blame, Standing, draw
 from swarm_node.p2p.recent import Recent
@@ -184,10 +185,17 @@ class Directory:
             drawn.append(pool.pop())
         return drawn
 
-    def answering(self, now: float) -> tuple[int, int]:
-        """How many partners and how many others may be asked now."""
-        partners, others = self._answering(now, ())
-        return len(partners), len(others)
+    def fewer(self, least: int, now: float, *, partners: bool = False) -> bool:
+        """Whether fewer than `least` peers, or `partners`, may be asked now. It looks at no more
+        peers than it must, because callers ask it every second."""
+        found = (
+            1
+            for peer in self._peers.values()
+            if peer.failed_until <= now
+            and peer.standing.left_until <= now
+            and (peer.partner_since is not None or not partners)
+        )
+        return sum(islice(found, least)) < least
 
     def heard(self) -> float:
         """When anybody was last heard."""
@@ -234,7 +242,8 @@ class Directory:
         partners: list[Peer] = []
         others: list[Peer] = []
         for key, peer in self._peers.items():
-            if peer.retry_at <= now and key not in without:
+            # As `retry_at`, in a quarter of its time: every list looks at all peers.
+            if peer.failed_until <= now and peer.standing.left_until <= now and key not in without:
                 (others if peer.partner_since is None else partners).append(peer)
         return partners, others
 

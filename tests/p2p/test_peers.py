@@ -37,6 +37,20 @@ def test_those_who_greet_a_node_get_at_most_half_of_its_draws() -> None:
     assert 0.45 < len(partners) / len(drawn) < 0.55
 
 
+def test_it_is_known_whether_enough_may_be_asked() -> None:
+    directory = _directory(partners=3, others=2)
+    assert directory.fewer(6, 0.0)
+    assert not directory.fewer(5, 0.0)
+    assert directory.fewer(4, 0.0, partners=True)
+    assert not directory.fewer(3, 0.0, partners=True)
+    directory.meet("peer 000", 0.0).failed(0.0)
+    directory.meet("peer 004", 0.0).standing.left_until = 9.0
+    assert directory.fewer(4, 0.0)
+    assert directory.fewer(3, 0.0, partners=True)
+    assert not directory.fewer(4, 9.0)
+    assert Directory("me").fewer(1, 0.0)
+
+
 def test_no_peer_is_drawn_twice_at_once_and_none_that_is_left_out() -> None:
     directory = _directory(partners=3, others=2)
     drawn = directory.draw(random.Random(1), 9, 0.0, {"peer 001", "peer 004"})
