@@ -934,6 +934,23 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
     in_swarm(body)
 
 
+def test_a_beat_stores_the_peers_only_if_they_changed(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(0, 20.0)
+        (stored,) = bob.storage.known_peers(9)
+        assert (stored.peer_id, stored.failures, stored.anchor) == (alice.peer_id, 0, True)
+        before = bob.storage._connection.total_changes
+        await bob.exchange.meeting.beat(0, 20.0)
+        assert bob.storage._connection.total_changes == before
+        bob.exchange.meeting._book.failed(alice.peer_id, SYSTEM_CLOCK.now(), float("inf"))
+        await bob.exchange.meeting.beat(0, 20.0)
+        (stored,) = bob.storage.known_peers(9)
+        assert stored.failures == 1
+        assert bob.storage._connection.total_changes > before
+
+    in_swarm(body)
+
+
 def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         steward = alice.home.steward()
