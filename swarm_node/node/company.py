@@ -50,25 +50,30 @@ class Company:
     async def meet(self) -> None:
         """Announce this node at every heartbeat, often at first, and repair the network."""
         await self._meeting.open(self._bootstrap)
+        addresses = await self._addresses()
         pause, next_beat = 1.0, 0.0
         while True:
-            known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
-            addresses = [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
             done = await self._transport.heal(addresses)
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             if self._clock.now() >= next_beat:
-                if not any(self._directory.answering(self._clock.now())):
+                if self._directory.fewer(1, self._clock.now()):
                     self._meeting.name(self._bootstrap)
                 await self._meeting.beat(self._version(), self._heartbeat)
+                addresses = await self._addresses()  # a beat stores which peers answer
                 next_beat = self._clock.now() + pause
                 pause = min(self._heartbeat, pause * 1.5)
             await asyncio.sleep(min(pause, _HEAL_SECONDS))
+
+    async def _addresses(self) -> list[str]:
+        """Where this node looks for others when it is alone."""
+        known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
+        return [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            few = sum(self._directory.answering(self._clock.now())) < FEW
+            few = self._directory.fewer(FEW, self._clock.now())
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
             await asyncio.sleep(answered if any(found) else silent)
