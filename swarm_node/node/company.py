@@ -50,18 +50,21 @@ class Company:
         self._heartbeat = _POLLS_PER_HEARTBEAT * poll_seconds
         self._version = version
         self._moved = asyncio.Event()
+        self._addresses: Sequence[str] = bootstrap
 
     async def meet(self) -> None:
         """Announce this node at every heartbeat, often at first and after it moved."""
         await self._meeting.open(self._bootstrap)
+        self._addresses = await self._known()
         pause = 1.0
         while True:
-            if not any(self._directory.answering(self._clock.now())):
+            if self._directory.fewer(1, self._clock.now()):
                 self._meeting.name(self._bootstrap)
             try:
                 await self._meeting.beat(self._version(), self._heartbeat)
             except TransportError as error:
                 _log.warning("no heartbeat went out", error=str(error))
+            self._addresses = await self._known()  # a beat stores which peers answer
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._moved.wait()
@@ -72,10 +75,8 @@ class Company:
     async def mend(self) -> None:
         """Repair the network, and have peers retried at once that a repair can bring back."""
         while True:
-            known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
-            addresses = [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
             try:
-                done = await self._transport.heal(addresses)
+                done = await self._transport.heal(self._addresses)
             except TransportError as error:
                 _log.warning("the network is not repaired", error=str(error))
                 done = "alone"
@@ -86,13 +87,18 @@ class Company:
                 self._moved.set()
             await asyncio.sleep(_HEAL_SECONDS)
 
+    async def _known(self) -> list[str]:
+        """Where this node looks for others when it is alone."""
+        known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
+        return [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
+
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            answering = sum(self._directory.answering(self._clock.now()))
-            count = FEW if answering < FEW else 1
-            found = await asyncio.gather(*(self._meeting.feel() for _ in range(count)))
-            if any(found) and not answering:
+            now = self._clock.now()
+            alone, few = (self._directory.fewer(count, now) for count in (1, FEW))
+            found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
+            if alone and any(found):
                 self._directory.hurry(self._clock.now())
             await asyncio.sleep(answered if any(found) else silent)

@@ -43,7 +43,7 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
-    banned: Callable[[str, bytes], bool] = nobody
+    banned: Callable[[], frozenset[str]] = nobody
     office: Office = field(default_factory=MemoryOffice)
 
 

@@ -22,6 +22,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from swarm_node.p2p.recent import Recent
@@ -213,7 +214,8 @@ class AddressBook:
 
     def tried(self) -> list[Known]:
         """The tried peers, in a stable order."""
-        return [known for _, known in sorted(self._known.items()) if known.tried]
+        tried = (known for known in self._known.values() if known.tried)
+        return sorted(tried, key=attrgetter("peer_id"))
 
     def new(self) -> list[Known]:
         """The new peers, in a stable order."""
