@@ -47,16 +47,18 @@ class Reply:
         cut = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
         return cls(cut.decode("utf-8", "ignore").encode(), refused=True)
 
-    def unwrap(self) -> bytes:
+    def unwrap(self, limit: int) -> bytes:
         """The payload.
 
         Raises:
             RefusedError: it is a refusal; the text is the peer's.
+            TransportError: it is over `limit` bytes.
         """
         if self.refused:
             # Logs and terminals show the reason, so a peer must not send control characters.
             reason = self.payload.decode("utf-8", "replace")
             raise RefusedError("".join(c if c.isprintable() else "?" for c in reason))
+        check_size("reply", len(self.payload), limit)
         return self.payload
 
 
@@ -142,7 +144,7 @@ async def read_reply(
             raise TransportError("a reply arrived damaged: ask again or ask another peer")
         writer.write(_ACK)
         await writer.drain()
-    return Reply(payload, refused=status == _REFUSED).unwrap()
+    return Reply(payload, refused=status == _REFUSED).unwrap(limit)
 
 
 async def _write(writer: asyncio.StreamWriter, payload: bytes) -> bytes:

@@ -123,7 +123,7 @@ class MemoryNetwork:
         await self._carry(target, source.peer_id, reply.payload, fates[1])
         if self._reach(source, target) is not receiver:
             raise TransportError("the peer restarted before it answered: ask again")
-        return reply.unwrap()
+        return reply.unwrap(max_reply)
 
     def _fate(self) -> float | None:
         """Seconds until a message arrives, None when it is lost."""

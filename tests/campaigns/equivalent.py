@@ -2,4 +2,9 @@
 
 from __future__ import annotations
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    'p2p/frames.py Reply.unwrap: check_size("reply", len(self.payload), limit)': (
+        "both callers check the stated length before they take the payload"
+    ),
+    "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
+}
