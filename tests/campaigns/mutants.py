@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -61,7 +63,7 @@ _RUN_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Mutant:
-    """`module` with `old`, which begins at offset `start` in function `where`, replaced by `new`."""
+    """`module` with `old`, which begins at offset `start` in `where`, replaced by `new`."""
 
     module: str
     where: str
@@ -122,16 +124,13 @@ def _guards(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     match node:
         case ast.If(test=test, body=[*_, last]) if _refuses(test, last):
             yield test, "False"
-            if isinstance(test, ast.BoolOp):
-                for operand in test.values:
-                    yield operand, "False" if isinstance(test.op, ast.Or) else "True"
-        case ast.Return(value=ast.BoolOp(op=op, values=operands)):
-            for operand in operands:
-                yield operand, "None" if isinstance(op, ast.Or) else "True"
+            yield from _operands(test, "False")
+        case ast.Return(value=ast.BoolOp() as value):
+            yield from _operands(value, "None")
+        case ast.comprehension(ifs=[ast.BoolOp(op=ast.And()) as condition]):
+            yield from _operands(condition, "None")
         case ast.comprehension(ifs=[condition]):
-            both = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
-            for operand in condition.values if both else [condition]:
-                yield operand, "True"
+            yield condition, "True"
         case ast.Call(func=ast.Name(id="Meta"), keywords=keywords):
             for keyword in keywords:
                 if keyword.arg in _FREE:
@@ -140,6 +139,13 @@ def _guards(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
             name = function.attr if isinstance(function, ast.Attribute) else ""
             if name in _LET_IN or getattr(function, "id", "") in _LET_IN:
                 yield call, "None"
+
+
+def _operands(test: ast.expr, nothing: str) -> Iterator[tuple[ast.expr, str]]:
+    """Each operand of `and` or `or`; `nothing` takes the place of one of `or`."""
+    if isinstance(test, ast.BoolOp):
+        for operand in test.values:
+            yield operand, nothing if isinstance(test.op, ast.Or) else "True"
 
 
 #: A bound that bounds nothing that fits a message.
@@ -197,6 +203,15 @@ class Campaign:
         skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "benchmarks")
         shutil.copytree(self.root, self.copy, ignore=skipped)
 
+    def wanted(self, only: Sequence[str]) -> dict[str, list[Mutant]]:
+        """The guards of each module, those whose names contain one of `only`."""
+        wanted = {}
+        for module in MODULES:
+            file = self.copy / "swarm_node" / module
+            found = mutants(module, file.read_text()) if file.exists() else []
+            wanted[module] = [each for each in found if any(part in each.name for part in only)]
+        return {module: found for module, found in wanted.items() if found}
+
     def rooms(self, module: str, quick: bool) -> dict[str, list[str]]:
         """The tests to run, as paths in the copy, the nearest first."""
         path = Path(module)
@@ -225,13 +240,12 @@ class Campaign:
             file.write_text(source)
 
     def run(self, tests: Sequence[str]) -> str | None:
-        """The first test that fails, None if all pass. They run in a fork, which has what they
-        import already, save the package."""
-        failed, output = self.folder / "failed", self.folder / "output"
+        """The first test that fails, None if all pass. They run in a fork of this process."""
+        failed = self.folder / "failed"
         failed.unlink(missing_ok=True)
         child = os.fork()
         if child == 0:
-            self._child(tests, failed, output)
+            self._child(tests, failed)
         ends = time.monotonic() + _RUN_SECONDS
         while time.monotonic() < ends:
             done, status = os.waitpid(child, os.WNOHANG)
@@ -243,10 +257,10 @@ class Campaign:
         os.waitpid(child, 0)
         return "no end"
 
-    def _child(self, tests: Sequence[str], failed: Path, output: Path) -> None:
+    def _child(self, tests: Sequence[str], failed: Path) -> None:
         os.setpgid(0, 0)
         os.chdir(self.copy)
-        sink = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        sink = os.open(self.folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(sink, 1)
         os.dup2(sink, 2)
         import pytest
@@ -260,40 +274,41 @@ class Campaign:
             loaded = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
             watch = _Watch(self.found, failed)
             code = pytest.main([*flags, *fixed, *loaded, *tests], plugins=[watch])
+            (self.folder / "loaded").write_text("\n".join(_loaded()))
         finally:
             os._exit(code)
 
-    def must_pass(self, rooms: dict[str, list[str]]) -> None:
+    def must_pass(self, rooms: Sequence[Sequence[str]]) -> None:
         """Tests that fail in the whole copy would find every guard missing."""
-        for tests in rooms.values():
+        for tests in rooms:
             failed = self.run(tests)
             if failed is not None:
                 output = (self.folder / "output").read_text(errors="replace")[-4000:]
                 raise AssertionError(f"{failed} fails before anything is gone:\n{output}")
+            for name in (self.folder / "loaded").read_text().splitlines():
+                with contextlib.suppress(Exception):  # a fork that needs it says what is wrong
+                    importlib.import_module(name)
 
 
-def run(
-    only: Sequence[str], first: int, most: int, quick: bool = False, root: Path = ROOT
-) -> tuple[int, list[Mutant]]:
-    """(guards taken out, survivors) of the modules whose names contain one of `only`."""
+def _loaded() -> list[str]:
+    """The installed packages in this process, which its forks may share."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    tops = {name for name, file in files.items() if "." not in name and "packages" in str(file)}
+    return sorted(name for name in tops if not name.startswith(("_", "campaigns", "swarm_node")))
+
+
+def run(only: Sequence[str], quick: bool = False, root: Path = ROOT) -> tuple[int, list[Mutant]]:
+    """(guards taken out, survivors) of the guards whose names contain one of `only`."""
     tried, left = 0, []
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), root)
         sys.dont_write_bytecode = True
         sys.path[:0] = [str(campaign.copy), str(campaign.copy / "tests")]
-        import aiohttp  # noqa: F401 - forks share what is loaded here
-        import hypothesis.stateful  # noqa: F401
-
-        if not quick:
-            import torch  # noqa: F401
-
         checked: list[list[str]] = []
-        for module in (m for m in MODULES if any(part in m for part in only)):
+        for module, found in campaign.wanted(only).items():
             rooms, began = campaign.rooms(module, quick), time.monotonic()
-            campaign.must_pass({n: tests for n, tests in rooms.items() if tests not in checked})
+            campaign.must_pass([tests for tests in rooms.values() if tests not in checked])
             checked += rooms.values()
-            source = (campaign.copy / "swarm_node" / module).read_text()
-            found = mutants(module, source)[first : first + most]
             counts: Counter[str] = Counter()
             for mutant in found:
                 if mutant.name in EQUIVALENT:
@@ -315,12 +330,12 @@ def run(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of modules' names")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help='parts of guards\' names: "p2p/ticket.py _decode"'
+    )
     parser.add_argument("--quick", action="store_true", help="only the module's own tests")
     options = parser.parse_args()
-    tried, left = run(options.only, options.first, options.most, options.quick)
+    tried, left = run(options.only, options.quick)
     print(f"{tried} guards taken out, {len(left)} survive")
     return min(1, len(left))
 

@@ -95,10 +95,10 @@ def test_check():
 """
 
 
-def campaign(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """`run(*arguments)` in a process of its own: its forks import the copied package anew."""
+def campaign(only: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`run` in a process of its own: its forks import the copied package anew."""
     where = ["from pathlib import Path", "from campaigns.mutants import run"]
-    call = f"run({', '.join(arguments)}, quick=True, root=Path({str(root)!r}))"
+    call = f"run([{only!r}], quick=True, root=Path({str(root)!r}))"
     return subprocess.run(
         [sys.executable, "-c", "\n".join([*where, f"print(*{call})"])],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
@@ -116,16 +116,16 @@ def test_only_the_guard_without_a_test_survives(tmp_path: Path) -> None:
         (folder / "__init__.py").touch()
     (package / "frames.py").write_text(GUARDS)
     (tests / "test_frames.py").write_text(TEST)
-    done = campaign("['frames']", "0", "9", root=tmp_path)
+    done = campaign("frames", root=tmp_path)
     assert "  p2p/frames.py check: a (line 3) becomes False: " in done.stdout, done.stderr
     assert "  SURVIVES p2p/frames.py check: b (line 5) becomes False\n" in done.stdout
     (tests / "test_frames.py").write_text(TEST + "\n    check(1, 1)")
-    failed = campaign("['frames']", "0", "9", root=tmp_path)
+    failed = campaign("frames", root=tmp_path)
     assert "fails before anything is gone" in failed.stderr
     assert "ValueError" in failed.stderr
 
 
 @pytest.mark.slow(reason="runs the tests of tickets once for each guard")
 def test_a_few_guards_of_tickets_have_tests() -> None:
-    done = campaign("['ticket']", "4", "4")
-    assert "p2p/ticket.py: 4 guards, found missing 4 by its own;" in done.stdout, done.stderr
+    done = campaign("p2p/ticket.py make_ticket")
+    assert "p2p/ticket.py: 1 guards, found missing 1 by its own;" in done.stdout, done.stderr

@@ -157,6 +157,7 @@ def test_a_renewal_is_checked_and_mends_a_membership_that_is_not_this_nodes() ->
         assert isinstance(node.own.adopt(wrong), Rejected)
     assert node.own.adopt(anna.chain) is None
     assert node.own.chain == anna.chain
+    assert isinstance(node.own.adopt((b"", b"")), Rejected)
 
 
 def test_a_renewal_does_not_move_a_node_to_another_ticket() -> None:
