@@ -237,7 +237,7 @@ class AddressBook:
         if known.retry_at > now:
             return False
         _, muted_until = self._muted.get((known.teller, known.issuer), (0, _NEVER))
-        return known.tried or known.teller == CONFIGURED or muted_until <= now
+        return known.tried or muted_until <= now
 
     def _mute(self, known: Known, now: float) -> None:
         key = known.teller, known.issuer
