@@ -209,6 +209,7 @@ def heartbeat(membership: Membership, now: float, address: str | None = None) ->
         revoked=0,
         secret=0,
         steward=False,
+        relays=False,
     )
     head = seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))
     return wire.pack(wire.Presence(head, *membership.chain))

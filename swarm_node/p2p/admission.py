@@ -71,8 +71,8 @@ class Severed:
         """Cut a link for so long; a later call replaces an earlier one."""
         self._until[peer] = self._now() + seconds
 
-    def __contains__(self, peer: str) -> bool:
-        return self._until.get(peer, 0.0) > self._now()
+    def __contains__(self, peer: object) -> bool:
+        return isinstance(peer, str) and self._until.get(peer, 0.0) > self._now()
 
 
 class Admission:

@@ -20,6 +20,7 @@ from swarm_node.p2p.conduct import REASONS, Blame
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Handler, Transport
 from swarm_node.storage import Storage
 
@@ -42,7 +43,8 @@ Body = TypeVar("Body", bound=wire.Body)
 
 def hello_body(kind: type[Hello], own: Credentials, transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
-    stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
+    own_addresses = circuit.stated(transport.addresses())
+    stated = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
     return kind(
         chain=own.chain,
         agent="swarm-node",
@@ -186,9 +188,28 @@ class Server:
         return body
 
     def _refuse(self, caller: str, rejected: Rejected) -> None:
-        """Count what is wrong with a request, in total and against the caller, whose link is cut
-        if no honest program sends that."""
-        self._rejected[rejected.reason] += 1
-        cut = self._directory.refused(caller, rejected.reason, self._clock.now())
-        if REASONS.get(rejected.reason) is Blame.VIOLATION:
-            self._transport.sever(caller, cut or _STRANGER_SECONDS)
+        refuse(
+            caller,
+            rejected,
+            self._clock.now(),
+            transport=self._transport,
+            directory=self._directory,
+            counts=self._rejected,
+        )
+
+
+def refuse(
+    caller: str,
+    rejected: Rejected,
+    now: float,
+    *,
+    transport: Transport,
+    directory: Directory,
+    counts: Counter[str],
+) -> None:
+    """Count what is wrong with a request, in total and against the caller, whose link is cut if no
+    honest program sends that."""
+    counts[rejected.reason] += 1
+    cut = directory.refused(caller, rejected.reason, now)
+    if REASONS.get(rejected.reason) is Blame.VIOLATION:
+        transport.sever(caller, cut or _STRANGER_SECONDS)

@@ -90,7 +90,7 @@ MEMBER_CERTIFICATE = membership.issue_member(
     ISSUER, SWARM, NODE.public_key, name="issuer", not_before=NOW, not_after=NOW + 3600
 )
 CHAIN = (ISSUER_CERTIFICATE, MEMBER_CERTIFICATE)
-HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0, False))
+HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0, False, False))
 
 
 def presence(head: bytes = HEAD) -> bytes:

@@ -1,0 +1,1 @@
+"""How nodes behind NAT are reached."""
