@@ -1,1 +1,1 @@
-"""How nodes behind NAT are reached."""
+"""How a node is reached: directly, as members found when they dialled it, or through relays."""
