@@ -11,17 +11,19 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Final
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.budgets import Traffic, Wants
+from swarm_node.p2p.budgets import AT_ONCE, Traffic, Wants
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach.relayed import REPLY_ROOM, Asked, open_request
 from swarm_node.p2p.serving import UNKNOWN_MEMBER
 from swarm_node.p2p.transport import RELAYED, Onward
+from swarm_node.p2p.wire import MAX_SEALED_BYTES
 
 #: Circuits at once in all, of one asker, to one target, and between two.
 CIRCUITS: Final = 64
@@ -30,7 +32,7 @@ PER_ASKER, PER_TARGET, PER_PAIR = 8, 16, 4
 WAIT_SECONDS: Final = 10.0
 #: A relay carries so many times what its node wants of its peers. A target gets more than an asker,
 #: so that one asker cannot use up what a target may be asked.
-_ASKERS, _TARGETS = 4.0, 6.0
+_SHARE, _TARGETS = 4.0, 2.0
 #: Per second, and at once.
 _KEEPS = (2.0, 16.0)
 NOT_SERVING: Final = "no relay now"
@@ -99,6 +101,50 @@ class Circuits:
         )
 
 
+@dataclass
+class _Charge:
+    """What one circuit costs both ends. The most that it may carry is charged before, so that large
+    replies at once cannot use up what others are due, and the rest is given back."""
+
+    carried: Carried
+    askers: Traffic
+    targets: Traffic
+    asker: str
+    target: str
+    now: Callable[[], float]
+    reserved: int = 0
+
+    def reserves(self, size: int) -> bool:
+        """Whether both ends may have so many bytes carried. If so, they are charged."""
+        now = self.now()
+        if not self.targets.asks(self.target, now, guest=False):
+            return False
+        if not self.askers.reserves(self.asker, now, size):
+            return False
+        if not self.targets.reserves(self.target, now, size):
+            self.askers.sent(self.asker, now, -size)
+            return False
+        self.reserved = size
+        return True
+
+    def sent(self, size: int) -> None:
+        """Count bytes that were carried."""
+        self.reserved -= size
+        self.carried.bytes += size
+
+    def settle(self) -> None:
+        """Give back what was not carried."""
+        self.askers.sent(self.asker, self.now(), -self.reserved)
+        self.targets.sent(self.target, self.now(), -self.reserved)
+
+
+def _wants(wants: Wants, times: float) -> Wants:
+    """What a relay carries, of which one asker may take two of the largest groups at once."""
+    least = ceil(2 * (MAX_SEALED_BYTES + 2 * REPLY_ROOM) / AT_ONCE / wants.groups / _SHARE)
+    size = max(wants.size, least)
+    return replace(wants, groups=_SHARE * times * wants.groups, size=size)
+
+
 class Relaying:
     """Forwards for others while `serves()`. `connected` says whether a peer has a link to this
     node, and `refuse` counts what an asker does that no honest program does."""
@@ -128,8 +174,7 @@ class Relaying:
         self._circuits = Circuits(members.issuer)
         self._keepers = PeerGates(*_KEEPS)
         self._askers, self._targets = (
-            Traffic(replace(wants, groups=share * wants.groups), members.issuer)
-            for share in (_ASKERS, _TARGETS)
+            Traffic(_wants(wants, times), members.issuer) for times in (1.0, _TARGETS)
         )
 
     async def keep(self, caller: str, payload: bytes) -> bytes:
@@ -153,24 +198,25 @@ class Relaying:
             self._refuse(caller, asked)
             raise self._refusal(asked.reason, f"bad request: {asked.reason}")
         target = asked.target
-        if not self._targets.asks(target, self._clock.now(), guest=False):
-            raise self._refusal("target_rate", "too many requests for that member; slow down")
         if not self._members.is_member(target) or not await self._connected(target):
             raise self._refusal("not_connected", NOT_CONNECTED)
         leave = await self._circuits.enter(caller, target)
         if not (self._members.is_member(caller) and self._members.is_member(target)):
             leave()  # one was expelled meanwhile
             raise self._refusal("not_connected", NOT_CONNECTED)
+        most = asked.body.most + REPLY_ROOM
+        charge = _Charge(self.carried, self._askers, self._targets, caller, target, self._clock.now)
+        if not charge.reserves(len(payload) + most):
+            leave()
+            raise self._refusal("rate", "too many bytes; slow down")
         self.carried.requests += 1
-        self._sent(caller, target, len(payload))
-        return Onward(
-            peer=target,
-            protocol=RELAYED,
-            payload=payload,
-            max_reply=asked.body.most + REPLY_ROOM,
-            sent=lambda size: self._sent(caller, target, size),
-            ended=leave,
-        )
+        charge.sent(len(payload))
+
+        def ended() -> None:
+            leave()
+            charge.settle()
+
+        return Onward(target, RELAYED, payload, most, charge.sent, ended)
 
     def _admit(self, caller: str) -> None:
         if not self._serves():
@@ -188,9 +234,3 @@ class Relaying:
     def _refusal(self, reason: str, text: str) -> TransportError:
         self.carried.refused[reason] += 1
         return TransportError(text)
-
-    def _sent(self, asker: str, target: str, size: int) -> None:
-        now = self._clock.now()
-        self.carried.bytes += size
-        self._askers.sent(asker, now, size)
-        self._targets.sent(target, now, size)

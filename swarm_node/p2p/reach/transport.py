@@ -75,7 +75,7 @@ class Way:
 
 
 @dataclass
-class Reach:
+class Usage:
     """How peers were reached: own requests in all and through relays. `via` is the relay of each
     peer that answered lately, "" for a direct link."""
 
@@ -103,7 +103,7 @@ class ReachingTransport:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self.reach = Reach()
+        self.usage = Usage()
         self._inner = inner
         self._identity = identity
         self._swarm_id = swarm_id
@@ -237,9 +237,9 @@ class ReachingTransport:
     ) -> bytes:
         way = self._ways.get(peer)
         if way is None or not way.relays or await self._inner.connected(peer):
-            self.reach.asked += 1
+            self.usage.asked += 1
             reply = await self._inner.request(peer, protocol, payload, max_reply=max_reply)
-            self.reach.via[peer] = ""
+            self.usage.via[peer] = ""
             return reply
         return await self._through(peer, way, protocol, payload, max_reply)
 
@@ -284,7 +284,7 @@ class ReachingTransport:
         )
         sealed = seal_request(self._identity, self._swarm_id, body)
         most = body.most + REPLY_ROOM
-        self.reach.asked += 1
+        self.usage.asked += 1
         try:
             raw = await self.relays.ask(relay, RELAY, sealed, most)
         except TransportError as error:
@@ -293,8 +293,8 @@ class ReachingTransport:
         if isinstance(reply, Rejected):
             self._rejected[reply.reason] += 1
             raise _UndeliveredError(reply.detail)
-        self.reach.relayed += 1
-        self.reach.via[peer] = relay
+        self.usage.relayed += 1
+        self.usage.via[peer] = relay
         return reply.unwrap(max_reply)
 
     async def _approach(self, target: str, way: Way, patience: float) -> bool:
