@@ -82,14 +82,19 @@ async def pull(end: End, peer: str, groups: int, size: int) -> None:
     await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
 
 
-async def measure(place: Path, count: int, groups: int, size: int) -> None:
-    begin = int(time.time()) - 60
-    relay = subprocess.Popen(
+def start_relay(place: Path, begin: int, count: int) -> subprocess.Popen[str]:
+    """The relay of `count` members, in a swarm that began at this Unix second."""
+    return subprocess.Popen(
         [sys.executable, __file__, "--relay", str(place), str(begin), str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+async def measure(
+    relay: subprocess.Popen[str], place: Path, begin: int, count: int, groups: int, size: int
+) -> None:
     assert relay.stdin is not None
     assert relay.stdout is not None
     address, daemon = relay.stdout.readline().split()
@@ -141,8 +146,9 @@ def main() -> None:
     parser.add_argument("--kilobytes", type=int, default=100)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        work = measure(Path(place), chosen.members, chosen.groups, 1000 * chosen.kilobytes)
-        asyncio.run(work)
+        begin, size = int(time.time()) - 60, 1000 * chosen.kilobytes
+        relay = start_relay(Path(place), begin, chosen.members)
+        asyncio.run(measure(relay, Path(place), begin, chosen.members, chosen.groups, size))
 
 
 if __name__ == "__main__":
