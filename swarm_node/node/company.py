@@ -1,11 +1,12 @@
-"""Three loops that keep a node among peers: one announces it, one repairs the network, and one
-tries peers that it was told of or that stopped answering. No other loop waits for such a peer."""
+"""Four loops that keep a node among peers: one announces it, one repairs the network, one tries
+peers that it was told of or that stopped answering, and one looks after relays. No other loop waits
+for such a peer."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
@@ -13,7 +14,9 @@ from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
 from swarm_node.p2p.meeting import FEW, Meeting
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.transport import Transport
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.keeping import KEEP_SECONDS
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.storage import Storage
 
 #: A node that moved is back within fifteen seconds: this, two pings, a dial and a greeting.
@@ -33,7 +36,7 @@ class Company:
         self,
         meeting: Meeting,
         *,
-        transport: Transport,
+        reaching: ReachingTransport,
         storage: Storage,
         directory: Directory,
         clock: Clock,
@@ -42,7 +45,7 @@ class Company:
         version: Callable[[], int],
     ) -> None:
         self._meeting = meeting
-        self._transport = transport
+        self._transport = reaching
         self._storage = storage
         self._directory = directory
         self._clock = clock
@@ -53,7 +56,7 @@ class Company:
         self._addresses: Sequence[str] = bootstrap
 
     async def meet(self) -> None:
-        """Announce this node at every heartbeat, often at first and after it moved."""
+        """Announce this node at every heartbeat, often at first and when it has other addresses."""
         await self._meeting.open(self._bootstrap)
         self._addresses = await self._known()
         pause = 1.0
@@ -65,7 +68,7 @@ class Company:
             except TransportError as error:
                 _log.warning("no heartbeat went out", error=str(error))
             self._addresses = await self._known()  # a beat stores which peers answer
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._moved.wait()
                     pause = 1.0
@@ -74,6 +77,7 @@ class Company:
 
     async def mend(self) -> None:
         """Repair the network, and have peers retried at once that a repair can bring back."""
+        told = self._transport.addresses()
         while True:
             try:
                 done = await self._transport.heal(self._addresses)
@@ -83,14 +87,24 @@ class Company:
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
                 self._directory.hurry(self._clock.now())
-            if done in ("moved", "restarted"):
+            if told != (told := self._transport.addresses()):
                 self._moved.set()
             await asyncio.sleep(_HEAL_SECONDS)
 
     async def _known(self) -> list[str]:
         """Where this node looks for others when it is alone."""
         known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
-        return [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
+        return [
+            *self._bootstrap,
+            *(a for peer in known for a in circuit.completed(peer.addresses, peer.peer_id)),
+        ]
+
+    async def reach(self) -> None:
+        """Keep relays while peers cannot dial this node."""
+        while True:
+            with suppress(TransportError):  # the daemon died: `mend` restarts it
+                await self._transport.keep()
+            await asyncio.sleep(KEEP_SECONDS)
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""

@@ -15,6 +15,7 @@
 | meet     | its heartbeat interval                     | –                       |
 | mend     | three seconds                              | feel, meet              |
 | feel     | one peer that is no partner, at a time     | –                       |
+| reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -50,6 +51,7 @@ from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
@@ -87,6 +89,7 @@ class Node:
         parts: Parts,
         shared: Shared,
         learner: Learner,
+        reaching: ReachingTransport,
         open_work: OpenWork,
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
@@ -98,6 +101,7 @@ class Node:
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
+        self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"
         self._started = parts.clock.now()
@@ -169,6 +173,7 @@ class Node:
             self._membership,
             self._parts,
             self._shared,
+            self._reaching,
             model=self._settings.model,
             state=self._state,
             started=self._started,
@@ -199,6 +204,7 @@ class Node:
             "meet": self._work.company.meet,
             "mend": self._work.company.mend,
             "feel": self._work.company.feel,
+            "reach": self._work.company.reach,
             "evaluate": self._evaluate,
             "report": self._report,
         }
