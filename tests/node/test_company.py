@@ -124,7 +124,7 @@ def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None
 
 
 class Moody(SilentTransport):
-    """Every second heartbeat and every second repair fails."""
+    """Every second heartbeat and every second repair fails, and its addresses never last."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -141,6 +141,9 @@ class Moody(SilentTransport):
         if self.repairs % 2:
             raise TransportError("p2pd cannot listen")
         return "moved"
+
+    def addresses(self) -> list[str]:
+        return [f"/memory/{self.repairs}/p2p/{self.peer_id}"]
 
 
 def test_a_network_that_fails_ends_no_loop_and_a_move_is_announced_at_once(tmp_path: Path) -> None:
