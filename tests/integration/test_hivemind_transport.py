@@ -301,11 +301,13 @@ def test_an_address_that_was_silent_is_dialled_as_soon_as_it_answers(tmp_path: P
             addresses = one.addresses()
             one._listen = tuple(address.partition("/p2p/")[0] for address in addresses)
             await one.stop()
+            # An address that is its own here, too: behind another router it may be the peer's.
+            here = other.addresses()[0].replace(other.peer_id, one.peer_id)
             for _ in range(2):
-                assert await other.dial(addresses) == 0
+                assert await other.dial([*addresses, here]) == 0
             await one.start()
             try:
-                assert await other.dial(addresses) == 1
+                assert await other.dial([*addresses, here]) == 1
             finally:
                 await one.stop()
 

@@ -204,7 +204,9 @@ class HivemindTransport:
         told = [target for target in targets if target not in wanted]
         for found in await asyncio.gather(*map(resolve, told)):
             wanted += [target for target in found if self._dialing.take(target, own, now)]
-        return wanted
+        # Behind another router the same address is a peer's: here it would answer, as this node.
+        here = {text.rpartition("/p2p/")[0] for text in own}
+        return [target for target in wanted if target.multiaddr not in here]
 
     async def heal(self, addresses: Sequence[str]) -> str:
         """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "moved" (this node has
