@@ -10,5 +10,9 @@ EQUIVALENT: dict[str, str] = {
     "p2p/envelope.py _Outer.body: MAX_SEALED_BYTES": "unpack has the same limit for the whole",
     "p2p/envelope.py _Outer.key: 32": "the canonical encoding has no other length",
     "p2p/envelope.py _Outer.signature: 64": "the canonical encoding has no other length",
+    "p2p/verify.py GroupVerifier._open: self.seen(offer.author, header.epoch, header.seq)": (
+        "the window is looked at before the pull and at the admission; this look saves the judging"
+    ),
+    "p2p/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
 }
