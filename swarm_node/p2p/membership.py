@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -271,13 +272,17 @@ def verify_chain(
 
 
 def open_chain(
-    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes
+    chain: tuple[bytes, ...],
+    info: SwarmInfo,
+    subject_key: bytes,
+    open_issuer: Callable[[bytes, SwarmInfo], IssuerBody | Rejected] = verify_issuer,
 ) -> tuple[IssuerBody, MemberBody] | Rejected:
     """The bodies of a chain for `subject_key` that the root of `info` began. Times are not
-    checked; the reasons are those of `verify_chain`."""
+    checked; the reasons are those of `verify_chain`. `open_issuer` may remember what
+    `verify_issuer` found."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
-    issuer = verify_issuer(chain[0], info)
+    issuer = open_issuer(chain[0], info)
     if isinstance(issuer, Rejected):
         return issuer
     opened = open_sealed(chain[1], info.swarm_id, Kind.CERT, max_bytes=MAX_CERTIFICATE_BYTES)

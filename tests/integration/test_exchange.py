@@ -160,10 +160,15 @@ class Side:
             made = await self.group([right, "wrong"], index=index)
             await self.exchange.publisher.publish([made], 0)
 
+    async def list_some(self, count: int, wanted: int) -> int:
+        """List `count` peers at once. Returns how many new offers they state, listed or not."""
+        turns = self.exchange.puller.turns(count, wanted)
+        return sum(await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns)))
+
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
         await self.exchange.meeting.beat(0, 20.0)
-        await self.exchange.puller.list_some(8, 64)
+        await self.list_some(8, 64)
         return await self.pull()
 
     def forgive(self) -> None:
@@ -351,7 +356,7 @@ def test_two_groups_of_one_number_that_arrive_at_once_are_one(in_swarm) -> None:
             sealed[content_id(envelope)] = envelope
             await _announce_raw(mallory, group, envelope, **place)
             await bob.exchange.meeting.beat(0, 20.0)
-            await bob.exchange.puller.list_some(8, 64)
+            await bob.list_some(8, 64)
             peer = bob.directory.get(mallory.peer_id)
             assert peer is not None
             peer.cursor = (0, 0)
@@ -493,7 +498,7 @@ def test_a_restored_home_signs_no_number_twice_and_is_heard_again(in_swarm) -> N
         backup.close()
         await alice.publish(1, 2, 3)
         await bob.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         assert await bob.exchange.puller.pull(lambda _: 64, 0)  # two stay on offer
         await alice.stop()
         (alice.home.path / "backup").rename(alice.home.database)
@@ -633,11 +638,11 @@ def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(in_swarm)
         sealed = bytes(100_000)
         await _announce_raw(mallory, group, sealed, epoch=1, seq=1)
         await bob.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         assert bob.rejected == {"too_long": 1}
         bob.forgive()
         await _announce_raw(mallory, _larger(group), bytes(100), epoch=1, seq=2)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         assert bob.rejected == {"too_long": 1, "too_large": 1}
         assert bob.exchange.puller.on_offer(lambda _: 64) == 0
 
@@ -711,7 +716,7 @@ def test_who_lost_its_database_is_not_dropped_for_beginning_anew(in_swarm) -> No
 
     async def fetch(side: Side) -> list[VerifiedGroup]:
         await side.exchange.meeting.beat(0, 20.0)
-        await side.exchange.puller.list_some(1, 64)
+        await side.list_some(1, 64)
         return await side.pull()
 
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
@@ -750,7 +755,7 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
         await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
         await carol.exchange.meeting.beat(0, 20.0)
-        await carol.exchange.puller.list_some(8, 64)
+        await carol.list_some(8, 64)
         await alice.transport.stop()
         (got,) = await carol.pull()
         assert got.author == alice.peer_id
@@ -766,10 +771,10 @@ def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
         made = [(group, prompt) for group, prompt in made if len(set(group.claimed)) > 1][:6]
         published = await alice.exchange.publisher.publish(made, 0)
         await bob.exchange.meeting.beat(0, 20.0)
-        assert await bob.exchange.puller.list_some(3, 6) == 6
+        assert await bob.list_some(3, 6) == 6
         pulled = await bob.pull()
         assert {group.id for group in pulled} == {group.id for group in published[-2:]}
-        assert await bob.exchange.puller.list_some(3, 6) == 0
+        assert await bob.list_some(3, 6) == 0
 
     in_swarm(body)
 
@@ -799,7 +804,7 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
         await alice.exchange.publisher.publish([made], 0)
         for side in (alice, bob, carol):
             await side.exchange.meeting.beat(0, 20.0)
-        await carol.exchange.puller.list_some(8, 64)
+        await carol.list_some(8, 64)
         network.cut(alice.peer_id)
         assert await carol.pull() == []
         assert carol.rejected["not_here"] == 1
@@ -824,7 +829,7 @@ def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) 
                 ghost = Identity.generate()
                 head = wire.Heartbeat(
                     *(1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + ghost.peer_id,), 0, 1, 0),
-                    *(int(SYSTEM_CLOCK.wall() * 1000), "ghost", 0, 0, False),
+                    *(int(SYSTEM_CLOCK.wall() * 1000), "ghost", 0, 0, False, False),
                 )
                 sealed = seal(ghost, alice.membership.swarm.swarm_id, Kind.HEAD, wire.pack(head))
                 made.append(wire.pack(wire.Presence(sealed, *bob.membership.chain)))
@@ -880,7 +885,7 @@ def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
         made = await bob.group([await _right_answer(bob, bob.task()), "wrong"])
         await bob.exchange.publisher.publish([made], 3)
         await alice.exchange.meeting.beat(0, 20.0)
-        await alice.exchange.puller.list_some(8, 64)
+        await alice.list_some(8, 64)
         assert alice.exchange.puller.on_offer(lambda _: 64) == 1
         key = bob.membership.identity.public_key
         now = SYSTEM_CLOCK.wall()
@@ -975,6 +980,23 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
     in_swarm(body)
 
 
+def test_a_beat_stores_the_peers_only_if_they_changed(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(0, 20.0)
+        (stored,) = bob.storage.known_peers(9)
+        assert (stored.peer_id, stored.failures, stored.anchor) == (alice.peer_id, 0, True)
+        before = bob.storage._connection.total_changes
+        await bob.exchange.meeting.beat(0, 20.0)
+        assert bob.storage._connection.total_changes == before
+        bob.exchange.meeting._book.failed(alice.peer_id, SYSTEM_CLOCK.now(), float("inf"))
+        await bob.exchange.meeting.beat(0, 20.0)
+        (stored,) = bob.storage.known_peers(9)
+        assert stored.failures == 1
+        assert bob.storage._connection.total_changes > before
+
+    in_swarm(body)
+
+
 def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         steward = alice.home.steward()
@@ -990,7 +1012,11 @@ def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> No
         heard = (await alice.transport.heartbeats())[bob.peer_id]
         alice.exchange.meeting._hear(heard, expected=bob.peer_id, teller=None)
         assert peer.heartbeat == heard
-        assert peer.issuer == member.admitted_by.hex() != steward.key.public_key.hex()
+        assert (
+            alice.members.issuer(bob.peer_id)
+            == member.admitted_by.hex()
+            != steward.key.public_key.hex()
+        )
 
     in_swarm(body)
 
@@ -1079,7 +1105,7 @@ def test_a_holder_that_sends_other_bytes_is_cut_off_and_not_the_author(in_swarm)
         (own,) = await alice.exchange.publisher.publish([made], 0)
         for side in (alice, liar, bob):
             await side.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         size = len(alice.storage.blob(own.id) or b"")
 
         async def junk(_: str, __: bytes) -> bytes:
@@ -1103,7 +1129,7 @@ def test_an_author_that_states_a_wrong_size_makes_no_holder_guilty(in_swarm) -> 
         assert len(await carol.fetch()) == 1
         for side in (mallory, carol, bob):
             await side.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         peer = bob.directory.get(mallory.peer_id)
         assert peer is not None
         peer.offers[0] = replace(peer.offers[0], size=10)
@@ -1151,7 +1177,7 @@ def test_an_author_that_has_had_its_share_waits_and_others_do_not(in_swarm) -> N
             await side.exchange.publisher.publish([await side.group([right, side.peer_id])], 0)
         await bob.exchange.meeting.beat(0, 20.0)
         bob.effort.judged(costly.peer_id, 1.5 * FREE_SECONDS, SYSTEM_CLOCK.now())
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         (got,) = await bob.pull()
         assert got.author == alice.peer_id
         waiting = bob.directory.get(costly.peer_id)
