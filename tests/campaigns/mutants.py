@@ -52,6 +52,7 @@ MODULES: dict[str, list[str]] = {
     "p2p/conduct.py": [],
     "p2p/addressbook.py": [],
     "p2p/peers.py": [],
+    "p2p/admission.py": [],
     "p2p/serving.py": _EXCHANGE,
     "p2p/verify.py": _EXCHANGE,
 }

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.errors import Rejected, SlowTaskError, TransportError
+from swarm_node.errors import HomeError, Rejected, SlowTaskError, TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import FREE_SECONDS, Effort, Traffic, Wants
@@ -533,6 +534,10 @@ def test_damaged_rows_stop_no_node(in_swarm) -> None:
         assert [group.id for group in restored_groups(reborn.storage)] == [kept.id]
         assert reborn.storage.faults == {"storage": 2}
         assert reborn.storage.blob(lost.id) is None
+        (row,) = reborn.storage.live(1)
+        strange = msgpack.packb(["", b"no group", b"", b""])
+        with pytest.raises(HomeError, match="another version"):
+            restored_group(replace(row, blob=strange, id=content_id(strange)))
         assert await reborn.fetch() == []  # which numbers were seen is not known any more
         await alice.stop()
         later = Side(alice.home, network, alice.membership)
