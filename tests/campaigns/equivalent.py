@@ -13,6 +13,7 @@ EQUIVALENT: dict[str, str] = {
     "p2p/verify.py GroupVerifier._open: self.seen(offer.author, header.epoch, header.seq)": (
         "the window is looked at before the pull and at the admission; this look saves the judging"
     ),
+    "p2p/admission.py Severed.__contains__: isinstance(peer, str)": "no other key is in the table",
     "p2p/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
 }
