@@ -10,10 +10,6 @@ EQUIVALENT: dict[str, str] = {
     "p2p/envelope.py _Outer.body: MAX_SEALED_BYTES": "unpack has the same limit for the whole",
     "p2p/envelope.py _Outer.key: 32": "the canonical encoding has no other length",
     "p2p/envelope.py _Outer.signature: 64": "the canonical encoding has no other length",
-    (
-        "p2p/hivemind/records.py HeartbeatRecords._bounded: "
-        "_SIGNATURE_BYTES < len(record.value) <= _MAX_VALUE_BYTES"
-    ): "a presence has the same bounds",
     "p2p/hivemind/records.py HeartbeatRecords._bounded: len(record.subkey) <= _MAX_SUBKEY_BYTES": (
         "a peer id has one form, which is shorter"
     ),
