@@ -28,6 +28,8 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach.probe import PROBE, Knock, Prober, ProbeServer
+from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.serving import LIST, PEERS, Server
 from swarm_node.p2p.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -94,6 +96,7 @@ class LightNode:
         transport: Transport,
         membership: Membership,
         bootstrap: Sequence[str] = (),
+        knock: Knock | None = None,
     ) -> None:
         self.membership = membership
         self.peer_id = membership.identity.peer_id
@@ -123,7 +126,11 @@ class LightNode:
             "rng": random.Random(self.peer_id),
         }
         traffic = Traffic(WANTS, self.members.issuer)
-        self.server = Server(traffic=traffic, **shared)
+        further, self.reach = {}, Reach()
+        if knock is not None:
+            probes = ProbeServer(transport, self.directory, knock, clock)
+            further[PROBE] = probes.answer
+        self.server = Server(traffic=traffic, further=further, **shared)
         self.exchange = open_exchange(
             traffic=traffic,
             effort=Effort(1.0, self.members.issuer),
@@ -143,6 +150,16 @@ class LightNode:
             poll_seconds=POLL_SECONDS,
             version=lambda: 0,
         )
+        self.prober = Prober(
+            self.exchange.asker,
+            self.reach,
+            transport=self.transport,
+            directory=self.directory,
+            members=self.members,
+            clock=self.clock,
+            rng=random.Random(self.peer_id),
+        )
+        self._probes = knock is not None
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> LightNode:
@@ -165,6 +182,8 @@ class LightNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.company.meet())
             group.create_task(self.company.feel())
+            if self._probes:
+                group.create_task(self.prober.run())
             while True:  # as Node._list
                 for turn in self.exchange.puller.turns(3, 64):
                     group.create_task(self.exchange.puller.list_one(turn))

@@ -27,6 +27,7 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach.probe import PROBE, Prober, ProbeServer
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -139,7 +140,9 @@ def _open_work(
     own = _credentials(membership, parts, shared.members)
     _serve(own, parts, shared, rng)
     exchange = _exchange(own, membership, parts, shared, verifier, rng)
-    return Work(maker, evaluator, exchange, _company(settings, parts, shared, exchange.meeting))
+    company = _company(settings, parts, shared, exchange.meeting)
+    rng = _rng("probe", settings, peer_id)
+    return Work(maker, evaluator, exchange, company, _prober(exchange, parts, shared, rng))
 
 
 def _company(settings: Settings, parts: Parts, shared: Shared, meeting: Meeting) -> Company:
@@ -181,6 +184,10 @@ def _credentials(membership: Membership, parts: Parts, members: Members) -> Cred
 
 def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
     """Answer peers over the node's transport, which holds the server."""
+    further = {}
+    if parts.knock is not None:
+        probes = ProbeServer(parts.transport, shared.directory, parts.knock, parts.clock)
+        further[PROBE] = probes.answer
     Server(
         transport=parts.transport,
         credentials=own,
@@ -189,6 +196,21 @@ def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -
         directory=shared.directory,
         traffic=shared.traffic,
         rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=rng,
+        further=further,
+    )
+
+
+def _prober(exchange: Exchange, parts: Parts, shared: Shared, rng: random.Random) -> Prober | None:
+    if parts.knock is None:
+        return None
+    return Prober(
+        exchange.asker,
+        parts.reach,
+        transport=parts.transport,
+        directory=shared.directory,
+        members=shared.members,
         clock=parts.clock,
         rng=rng,
     )

@@ -1,4 +1,4 @@
-"""Takes the snapshot of a node."""
+"""Takes the snapshot of a node, and what it finds of its network."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections import Counter
 from dataclasses import asdict
 
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.errors import TransportError
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared
-from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, Snapshot
+from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, NetworkReport, Snapshot
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
@@ -64,9 +65,27 @@ def take_snapshot(
         engine=parts.engine(),
         membership=own,
         former=former_rows(shared, now),
+        reach=parts.reach.verdict() if parts.knock is not None else None,
         alarms=[
             *(own.alarms(parts.clock.wall()) if own else ()),
             *refusals(shared.directory.live(now, float("inf"))),
             *tally.alarms.values(),
         ],
+    )
+
+
+async def take_report(parts: Parts, shared: Shared) -> NetworkReport:
+    """What a running node finds of its network, after a lookup in the transport's table."""
+    begun, found, fault = parts.clock.now(), 0, ""
+    try:
+        found = len(await parts.transport.heartbeats())
+    except TransportError as error:
+        fault = str(error)
+    return NetworkReport(
+        reach=parts.reach.verdict(),
+        addresses=parts.transport.addresses(),
+        peers=sum(shared.directory.answering(parts.clock.now())),
+        heartbeats=found,
+        seconds=parts.clock.now() - begun,
+        fault=fault,
     )

@@ -1,0 +1,1 @@
+"""How a node is reached: directly, or through members that relay for it."""
