@@ -1,1 +1,1 @@
-"""How a node is reached: directly, or through members that relay for it."""
+"""How a node is reached: directly, as members found when they dialled it, or through relays."""
