@@ -28,7 +28,7 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory, Peer
-from swarm_node.p2p.reach.probe import PROBE, Knock, Prober, ProbeServer
+from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Knock, Prober, ProbeServer
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.serving import LIST, PEERS, Server
 from swarm_node.p2p.transport import MAX_REPLY_BYTES, Transport
@@ -126,11 +126,6 @@ class LightNode:
             "rng": random.Random(self.peer_id),
         }
         traffic = Traffic(WANTS, self.members.issuer)
-        further, self.reach = {}, Reach()
-        if knock is not None:
-            probes = ProbeServer(transport, self.directory, knock, clock)
-            further[PROBE] = probes.answer
-        self.server = Server(traffic=traffic, further=further, **shared)
         self.exchange = open_exchange(
             traffic=traffic,
             effort=Effort(1.0, self.members.issuer),
@@ -150,15 +145,19 @@ class LightNode:
             poll_seconds=POLL_SECONDS,
             version=lambda: 0,
         )
-        self.prober = Prober(
-            self.exchange.asker,
-            self.reach,
-            transport=self.transport,
-            directory=self.directory,
-            members=self.members,
-            clock=self.clock,
-            rng=random.Random(self.peer_id),
-        )
+        probing: dict[str, Any] = {
+            "transport": self.transport,
+            "directory": self.directory,
+            "clock": self.clock,
+            "rng": random.Random(f"probe {self.peer_id}"),
+        }
+        self.reach, asker = Reach(), self.exchange.asker
+        further = {}
+        if knock is not None:
+            self.probes = ProbeServer(asker, knock=knock, **probing)
+            further = {PROBE: self.probes.answer, PROBE_FOR: self.probes.answer_for}
+        self.server = Server(traffic=traffic, further=further, **shared)
+        self.prober = Prober(asker, self.reach, members=self.members, **probing)
         self._probes = knock is not None
         self.task: asyncio.Task[None] | None = None
 

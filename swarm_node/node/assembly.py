@@ -27,7 +27,7 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach.probe import PROBE, Prober, ProbeServer
+from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -138,11 +138,11 @@ def _open_work(
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
-    _serve(own, parts, shared, rng)
     exchange = _exchange(own, membership, parts, shared, verifier, rng)
+    probing = _rng("probe", settings, peer_id)
+    _serve(own, parts, shared, rng, _probe_server(exchange, parts, shared, probing))
     company = _company(settings, parts, shared, exchange.meeting)
-    rng = _rng("probe", settings, peer_id)
-    return Work(maker, evaluator, exchange, company, _prober(exchange, parts, shared, rng))
+    return Work(maker, evaluator, exchange, company, _prober(exchange, parts, shared, probing))
 
 
 def _company(settings: Settings, parts: Parts, shared: Shared, meeting: Meeting) -> Company:
@@ -182,12 +182,15 @@ def _credentials(membership: Membership, parts: Parts, members: Members) -> Cred
     )
 
 
-def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _serve(
+    own: Credentials,
+    parts: Parts,
+    shared: Shared,
+    rng: random.Random,
+    probes: ProbeServer | None,
+) -> None:
     """Answer peers over the node's transport, which holds the server."""
-    further = {}
-    if parts.knock is not None:
-        probes = ProbeServer(parts.transport, shared.directory, parts.knock, parts.clock)
-        further[PROBE] = probes.answer
+    further = {} if probes is None else {PROBE: probes.answer, PROBE_FOR: probes.answer_for}
     Server(
         transport=parts.transport,
         credentials=own,
@@ -199,6 +202,21 @@ def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -
         clock=parts.clock,
         rng=rng,
         further=further,
+    )
+
+
+def _probe_server(
+    exchange: Exchange, parts: Parts, shared: Shared, rng: random.Random
+) -> ProbeServer | None:
+    if parts.knock is None:
+        return None
+    return ProbeServer(
+        exchange.asker,
+        transport=parts.transport,
+        directory=shared.directory,
+        knock=parts.knock,
+        clock=parts.clock,
+        rng=rng,
     )
 
 

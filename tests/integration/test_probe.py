@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import functools
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -14,15 +15,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from light_nodes import LightNode
+from swarm_keys import Swarm
 
 from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.hivemind.addresses import split_endpoint
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach.knock import knock, proves
-from swarm_node.p2p.reach.probe import PROBE, ProbeReply, ProbeRequest, ProbeServer
+from swarm_node.p2p.reach.probe import PROBE, ProbeReply, ProbeRequest
 from swarm_node.p2p.reach.verdict import Outcome
 
 GREETING = b"\x13/multistream/1.0.0\n"
@@ -142,23 +145,25 @@ def test_only_a_certificate_that_the_nodes_key_signed_proves_it(tmp_path: Path) 
         assert not proves(junk, public)
 
 
+async def answered(
+    answer: Callable[[str, bytes], Awaitable[bytes | Rejected]], peer: str, payload: bytes
+) -> bytes:
+    """The answer to a caller that has greeted."""
+    reply = await answer(peer, payload)
+    assert isinstance(reply, bytes)
+    return reply
+
+
 def test_a_member_says_where_it_sees_its_caller_and_what_it_finds_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with listener(b"") as silent, listener(b"HTTP/1.1 400 Bad Request" * 9) as other:
             closed = await free_port()
             named = [f"/ip4/127.0.0.1/tcp/{port}" for port in (closed, silent, other)]
             caller, member = transport(tmp_path, named), transport(tmp_path)
-            directory = Directory(member.peer_id)
-            server = ProbeServer(member, directory, knock, SYSTEM_CLOCK)
-
-            async def answer(peer: str, payload: bytes) -> bytes:
-                reply = await server.answer(peer, payload)
-                assert isinstance(reply, bytes)
-                return reply
-
-            member.serve(PROBE, answer)
+            node = LightNode(tmp_path, SYSTEM_CLOCK, member, Swarm().member(0), knock=knock)
+            member.serve(PROBE, functools.partial(answered, node.probes.answer))
             async with running(caller, member):
-                known = directory.meet(caller.peer_id, 0.0)
+                known = node.directory.meet(caller.peer_id, 0.0)
                 known.addresses = tuple(caller.addresses())
                 assert await caller.dial(member.addresses()) == 1
                 request = wire.pack(ProbeRequest((closed, silent, other, 1)))

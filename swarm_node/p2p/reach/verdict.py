@@ -20,14 +20,16 @@ import msgspec
 Outcome = Literal["open", "refused", "timeout", "silent", "other", "untried"]
 #: direct: over the Internet. local: only members of the own network or machine were asked.
 Kind = Literal["direct", "local", "relayed", "unreachable", "unknown"]
-#: What lies between this node and those who dial it. none: its address is this machine's own. open:
-#: NAT, and connections arrive. restricted: NAT that drops them. reject: NAT that refuses them.
-#: symmetric: NAT with another port for every destination, so that no address holds for all.
-Nat = Literal["none", "open", "restricted", "reject", "symmetric", "unknown"]
+#: What lies between this node and those who dial it. none: its address is this machine's own.
+#: Else NAT: open lets connections in; address those of whoever this node has sent to; restricted
+#: drops them; reject refuses them; symmetric takes another port for every destination, so that no
+#: address holds for all.
+Nat = Literal["none", "open", "address", "restricted", "reject", "symmetric", "unknown"]
 
 NATS: dict[Nat, str] = {
     "none": "none, the address that members see is this machine's own",
     "open": "translated, and new connections arrive",
+    "address": "translated, and only addresses that this node has sent to may connect",
     "restricted": "translated, new connections are dropped",
     "reject": "translated, new connections are refused",
     "symmetric": "translated, with another port for every destination (symmetric)",
@@ -40,13 +42,15 @@ _FOUND: dict[Outcome, str] = {
     "timeout": "nothing answers at {}",
     "silent": "something accepts connections to {} and says nothing",
     "other": "another program answers at {}",
+    "open": "only members that it has a link to can connect to {}",
 }
 
 
 class Probed(msgspec.Struct, frozen=True):
     """What one member found. `at` is its IP address as this node sees it; it sees this node at
     `seen_ip` and `seen_port`, which is an address of this machine if `here`. `outcomes` are by
-    port. Its clock is `ahead` of this node's by so many seconds, a negative number if behind."""
+    port. `stranger` is how the connection of a member ended that has no link to this node. Its
+    clock is `ahead` of this node's by so many seconds, a negative number if behind."""
 
     peer_id: str
     name: str
@@ -56,12 +60,18 @@ class Probed(msgspec.Struct, frozen=True):
     here: bool
     outcomes: dict[int, Outcome]
     ahead: float
+    stranger: Outcome = "untried"
 
     @property
     def opened(self) -> bool | None:
-        """Whether a port was open to it, None if it tried none."""
+        """Whether a port was open, also to a stranger that tried; None if nobody tried."""
         tried = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
-        return "open" in tried if tried else None
+        return "open" in tried and not self.acquainted if tried else None
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether the member could connect, and a stranger could not."""
+        return "open" in self.outcomes.values() and self.stranger not in ("open", "untried")
 
     @property
     def abroad(self) -> bool:
@@ -147,7 +157,7 @@ def found(probes: Iterable[Probed]) -> list[str]:
         (probe.seen_ip, port)
         for probe in evidence
         for port, outcome in probe.outcomes.items()
-        if outcome == "open"
+        if outcome == "open" and probe.opened
     )
     return [
         f"/ip{ipaddress.ip_address(ip).version}/{ip}/tcp/{port}"
@@ -167,6 +177,8 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
         return "none"
     if dialable(evidence) is not False:
         return "open" if all(probe.opened for probe in evidence) else "unknown"
+    if any(probe.acquainted for probe in evidence):
+        return "address"
     seen = {site(probe.at): probe.seen_port for probe in evidence}
     kept = set(seen.values()) & set(ports)
     if not kept and len(seen) > 1 and len(set(seen.values())) == len(seen):

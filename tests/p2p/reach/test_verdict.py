@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from swarm_node.p2p.reach.verdict import (
@@ -45,8 +46,12 @@ def carol(*outcomes: Outcome, port: int = PORT) -> Probed:
 
 def here(probe: Probed) -> Probed:
     """The same, where the address that the member sees is this machine's own."""
-    fields = {name: getattr(probe, name) for name in probe.__struct_fields__}
-    return Probed(**{**fields, "here": True})
+    return msgspec.structs.replace(probe, here=True)
+
+
+def asked(probe: Probed, stranger: Outcome) -> Probed:
+    """The same, where the member asked a stranger to try."""
+    return msgspec.structs.replace(probe, stranger=stranger)
 
 
 LAN = probed("dora", "192.168.1.12", "open", seen="192.168.1.11")
@@ -66,6 +71,9 @@ NEIGHBOUR = probed("gina", HOME, "open")
         ([alice("open"), bob("refused"), carol("timeout")], False),
         ([alice("open"), bob("timeout")], None),
         ([alice("untried"), bob("open")], None),
+        ([asked(alice("open"), "open"), asked(bob("open"), "untried")], True),
+        ([asked(alice("open"), "timeout"), asked(bob("open"), "timeout")], False),
+        ([asked(alice("open"), "timeout"), asked(bob("open"), "open")], None),
         ([alice("timeout", "open", port=7), bob("timeout", "open", port=8)], True),
         ([LAN, LAN_TOO], True),
         ([LAN, LAN_TOO, alice("timeout")], False),  # the Internet decides
@@ -91,6 +99,7 @@ def test_only_an_address_that_two_members_found_open_is_announced() -> None:
     ]
     assert found(v6) == [f"/ip6/2a01:9::1/tcp/{PORT}"]
     assert found([MACHINE, NEIGHBOUR]) == []
+    assert found([asked(alice("open"), "timeout"), asked(bob("open"), "timeout")]) == []
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,8 @@ def test_only_an_address_that_two_members_found_open_is_announced() -> None:
         ("restricted", [alice("timeout"), bob("timeout")]),
         ("restricted", [alice("timeout")]),
         ("reject", [alice("refused"), bob("refused")]),
+        ("address", [asked(alice("open"), "timeout"), asked(bob("open"), "timeout")]),
+        ("address", [asked(alice("open"), "timeout")]),
         ("symmetric", [alice("timeout", "timeout", port=7), bob("timeout", "timeout", port=8)]),
         ("symmetric", [alice("refused", "refused", port=7), bob("refused", "refused", port=8)]),
         # One member cannot tell; a port that others see too holds for all; and so does one's own,
@@ -171,6 +182,13 @@ def verdict(*probes: Probed, relays: tuple[Relay, ...] = ()) -> Verdict:
             "unreachable",
             "unreachable on this network, because something accepts connections to "
             "192.168.1.11:31330 and says nothing (asked: dora)",
+            "forward TCP port 31330 of the router to this machine",
+        ),
+        (
+            [asked(alice("open"), "timeout")],
+            "unreachable",
+            "unreachable, because only members that it has a link to can connect to "
+            "11.0.1.1:31330 (asked: alice)",
             "forward TCP port 31330 of the router to this machine",
         ),
         (
