@@ -83,13 +83,13 @@ def _relay(reach: Verdict) -> Finding:
 
 def _clocks(reach: Verdict) -> Finding:
     if not reach.probes:
-        return Finding("clock", "ok", "no member to compare with")
+        return Finding("clocks", "ok", "no member to compare with")
     ahead = statistics.median(probe.ahead for probe in reach.probes)
     text = f"{abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'} that of {_few(reach)}"
     if abs(ahead) < _CLOCK_WARNING:
-        return Finding("clock", "ok", text)
+        return Finding("clocks", "ok", text)
     level: Level = "error" if abs(ahead) >= _CLOCK_ERROR else "warning"
-    return Finding("clock", level, text, "set this clock: peers refuse what is 300 s off")
+    return Finding("clocks", level, text, "set this clock: peers refuse what is 300 s off")
 
 
 def _few(reach: Verdict) -> str:
@@ -97,7 +97,7 @@ def _few(reach: Verdict) -> str:
 
 
 def _table(report: NetworkReport) -> Finding:
-    text = f"{report.heartbeats} heartbeats in {report.seconds:.1f} s, {report.peers} peers answer"
+    text = f"{report.heartbeats} heartbeats in {report.seconds:.1f} s; answering: {report.peers}"
     if report.fault:
         return Finding("dht", "warning", report.fault, "see the node's log if it goes on")
     if not report.peers and not report.heartbeats:

@@ -42,8 +42,8 @@ def test_a_node_that_is_reached() -> None:
     assert found["seen"].found == "at 11.0.1.1:7 by al and at 11.0.1.1:7 by bob"
     assert found["told"].found == f"to others: {ADDRESS}"
     assert found["relay"].found == "none, and none is needed"
-    assert found["clock"].found == "0.2 s behind that of al and bob"
-    assert found["dht"].found == "3 heartbeats in 0.2 s, 2 peers answer"
+    assert found["clocks"].found == "0.2 s behind that of al and bob"
+    assert found["dht"].found == "3 heartbeats in 0.2 s; answering: 2"
 
 
 def test_a_node_that_is_not_reached_is_told_what_to_do() -> None:
@@ -66,7 +66,7 @@ def test_nothing_is_claimed_that_was_not_probed() -> None:
     assert found["nat"].found == "not known"
     assert found["seen"].found == "by no member yet"
     assert found["relay"].found == "none"
-    assert found["clock"].found == "no member to compare with"
+    assert found["clocks"].found == "no member to compare with"
     assert found["dht"].level == "warning"
     assert "swarm-node config" in found["dht"].remedy
     (fault,) = [each for each in judge_network(report(fault="took too long")) if each.remedy]
@@ -77,7 +77,7 @@ def test_a_wrong_clock_is_seen_by_the_majority() -> None:
     def clock(*ahead: float) -> Finding:
         names = ("al", "bob", "carl")
         probes = (probed(name, "open", each) for name, each in zip(names, ahead, strict=False))
-        return judged(report(*probes))["clock"]
+        return judged(report(*probes))["clocks"]
 
     assert clock(1.0, 9e9, -2.0).level == "ok"
     assert clock(40.0, 41.0, 0.0).level == "warning"

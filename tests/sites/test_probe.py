@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from queue import Empty, Queue
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -88,36 +89,27 @@ def address(bed: Bed, host: str, number: int, port: int) -> str:
     return f"/ip4/{bed.address(host)}/tcp/{port}/p2p/{peer_id}"
 
 
-@contextmanager
-def probing(*arguments: Any) -> Iterator[ProbingNode]:
-    node = ProbingNode(*arguments)
-    try:
-        yield node
-    finally:
-        node.stop()
-
-
-@pytest.mark.slow(reason="four processes with a network daemon each, and eight more in turn")
-@pytest.mark.timeout(1800)
+@pytest.mark.slow(reason="ten processes, each with a network daemon")
+@pytest.mark.timeout(900)
 def test_every_kind_of_nat_comes_out_right(tmp_path: Path) -> None:
-    with Bed({"a": Nat.OPEN, "b": Nat.RESTRICTED}, public=2, hosts=1) as bed:
+    sites = dict(zip(ascii_lowercase, EXPECTED, strict=False))
+    with Bed(sites, public=2, hosts=1) as bed, ExitStack() as nodes:
+
+        def start(host: str, number: int, *arguments: str) -> ProbingNode:
+            node = ProbingNode(bed, host, number, tmp_path / host, *arguments)
+            nodes.callback(node.stop)
+            return node
+
         known = [address(bed, f"pub{n}", n, 443) for n in (1, 2)]
-        with (
-            probing(bed, "pub1", 1, tmp_path / "1", LISTEN) as one,
-            probing(bed, "pub2", 2, tmp_path / "2", LISTEN, known[0]) as two,
-            # It has links to public hosts only, so it is the stranger of those behind NAT.
-            probing(bed, "b1", 3, tmp_path / "3", f"/ip4/0.0.0.0/tcp/{PORT}", *known) as far,
-        ):
-            for node in (one, two):
-                node.wait(lambda told: (told["kind"], told["nat"]) == ("direct", "none"))
-            far.wait(lambda told: told["nat"] == "restricted" and len(told["probes"]) == 2)
-            for nat, expected in EXPECTED.items():
-                bed.kind("a", nat)
-                place = tmp_path / nat.name
-                own = (4 + list(Nat).index(nat), place, f"/ip4/0.0.0.0/tcp/{PORT}", *known)
-                with probing(bed, "a1", *own) as node:
-                    told = node.wait(lambda told: len(told["probes"]) > 1)
-                    assert (told["kind"], told["nat"]) == expected, (nat, told)
-                    public = f"/ip4/{bed.address('a')}/tcp/{PORT}/p2p/"
-                    announced = [text for text in told["addresses"] if text.startswith(public)]
-                    assert len(announced) == (expected[0] == "direct"), told
+        for node in (start("pub1", 1, LISTEN), start("pub2", 2, LISTEN, known[0])):
+            node.wait(lambda told: told["kind"] != "unknown")
+        started = {
+            site: start(f"{site}1", number, f"/ip4/0.0.0.0/tcp/{PORT}", *known)
+            for number, site in enumerate(sites, 3)
+        }
+        for site, node in started.items():
+            kind, nat = EXPECTED[sites[site]]
+            told = node.wait(lambda told, said=(kind, nat): (told["kind"], told["nat"]) == said)
+            public = f"/ip4/{bed.address(site)}/tcp/{PORT}/p2p/"
+            announced = [text for text in told["addresses"] if text.startswith(public)]
+            assert len(announced) == (kind == "direct"), told

@@ -277,13 +277,14 @@ class Prober:
             *(self._ask(peer, links[peer.peer_id]) for peer in asked if peer is not None)
         )
         probes = tuple(probe for probe in found if probe is not None)
-        if any(probe.opened is not None for probe in probes):
+        tried = sum(probe.opened is not None for probe in probes)
+        if tried:
             self._answered = self._clock.now()
             before, reach.probes = reach.verdict(), probes
             now = reach.verdict()
             if (before.kind, before.nat) != (now.kind, now.nat):
                 _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
-        certain = self._answered >= self._begun and reach.dialable() is not None
+        certain = tried > 1 and reach.dialable() is not None
         self._next = self._clock.now() + (_PAUSE if certain else self._pause)
         self._pause = LEAST_PAUSE if certain else min(_PAUSE, 2.0 * self._pause)
         self._addresses = self._own()  # with what was found
