@@ -21,7 +21,7 @@ from swarm_node.cli.options import (
     ModelOption,
     TicketFileOption,
 )
-from swarm_node.errors import ModelError, TicketError
+from swarm_node.errors import ModelError, SwarmNodeError, TicketError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,6 +69,8 @@ def doctor(
     if network:
         kept = [finding for finding in findings if finding.subject in _OF_NETWORK]
         findings = [*kept, *find_network(settings)]
+    else:
+        findings += find_reach(settings)
     if json:
         import msgspec
 
@@ -115,6 +117,22 @@ def find(settings: Settings) -> list[Finding]:
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
     return examine(facts, settings, shape) + wrong
+
+
+def find_reach(settings: Settings) -> list[Finding]:
+    """How the running node is reached by what it knows, nothing if there is none that says so."""
+    from swarm_node.node.control import ControlClient
+    from swarm_node.node.home import Home
+    from swarm_node.node.network import judge_reach
+
+    home = Home(settings.home)
+    if not home.in_use():
+        return []
+    try:
+        reach = asyncio.run(ControlClient(home.control_file).status()).reach
+    except SwarmNodeError:  # it starts, or ends: the finding of the home says that it is there
+        return []
+    return [] if reach is None else [judge_reach(reach)]
 
 
 def find_network(settings: Settings) -> list[Finding]:

@@ -90,6 +90,8 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
             said = f"{_who(peer, known_as)} {short(peer.peer_id)}: refused {_counts(peer.refused)}"
             left = f"; left alone for {_span(peer.left_seconds)}" if peer.left_seconds else ""
             notes.append(plain(said + left))
+    if snapshot.reach is not None:
+        notes.append(plain(f"this node: {snapshot.reach.text}"))
     return Group(table, *notes)
 
 

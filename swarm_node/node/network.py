@@ -32,8 +32,7 @@ _UNREACHED: Mapping[Outcome, str] = {
 def judge_network(report: NetworkReport) -> Iterator[Finding]:
     """What a running node found."""
     reach = report.reach
-    level: Level = "warning" if reach.kind == "unreachable" else "ok"
-    yield Finding("reach", level, reach.text, reach.remedy)
+    yield judge_reach(reach)
     yield Finding("nat", "ok", NATS[reach.nat])
     seen = [f"at {place(p.seen_ip, p.seen_port)} by {p.name}" for p in reach.probes]
     yield Finding("seen", "ok", listed(seen) if seen else "by no member yet")
@@ -41,6 +40,12 @@ def judge_network(report: NetworkReport) -> Iterator[Finding]:
     yield _relay(reach)
     yield _clocks(reach)
     yield _table(report)
+
+
+def judge_reach(reach: Verdict) -> Finding:
+    """Whether members can reach a running node."""
+    level: Level = "warning" if reach.kind == "unreachable" else "ok"
+    return Finding("reach", level, reach.text, reach.remedy)
 
 
 def judge_addresses(tried: Mapping[str, Outcome]) -> Iterator[Finding]:

@@ -75,6 +75,8 @@ def test_status_says_how_the_node_is_reached_and_what_to_do() -> None:
     text = shown(msgspec.structs.replace(QUIET, reach=judge([probe], (7,))))
     assert "unreachable, because nothing answers at 11.0.1.1:7 (asked: alice)" in text
     assert "→ forward TCP port 7 of the router to this machine" in text
+    known = msgspec.structs.replace(QUIET, reach=judge([probe], (7,)), peers=[peer("bob")])
+    assert "this node: unreachable, because nothing answers" in printed(peers_view(known, {}))
     text = shown(msgspec.structs.replace(QUIET, reach=judge([], ())))
     assert "not probed yet: no member to ask" in text
     assert "→" not in text

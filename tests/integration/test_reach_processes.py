@@ -36,7 +36,8 @@ def test_a_running_node_says_how_members_reach_it(
         # Both are on one machine, so nothing is said of the Internet, and nothing is announced.
         assert status["reach"]["kind"] == "local"
         assert f"at 127.0.0.1:{port})" in status["reach"]["text"]
-        assert "direct on this network" in node.run("status").stdout
+        for verb in ("status", "peers", "doctor"):
+            assert "direct on this network" in node.run(verb).stdout
         report = node.run("doctor", "--network", "--json")
         checks = {each["subject"]: each for each in json.loads(report.stdout)["checks"]}
         expected = "port clock membership reach nat seen told relay clocks dht"
