@@ -92,7 +92,8 @@ class ProbeForRequest(wire.Body, frozen=True):
 
 
 class ProbeForReply(wire.Body, frozen=True):
-    """ "open", "untried" or, whatever happened, "timeout": others' ports are nobody's business."""
+    """How it went: "open", "untried", or "timeout" for all else, because what answers at a port is
+    nobody's business."""
 
     outcome: Outcome
 
@@ -170,9 +171,13 @@ class ProbeServer:
         )
 
     async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
-        """How the connections of some further members ended that have no link to `caller`. That one
-        of them cannot connect may be its own fault, so one that can is enough."""
-        others = self._directory.draw(self._rng, _STRANGERS, self._clock.now(), without=(caller,))
+        """How the connections of some further members of the Internet ended that have no link to
+        `caller`. That one of them cannot connect may be its own fault, so one that can is enough.
+        Who is behind the caller's router comes another way, so it is not asked."""
+        drawn = self._directory.draw(self._rng, _DRAWN, self._clock.now(), without=(caller,))
+        seen = [(peer, _place(await self._transport.seen(peer.peer_id) or "")) for peer in drawn]
+        abroad = [peer for peer, at in seen if at and is_public(at[0]) and site(at[0]) != site(ip)]
+        others = abroad[:_STRANGERS]
         address = f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}"
         request = wire.pack(ProbeForRequest(caller, address))
         with contextlib.suppress(TimeoutError):

@@ -15,6 +15,8 @@ from typing import Literal
 
 import msgspec
 
+from swarm_node.p2p.internet import is_internet
+
 #: open: this very node answered. silent: something accepted and said nothing. other: another
 #: program or node answered. untried: the member did not dial.
 Outcome = Literal["open", "refused", "timeout", "silent", "other", "untried"]
@@ -129,7 +131,7 @@ class Reach:
 
 def is_public(ip: str) -> bool:
     """Whether `ip` is an address of the Internet."""
-    return ipaddress.ip_address(ip).is_global
+    return is_internet(ipaddress.ip_address(ip))
 
 
 def site(ip: str) -> str:

@@ -327,6 +327,8 @@ def test_a_stranger_dials_public_addresses_only_and_says_little(tmp_path: Path) 
     for peer_id, address in (
         (node, "/ip4/192.168.1.1/tcp/80"),
         (node, "/ip4/127.0.0.1/tcp/80"),
+        (node, "/ip4/224.0.0.251/tcp/80"),
+        (node, "/ip6/64:ff9b::c0a8:101/tcp/80"),
         (node, "/dns4/example.org/tcp/80"),
         (node, "/ip4/11.0.9.1/tcp/0"),
         (member.transport.peer_id, public),
@@ -355,7 +357,8 @@ def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(
 ) -> None:
     async def body(site: Site) -> None:
         site.see(0, "/ip4/11.0.9.1/tcp/9")
-        site.lets_in = lambda index: "open" if index < 3 else "timeout"
+        site.see(5, "/ip4/11.0.9.1/tcp/10")  # a neighbour, which is not asked
+        site.lets_in = lambda index: "timeout" if index in (3, 4) else "open"
         first = site.start(0)
         for index in (1, 2):
             site.start(index)
