@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from swarm_node.clock import Clock
@@ -17,6 +18,7 @@ from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.node import Node, Work
+from swarm_node.node.overview import name_of
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
@@ -28,6 +30,8 @@ from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Relay
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -39,13 +43,19 @@ from swarm_node.policy.sampling.sampler import InterruptibleSampler
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
     shared = make_shared(settings, membership, parts.clock, parts.office, parts.banned)
+    reaching = _reaching(settings, membership, parts, shared)
+    parts = replace(parts, transport=reaching)
+    parts.reach.relays = lambda: [
+        Relay(name_of(shared.members, relay)) for relay in reaching.relays.kept()
+    ]
     return Node(
         settings=settings,
         membership=membership,
         parts=parts,
         shared=shared,
+        reaching=reaching,
         learner=make_learner(settings, membership.identity.peer_id, parts, shared),
-        open_work=partial(_open_work, settings, membership, parts, shared),
+        open_work=partial(_open_work, settings, membership, parts, shared, reaching),
     )
 
 
@@ -54,7 +64,7 @@ def make_shared(
     membership: Membership,
     clock: Clock,
     keeper: Keeper | None = None,
-    banned: Callable[[str, bytes], bool] = nobody,
+    banned: Callable[[], frozenset[str]] = nobody,
 ) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
@@ -89,6 +99,7 @@ def _open_work(
     membership: Membership,
     parts: Parts,
     shared: Shared,
+    reaching: ReachingTransport,
     info: EnvironmentInfo,
     families: tuple[str, ...],
 ) -> Work:
@@ -138,17 +149,39 @@ def _open_work(
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
-    exchange = _exchange(own, membership, parts, shared, verifier, rng)
+    exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
+    reaching.relays.introduce = exchange.asker.introduce
     probing = _rng("probe", settings, peer_id)
     _serve(own, parts, shared, rng, _probe_server(exchange, parts, shared, probing))
-    company = _company(settings, parts, shared, exchange.meeting)
+    company = _company(settings, parts, shared, exchange.meeting, reaching)
     return Work(maker, evaluator, exchange, company, _prober(exchange, parts, shared, probing))
 
 
-def _company(settings: Settings, parts: Parts, shared: Shared, meeting: Meeting) -> Company:
+def _reaching(
+    settings: Settings, membership: Membership, parts: Parts, shared: Shared
+) -> ReachingTransport:
+    """The node's transport, with relays where peers cannot be dialled."""
+    return ReachingTransport(
+        parts.transport,
+        membership.identity,
+        membership.swarm.swarm_id,
+        mode=settings.network.relay,
+        dialable=parts.dialable,
+        members=shared.members,
+        directory=shared.directory,
+        wants=peers_wants(settings),
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=_rng("reach", settings, membership.identity.peer_id),
+    )
+
+
+def _company(
+    settings: Settings, parts: Parts, shared: Shared, meeting: Meeting, reaching: ReachingTransport
+) -> Company:
     return Company(
         meeting,
-        transport=parts.transport,
+        reaching=reaching,
         storage=parts.storage,
         directory=shared.directory,
         clock=parts.clock,
@@ -241,6 +274,7 @@ def _exchange(
     shared: Shared,
     verifier: GroupVerifier,
     rng: random.Random,
+    reaching: ReachingTransport,
 ) -> Exchange:
     def let_go(peer_id: str) -> None:
         peer = shared.directory.get(peer_id)
@@ -264,6 +298,7 @@ def _exchange(
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
+        relays=lambda: reaching.serves,
     )
 
 

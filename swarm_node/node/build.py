@@ -89,9 +89,10 @@ def build_parts(
         processes=processes,
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
-        banned=Bans(home).covers,
+        banned=Bans(home).covered,
         knock=knock,
         reach=reach,
+        dialable=reach.dialable,
     )
 
 

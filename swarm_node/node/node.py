@@ -15,6 +15,7 @@
 | meet     | its heartbeat interval                     | –                       |
 | feel     | one peer that is no partner, at a time     | –                       |
 | probe    | ten minutes, or another address            | –                       |
+| reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -51,6 +52,7 @@ from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
 from swarm_node.p2p.reach.probe import Prober
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
@@ -89,6 +91,7 @@ class Node:
         parts: Parts,
         shared: Shared,
         learner: Learner,
+        reaching: ReachingTransport,
         open_work: OpenWork,
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
@@ -100,6 +103,7 @@ class Node:
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
+        self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"
         self._started = parts.clock.now()
@@ -174,7 +178,7 @@ class Node:
         if self._state != "running" or self._work.prober is None:
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
         await self._work.prober.refresh()
-        return await take_report(self._parts, self._shared)
+        return await take_report(self._parts, self._shared, self._reaching)
 
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
@@ -182,6 +186,7 @@ class Node:
             self._membership,
             self._parts,
             self._shared,
+            self._reaching,
             model=self._settings.model,
             state=self._state,
             started=self._started,
@@ -212,6 +217,7 @@ class Node:
             "meet": self._work.company.meet,
             "feel": self._work.company.feel,
             **({} if self._work.prober is None else {"probe": self._work.prober.run}),
+            "reach": self._work.company.reach,
             "evaluate": self._evaluate,
             "report": self._report,
         }

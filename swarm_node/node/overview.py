@@ -5,21 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 
+import msgspec
+
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import TransportError
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared
-from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, NetworkReport, Snapshot
+from swarm_node.node.snapshot import (
+    SCHEMA,
+    BusyRow,
+    MembershipRow,
+    NetworkReport,
+    RelayingRow,
+    Snapshot,
+)
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Relay
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
+_SEEN_SECONDS = 60.0
 
 
 def take_snapshot(
     membership: Membership,
     parts: Parts,
     shared: Shared,
+    reaching: ReachingTransport,
     *,
     model: str,
     state: str,
@@ -54,7 +68,7 @@ def take_snapshot(
         evals=tally.evals[-_SHOWN_EVALS:],
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now)[:_SHOWN_PEERS],
+        peers=peer_rows(shared, now, reaching.usage.via)[:_SHOWN_PEERS],
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
@@ -66,6 +80,7 @@ def take_snapshot(
         membership=own,
         former=former_rows(shared, now),
         reach=parts.reach.verdict() if parts.knock is not None else None,
+        relaying=RelayingRow.of(reaching),
         alarms=[
             *(own.alarms(parts.clock.wall()) if own else ()),
             *refusals(shared.directory.live(now, float("inf"))),
@@ -74,18 +89,27 @@ def take_snapshot(
     )
 
 
-async def take_report(parts: Parts, shared: Shared) -> NetworkReport:
-    """What a running node finds of its network, after a lookup in the transport's table."""
+def name_of(members: Members, peer_id: str) -> str:
+    """How a person knows a peer: the name in its certificate, or the end of its id."""
+    shown = members.shown(peer_id)
+    return shown[0].name if shown else peer_id[-8:]
+
+
+async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
+    """What a running node finds of its network, after a lookup in the transport's table and a
+    round trip to each relay."""
     begun, found, fault = parts.clock.now(), 0, ""
     try:
         found = len(await parts.transport.heartbeats())
     except TransportError as error:
         fault = str(error)
+    seconds, trips = parts.clock.now() - begun, await reaching.relays.round_trips()
+    relays = [Relay(name_of(shared.members, relay), trip) for relay, trip in trips.items()]
     return NetworkReport(
-        reach=parts.reach.verdict(),
+        reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
         addresses=parts.transport.addresses(),
-        peers=sum(shared.directory.answering(parts.clock.now())),
+        peers=len(shared.directory.live(parts.clock.now(), _SEEN_SECONDS)),
         heartbeats=found,
-        seconds=parts.clock.now() - begun,
+        seconds=seconds,
         fault=fault,
     )

@@ -27,12 +27,12 @@ LISTEN = "/ip4/0.0.0.0/tcp/30000,/ip4/0.0.0.0/tcp/443"
 EXPECTED = {
     Nat.OPEN: ("direct", "open"),
     Nat.CONE: ("direct", "open"),
-    Nat.ADDRESS: ("unreachable", "address"),
-    Nat.RESTRICTED: ("unreachable", "restricted"),
-    Nat.REJECT: ("unreachable", "reject"),
-    Nat.SYMMETRIC: ("unreachable", "symmetric"),
-    Nat.HTTPS_ONLY: ("unreachable", "restricted"),
-    Nat.NO_UDP: ("unreachable", "restricted"),
+    Nat.ADDRESS: ("relayed", "address"),
+    Nat.RESTRICTED: ("relayed", "restricted"),
+    Nat.REJECT: ("relayed", "reject"),
+    Nat.SYMMETRIC: ("relayed", "symmetric"),
+    Nat.HTTPS_ONLY: ("relayed", "restricted"),
+    Nat.NO_UDP: ("relayed", "restricted"),
 }
 
 pytestmark = pytest.mark.sites
