@@ -43,7 +43,7 @@ MAX_USES: Final = 1000
 _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
-Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
 #: The end of the year 9999, so that every time before it can be shown as a date.
 MAX_UNIX_SECONDS: Final = 253_402_300_800
 UnixSeconds = Annotated[int, Meta(ge=0, lt=MAX_UNIX_SECONDS)]
@@ -87,9 +87,9 @@ class MemberBody(Body, frozen=True):
 class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
     version: Version1
     name: Name
-    root_key: Annotated[str, Meta(max_length=64)]
-    swarm_id: Annotated[str, Meta(max_length=64)]
-    secret: Annotated[str, Meta(max_length=64)]
+    root_key: str
+    swarm_id: str
+    secret: str
     secret_number: Counter = 0
 
 

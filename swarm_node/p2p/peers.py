@@ -250,9 +250,9 @@ class Directory:
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """How many groups could be drawn now, at most `slots(author)` of each author."""
         return sum(
-            min(len(peer.offers), slots(key))
+            min(len(peer.offers), max(0, slots(key)))
             for key, peer in self._peers.items()
-            if peer.offers and peer.retry_at <= now
+            if peer.retry_at <= now
         )
 
     def give_back(self, offer: Offer) -> None:

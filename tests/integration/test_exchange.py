@@ -58,7 +58,6 @@ from swarm_node.storage import Storage
 MODEL = resolve("tiny")
 CODEC = Codec.from_directory(MODEL)
 POLICY = PolicyRef(*policy_digests(MODEL), 3)
-NOW = SYSTEM_CLOCK.wall()
 WANTS = Wants(groups=50.0, size=4096, external=1.0)
 
 
@@ -200,11 +199,11 @@ def in_swarm(tmp_path: Path) -> Callable[..., None]:
     """Run a coroutine function with `count` started sides of one swarm."""
 
     def run(body: Callable[..., Awaitable[None]], count: int = 2) -> None:
-        owner = Home(tmp_path / "0")
-        memberships = [owner.found_swarm("test", NOW)]
-        ticket = owner.invite([], now=NOW, valid_seconds=600, member_seconds=600)
+        owner, now = Home(tmp_path / "0"), SYSTEM_CLOCK.wall()
+        memberships = [owner.found_swarm("test", now)]
+        ticket = owner.invite([], now=now, valid_seconds=3600, member_seconds=3600)
         homes = [owner, *(Home(tmp_path / str(index)) for index in range(1, count))]
-        memberships += [home.join_swarm(parse_ticket(ticket, NOW), NOW) for home in homes[1:]]
+        memberships += [home.join_swarm(parse_ticket(ticket, now), now) for home in homes[1:]]
 
         async def main() -> None:
             network = MemoryNetwork(random.Random(1), patience=0.1)
@@ -820,7 +819,7 @@ def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) 
                 ghost = Identity.generate()
                 head = wire.Heartbeat(
                     *(1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + ghost.peer_id,), 0, 1, 0),
-                    *(int(NOW * 1000), "ghost", 0, 0, False),
+                    *(int(SYSTEM_CLOCK.wall() * 1000), "ghost", 0, 0, False, False),
                 )
                 sealed = seal(ghost, alice.membership.swarm.swarm_id, Kind.HEAD, wire.pack(head))
                 made.append(wire.pack(wire.Presence(sealed, *bob.membership.chain)))
@@ -844,7 +843,8 @@ def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
         await alice.list_some(8, 64)
         assert alice.exchange.puller.on_offer(lambda _: 64) == 1
         key = bob.membership.identity.public_key
-        alice.members.obey(revocations(1, NOW, NOW + 60, [key]))
+        now = SYSTEM_CLOCK.wall()
+        alice.members.obey(revocations(1, now, now + 60, [key]))
         assert await alice.pull() == []
         assert alice.rejected["revoked"] == 1
         for protocol in (LIST, PULL, PEERS, REVOKED, SECRET, RENEW):
@@ -862,7 +862,7 @@ def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
 
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
-        other = Home(tmp_path / "other").found_swarm("other", NOW)
+        other = Home(tmp_path / "other").found_swarm("other", SYSTEM_CLOCK.wall())
         # A member's certificates in a stranger's hands: the link says who is calling.
         hellos = {
             "no member": other.chain,
@@ -920,9 +920,10 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
         await bob.fetch()
         kind = Kind.REVOKE if protocol == REVOKED else Kind.SECRET
         swarm_id = alice.membership.swarm.swarm_id
-        made: Revocations | NewSecret = revocations(1, NOW, NOW + 60, [b"k" * 32])
+        now = SYSTEM_CLOCK.wall()
+        made: Revocations | NewSecret = revocations(1, now, now + 60, [b"k" * 32])
         if protocol == SECRET:
-            made = NewSecret(1, 1, int(NOW), b"s" * 32)
+            made = NewSecret(1, 1, int(now), b"s" * 32)
         sealed = seal(bob.membership.identity, swarm_id, kind, wire.pack(made))
         forged = wire.pack(Signed(b"", sealed))
         with pytest.raises(TransportError, match="refused: wrong_root"):
@@ -957,7 +958,8 @@ def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> No
         member = bob.members.admit(bob.membership.chain, bob.peer_id)
         assert steward is not None
         assert isinstance(member, Member)
-        chain = issue_renewal(steward, alice.membership.swarm, member, NOW + 60)
+        later = SYSTEM_CLOCK.wall() + 60
+        chain = issue_renewal(steward, alice.membership.swarm, member, later)
         assert not isinstance(chain, Rejected)
         assert bob.exchange.meeting._credentials.adopt(chain) is None
         await bob.exchange.meeting.beat(0, 20.0)

@@ -9,6 +9,7 @@ from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home import Membership
 from swarm_node.p2p import members as members_module
 from swarm_node.p2p.credentials import MemoryOffice
+from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.members import MAX_HEAD_SECONDS, Heard, Member, Members
 from swarm_node.p2p.membership import (
     CLOCK_SKEW_SECONDS,
@@ -18,6 +19,7 @@ from swarm_node.p2p.membership import (
 )
 from swarm_node.p2p.statements import revocations
 from swarm_node.p2p.stewards import issue_renewal
+from swarm_node.p2p.wire import Presence, pack
 
 SWARM = Swarm()
 
@@ -51,6 +53,8 @@ def test_a_presence_brings_the_member_and_its_claims() -> None:
     assert isinstance(heard, Heard)
     assert heard.member.peer_id == anna.identity.peer_id
     assert world.members.is_member(anna.identity.peer_id)
+    world.members.hear(SWARM.presence(SWARM.member(2)))
+    world.members.note("nobody", revoked=9, secret=9)
     assert world.members.stewards() == [anna.identity.peer_id]
     assert world.members.holding(revoked=2) == [anna.identity.peer_id]
     assert world.members.holding(secret=2, revoked=3) == []
@@ -79,6 +83,8 @@ def test_what_is_no_presence_of_a_member_is_refused() -> None:
     assert world.why(world.members.hear(good, other.identity.peer_id)) == "author"
     assert world.why(world.members.hear(b"\x93")) == "schema"
     assert world.why(world.members.hear(good[:-1] + b"\x00")) == "signature"
+    empty = seal(anna.identity, SWARM.info.swarm_id, Kind.HEAD, b"\xc1")
+    assert world.why(world.members.hear(pack(Presence(empty, *anna.chain)))) == "schema"
     stolen = SWARM.member(1)
     object.__setattr__(stolen, "chain", other.chain)
     assert world.why(world.members.hear(SWARM.presence(stolen))) == "wrong_subject"

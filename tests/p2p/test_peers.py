@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from swarm_node.p2p.peers import ANCHORS, LOST_TRIES, PARTNERS, TRIES, Directory, Offer, Peer
 
 
@@ -99,14 +101,14 @@ def test_partners_come_to_be_of_many_issuers_and_the_oldest_stay() -> None:
         peer = directory.meet(f"crowd {index:03}", 0.0)
         directory.befriend(rng, peer, _issuer, float(index))
     oldest = [peer.peer_id for peer in directory.partners(1e9)][:ANCHORS]
-    for index in range(8):
+    for index in range(20):
         directory.befriend(rng, Peer(f"issuer {index} one", 0.0), _issuer, 100.0 + index)
     partners = directory.partners(1e9)
     assert len(partners) == PARTNERS
     assert [peer.peer_id for peer in partners][:ANCHORS] == oldest
     assert {_issuer(peer.peer_id) for peer in partners} == {
         "crowd",
-        *(f"issuer {i}" for i in range(8)),
+        *(f"issuer {i}" for i in range(20)),
     }
 
 
@@ -129,6 +131,33 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
     assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
     peer.answered(1.0)
     assert directory.offered(lambda _: 9, 1.0) == 1
+
+
+def test_an_author_that_has_no_slot_left_offers_nothing_and_hides_nothing() -> None:
+    directory, slots = _directory(partners=2), {"peer 000": -1, "peer 001": 0}
+    for name in slots:
+        directory.meet(name, 0.0).offers.append(Offer(name.encode(), name, 1, 1, 100))
+    assert directory.offered(slots.__getitem__, 0.0) == 0
+    assert directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0) is None
+    slots["peer 001"] = 1
+    assert directory.offered(slots.__getitem__, 0.0) == 1
+    offer = directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0)
+    assert offer is not None
+    assert offer.author == "peer 001"
+
+
+def test_only_who_was_seen_lately_is_shown() -> None:
+    directory = _directory(partners=2)
+    directory.meet("peer 001", 0.0).answered(50.0)
+    assert [peer.peer_id for peer in directory.live(60.0, 20.0)] == ["peer 001"]
+
+
+def test_a_node_is_not_its_own_peer_and_nothing_is_kept_of_strangers() -> None:
+    directory = _directory(partners=0)
+    with pytest.raises(ValueError, match="own peer"):
+        directory.meet("me", 0.0)
+    assert directory.refused("stranger", "schema", 0.0) == 0.0
+    assert len(directory) == 0
 
 
 def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:
