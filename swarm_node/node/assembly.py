@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
-from swarm_node.p2p.serving import Server
+from swarm_node.p2p.serving import Answer, Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -150,11 +150,10 @@ def _open_work(
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
     exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
-    reaching.relays.introduce = exchange.asker.introduce
-    probing = _rng("probe", settings, peer_id)
-    _serve(own, parts, shared, rng, _probe_server(exchange, parts, shared, probing))
+    further, prober = _probing(exchange, parts, shared, _rng("probe", settings, peer_id))
+    _serve(own, parts, shared, rng, further)
     company = _company(settings, parts, shared, exchange.meeting, reaching)
-    return Work(maker, evaluator, exchange, company, _prober(exchange, parts, shared, probing))
+    return Work(maker, evaluator, exchange, company, prober)
 
 
 def _reaching(
@@ -220,10 +219,9 @@ def _serve(
     parts: Parts,
     shared: Shared,
     rng: random.Random,
-    probes: ProbeServer | None,
+    further: Mapping[str, Answer],
 ) -> None:
     """Answer peers over the node's transport, which holds the server."""
-    further = {} if probes is None else {PROBE: probes.answer, PROBE_FOR: probes.answer_for}
     Server(
         transport=parts.transport,
         credentials=own,
@@ -238,33 +236,31 @@ def _serve(
     )
 
 
-def _probe_server(
+def _probing(
     exchange: Exchange, parts: Parts, shared: Shared, rng: random.Random
-) -> ProbeServer | None:
+) -> tuple[Mapping[str, Answer], Prober | None]:
+    """What answers members that ask for a probe, and what asks them."""
     if parts.knock is None:
-        return None
-    return ProbeServer(
-        exchange.asker,
-        transport=parts.transport,
-        directory=shared.directory,
+        return {}, None
+    asker, transport, directory = exchange.asker, parts.transport, shared.directory
+    server = ProbeServer(
+        asker,
+        transport=transport,
+        directory=directory,
         knock=parts.knock,
         clock=parts.clock,
         rng=rng,
     )
-
-
-def _prober(exchange: Exchange, parts: Parts, shared: Shared, rng: random.Random) -> Prober | None:
-    if parts.knock is None:
-        return None
-    return Prober(
-        exchange.asker,
+    prober = Prober(
+        asker,
         parts.reach,
-        transport=parts.transport,
-        directory=shared.directory,
+        transport=transport,
+        directory=directory,
         members=shared.members,
         clock=parts.clock,
         rng=rng,
     )
+    return {PROBE: server.answer, PROBE_FOR: server.answer_for}, prober
 
 
 def _exchange(
@@ -283,7 +279,7 @@ def _exchange(
         shared.directory.forget(peer_id)
         shared.buffer.forget(peer_id)
 
-    return open_exchange(
+    exchange = open_exchange(
         transport=parts.transport,
         identity=membership.identity,
         swarm_id=membership.swarm.swarm_id,
@@ -300,6 +296,8 @@ def _exchange(
         rng=rng,
         relays=lambda: reaching.serves,
     )
+    reaching.relays.introduce = exchange.asker.introduce
+    return exchange
 
 
 def _rng(purpose: str, settings: Settings, peer_id: str) -> random.Random:
