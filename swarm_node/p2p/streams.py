@@ -86,7 +86,7 @@ class Daemon(Protocol):
         """
         ...
 
-    async def connections(self, patience: float) -> Mapping[str, str] | frozenset[str] | None:
+    async def connections(self, patience: float) -> Mapping[str, list[str]] | frozenset[str] | None:
         """The peers that it is connected to; None if it died or does not answer in time."""
         ...
 

@@ -138,9 +138,9 @@ class Libp2pDaemon:
         _, stream = await self._ask(Open(peer_id, protocol), Opened, patience)
         return stream
 
-    async def connections(self, patience: float) -> dict[str, str] | None:
-        """The peers that are linked, and the multiaddr from which each is; None if the process died
-        or does not answer in time."""
+    async def connections(self, patience: float) -> dict[str, list[str]] | None:
+        """The peers that are linked, each with the other end's TCP multiaddrs; None if the process
+        died or does not answer in time."""
         try:
             return (await self._asked(Links(), Linked, patience)).peers
         except TransportError:

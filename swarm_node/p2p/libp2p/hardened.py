@@ -22,14 +22,23 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils import encode_delim
 
 CHUNK_BYTES = 1 << 16
+#: What one message of Noise holds, with Yamux's header.
+PIECE_BYTES = 65_519 - yamux.HEADER_SIZE
 #: What a peer may send before its link stands: Noise's three messages and two negotiations.
 _HANDSHAKE_BYTES = 16 * 1024
+#: And before a stream's protocol is known; what follows is among them.
+_NEGOTIATION_BYTES = 1024
+#: From one look at a stream's window to the next, at first.
+_LEAST_PAUSE_SECONDS = 0.0005
 #: A peer that reads nothing for so long has gone.
 STALL_SECONDS = 30.0
 _PING_EVERY_SECONDS, PING_SECONDS = 15.0, 10.0
@@ -56,21 +65,38 @@ def make_upgrader(seed: bytes) -> TransportUpgrader:
 
 
 class Scant:
-    """A stream that is read up to a number of bytes: multistream-select believes any length."""
+    """A stream that is read up to `left` bytes: multistream-select believes any length. It is
+    read as it comes, not byte by byte, each of which py-libp2p would acknowledge; `rest` is what
+    was read and belongs to what follows."""
 
-    def __init__(self, stream: Any, most: int = 1024) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._left = most
+        self.left = _NEGOTIATION_BYTES
+        self.rest = b""
 
     async def read(self, n: int | None = None) -> bytes:
-        if self._left <= 0:
-            raise ConnectionClosedError("the peer negotiates without end")
-        data: bytes = await self._stream.read(min(n or self._left, self._left))
-        self._left -= len(data)
+        if not self.rest:
+            if self.left <= 0:
+                raise ConnectionClosedError("the peer negotiates without end")
+            self.rest = await self._stream.read(self.left)
+            self.left -= len(self.rest)
+        data, self.rest = self.rest[:n], self.rest[n:] if n is not None else b""
         return data
 
     async def write(self, data: bytes) -> None:
         await self._stream.write(data)
+
+
+async def select(stream: Any, protocol: str) -> bytes:
+    """Agree on a protocol with who accepts the stream, in one round trip; returns what it said
+    already. Raises whatever py-libp2p raises, and ConnectionError where it does not serve it."""
+    scant = Scant(stream)
+    lines = (MULTISELECT_PROTOCOL_ID, protocol)
+    await scant.write(b"".join(encode_delim(line.encode()) for line in lines))
+    communicator = MultiselectCommunicator(scant)
+    if (await communicator.read(), await communicator.read()) != lines:
+        raise ConnectionError("the peer does not serve it")
+    return scant.rest
 
 
 class Socket(TrioTCPStream):  # type: ignore[misc]
@@ -81,6 +107,9 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
         #: Bytes that the peer may still send; None: any number.
         self.left: int | None = _HANDSHAKE_BYTES
         self._buffer = bytearray()
+        host, port = stream.socket.getpeername()[:2]
+        #: The multiaddr of the other end. py-libp2p has none for IPv6.
+        self.seen = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
         _notice_dead_peers(stream)
 
     async def read(self, n: int | None = None) -> bytes:
@@ -194,14 +223,15 @@ async def send(stream: Any, data: bytes) -> None:
         trio.TooSlowError: it reads nothing. py-libp2p itself gives up after five seconds, and does
             not say how much it wrote.
     """
-    view = memoryview(data)
+    view, pause = memoryview(data), _LEAST_PAUSE_SECONDS
     while view:
         with trio.fail_after(2 * STALL_SECONDS):
-            while stream.send_window <= 0 and not stream.closed:  # noqa: ASYNC110 - no event says
-                await trio.sleep(0.01)
-        piece = view[: max(1, min(stream.send_window, CHUNK_BYTES))]
+            while stream.send_window <= 0 and not stream.closed:
+                await trio.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        piece = view[: max(1, min(stream.send_window, PIECE_BYTES))]
         await stream.write(bytes(piece))
-        view = view[len(piece) :]
+        view, pause = view[len(piece) :], _LEAST_PAUSE_SECONDS
 
 
 def _notice_dead_peers(stream: trio.SocketStream) -> None:

@@ -15,17 +15,18 @@ from typing import Any
 import trio
 from libp2p.peer.id import ID
 from libp2p.protocol_muxer.multiselect import Multiselect
-from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.identity import public_key_of
-from swarm_node.p2p.libp2p.hardened import Link, Scant, make_upgrader, upgrade
+from swarm_node.p2p.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
 from swarm_node.p2p.recent import Recent
 
 UPGRADE_SECONDS = 10.0
 NEGOTIATE_SECONDS = 10
+#: For a link to answer, before another one is tried.
+_LINK_SECONDS = 1.5
 #: Links; of more, the one that was used longest ago ends. Of one peer, and streams of one link.
 MAX_LINKS = 512
 MAX_LINKS_PER_PEER = 4
@@ -38,8 +39,8 @@ MAX_STRANGERS_PER_HOST = 16
 _MAX_ANSWERED = 2048
 _log = logging.getLogger(__name__)
 
-#: (peer, protocol, stream); returns when the stream has ended.
-Serve = Callable[[str, str, Any], Awaitable[None]]
+#: (peer, protocol, stream, what it said already); returns when the stream has ended.
+Serve = Callable[[str, str, Any, bytes], Awaitable[None]]
 
 
 class Host:
@@ -70,7 +71,8 @@ class Host:
                 listeners = await trio.open_tcp_listeners(port, host=host)
             except OSError as error:
                 reason = error.strerror or error
-                raise TransportError(f"cannot listen on {address}: {reason}") from error
+                text = f"cannot listen on {address}: {reason}; choose a port"
+                raise TransportError(text) from error
             for listener in listeners:
                 listening.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")
             self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
@@ -83,8 +85,9 @@ class Host:
             TransportError: it does not answer at this address, or somebody else does.
         """
         link = self._link(peer)
-        if link is not None and await link.answers():
-            return
+        with trio.move_on_after(_LINK_SECONDS):  # the caller waits for a few seconds only
+            if link is not None and await link.answers():
+                return
         _, host, port = _endpoint(address)
         with _becomes_transport_error(f"cannot reach {peer} at {address}"):
             with trio.fail_after(UPGRADE_SECONDS):
@@ -98,8 +101,8 @@ class Host:
                 await link.event_started.wait()
         self._answered[peer] = address
 
-    async def open(self, peer: str, protocol: str) -> Any:
-        """A stream to a peer that is linked, or that answered before.
+    async def open(self, peer: str, protocol: str) -> tuple[Any, bytes]:
+        """A stream to a peer that is linked, or that answered before, and what it said already.
 
         Raises:
             TransportError: it does not answer, or does not serve the protocol.
@@ -116,23 +119,20 @@ class Host:
             link.used = trio.current_time()
             stream = await link.open_stream()
             try:
-                await MultiselectClient().select_one_of(
-                    [protocol], MultiselectCommunicator(Scant(stream)), NEGOTIATE_SECONDS
-                )
+                with trio.fail_after(NEGOTIATE_SECONDS):
+                    rest = await select(stream, protocol)
             except BaseException:
                 await give_up(stream)
                 raise
-        return stream
+        return stream, rest
 
-    def linked(self) -> dict[str, str]:
-        """Peers that are linked, and the address of the other end."""
-        found = {}
-        for peer in self._links:
-            link = self._link(peer)
-            if link is not None and (seen := link.stream.get_remote_address()):
-                kind = "ip6" if ":" in seen[0] else "ip4"
-                found[peer] = f"/{kind}/{seen[0]}/tcp/{seen[1]}"
-        return found
+    def linked(self) -> dict[str, list[str]]:
+        """Peers that are linked, and the addresses of the other end, the newest link first."""
+        open_links = {
+            peer: [link.stream.seen for link in reversed(links) if not link.ended]
+            for peer, links in self._links.items()
+        }
+        return {peer: seen for peer, seen in open_links.items() if seen}
 
     async def disconnect(self, peer: str) -> None:
         """Close all links to a peer; it may open new ones."""
@@ -204,9 +204,10 @@ class Host:
         """Serve one stream that a peer opened."""
         link.used = trio.current_time()
         try:
-            communicator = MultiselectCommunicator(Scant(stream))
+            scant = Scant(stream)
+            communicator = MultiselectCommunicator(scant)
             protocol, _ = await self._multiselect.negotiate(communicator, NEGOTIATE_SECONDS)
-            await self._serve(link.peer, str(protocol), stream)
+            await self._serve(link.peer, str(protocol), stream, scant.rest)
         except Exception as error:  # noqa: BLE001 - what a peer does ends its own stream
             _log.debug("a stream ended: %r", error)
         finally:

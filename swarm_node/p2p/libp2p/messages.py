@@ -69,9 +69,9 @@ class Opened(Message, frozen=True):
 
 
 class Linked(Message, frozen=True):
-    """Peer ids, and the multiaddr from which each is linked."""
+    """Peer ids, and the multiaddrs from which each is linked."""
 
-    peers: dict[str, str]
+    peers: dict[str, list[str]]
 
 
 class Incoming(Message, frozen=True):

@@ -20,7 +20,7 @@ import trio.from_thread
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.libp2p.hardened import CHUNK_BYTES, send
+from swarm_node.p2p.libp2p.hardened import CHUNK_BYTES, PIECE_BYTES, send
 from swarm_node.p2p.libp2p.host import Host, give_up
 from swarm_node.p2p.libp2p.messages import (
     HOST,
@@ -75,55 +75,57 @@ class Process:
 
     async def _converse(self, pipe: trio.SocketStream) -> None:
         """Answer one request of the node."""
-        stream = None
+        stream, rest = None, b""
         reply: Message | Failed
         try:
             request = self._requests.decode(await _read_frame(pipe))
             try:
-                reply, stream = await self._handle(request)
+                reply, stream, rest = await self._handle(request)
             except TransportError as error:
                 reply = Failed(type(error).__name__, str(error))
             await pipe.send_all(framed(0, msgspec.msgpack.encode(reply)))
             if stream is not None:
-                await _copy(stream, pipe)
+                await _copy(stream, rest, pipe)
         except Exception as error:  # noqa: BLE001 - the node or the peer left: this request ends
             _log.debug("a request ended: %r", error)
         finally:
             if stream is not None:
                 await give_up(stream)
 
-    async def _handle(self, request: Request) -> tuple[Message, Any]:
-        """The reply, and the stream whose bytes follow."""
+    async def _handle(self, request: Request) -> tuple[Message, Any, bytes]:
+        """The reply, the stream whose bytes follow, and the first of them."""
         assert self._host is not None, "the socket of requests is made after the host"
         match request:
             case Connect(peer, address):
                 await self._host.connect(peer, address)
             case Open(peer, protocol):
-                return Opened(), await self._host.open(peer, protocol)
+                return Opened(), *await self._host.open(peer, protocol)
             case Links():
-                return Linked(self._host.linked()), None
+                return Linked(self._host.linked()), None, b""
             case Disconnect(peer):
                 await self._host.disconnect(peer)
-        return Done(), None
+        return Done(), None, b""
 
-    async def _serve(self, peer: str, protocol: str, stream: Any) -> None:
+    async def _serve(self, peer: str, protocol: str, stream: Any, rest: bytes) -> None:
         """Pass a stream that a peer opened on to the node."""
         async with await trio.open_unix_socket(self._node) as pipe:
             await pipe.send_all(framed(0, msgspec.msgpack.encode(Incoming(peer, protocol))))
-            await _copy(stream, pipe)
+            await _copy(stream, rest, pipe)
 
 
-async def _copy(stream: Any, pipe: trio.SocketStream) -> None:
-    """Copy both ways until both ends have ended, or one breaks; bounded by both ends' buffers."""
+async def _copy(stream: Any, rest: bytes, pipe: trio.SocketStream) -> None:
+    """Copy both ways, `rest` to the node first, until both ends have ended or one breaks. What is
+    held is bounded by the buffers of both."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_copy_in, stream, pipe)
-        while data := await pipe.receive_some(CHUNK_BYTES):
+        nursery.start_soon(_copy_in, stream, rest, pipe)
+        while data := await pipe.receive_some(PIECE_BYTES):
             await send(stream, data)
         await stream.close()
         nursery.cancel_scope.deadline = trio.current_time() + _LINGER_SECONDS
 
 
-async def _copy_in(stream: Any, pipe: trio.SocketStream) -> None:
+async def _copy_in(stream: Any, rest: bytes, pipe: trio.SocketStream) -> None:
+    await pipe.send_all(rest)
     with contextlib.suppress(MuxedStreamEOF):
         while True:
             await pipe.send_all(await stream.read(CHUNK_BYTES))

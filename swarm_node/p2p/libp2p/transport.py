@@ -11,7 +11,6 @@ import random
 from collections.abc import Sequence
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.p2p.addresses import require_free_ports
 from swarm_node.p2p.frames import check_size
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.libp2p.daemon import Libp2pDaemon
@@ -56,7 +55,6 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
         return {}
 
     async def _start_node(self, listen: Sequence[str]) -> Libp2pDaemon:
-        require_free_ports(listen)
         return await Libp2pDaemon.start(
             self._identity,
             listen=listen,
