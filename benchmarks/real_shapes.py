@@ -8,9 +8,9 @@ The weights are random, in bfloat16 as the hub has them; the vocabulary has its 
 Questions are those of `hashed_questions.py`: 8 answers of `--new` tokens a group, one group an
 update. The node is whole: `swarm-node join`, with its trainer, sampler and network. Memory is the
 peak of the tree's proportional set size, less that of the same node with a model of next to
-nothing: code and libraries are not planned for. With `--limit-gb`, as root on cgroup v1 or v2, the
-kernel ends the node when it takes more. On a GPU (`--device cuda`) memory is the GPU's, as
-nvidia-smi says, and the plan is the one that `join` makes.
+nothing: code and libraries are not planned for. The plan is the one that `join` makes and prints.
+With `--limit-gb`, as root on cgroup v1 or v2, the kernel ends the node when it takes more. On a GPU
+(`--device cuda`) memory is the GPU's, as nvidia-smi says.
 """
 
 from __future__ import annotations
@@ -24,30 +24,22 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from node_process import Memory, NodeProcess, cpu_seconds
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swarm_node.config import load_settings
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.fit import GpuMemory, fit, gpu_memory, this_machine
-from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.node.fit import gpu_memory
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.models.shapes import known_shape
-from swarm_node.policy.training.packing import micro_batches, padded_tokens
-from swarm_node.rollout import Provenance
 
-#: Tokens of a question, one a letter: the tokenizer has learnt no words.
-GROUP, RANK, PROMPT = 8, 16, 165
+GROUP, RANK = 8, 16
 _NAMED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -131,6 +123,7 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
         peak, marks, clock, lost = Memory(), [], [], 0
         try:
             node.start(wait_seconds=3600)
+            plan = planned(node.log)
             pid, done = node.process.pid, -1
             while done < updates:
                 peak.raise_to(Memory.of(pid))
@@ -156,36 +149,14 @@ def run(model: Path, arguments: argparse.Namespace, updates: int, new: int) -> d
         "cpu_seconds": each,
         "seconds": wall,
         "updates": done,
-        "planned": planned_of(settings, model, before),
+        "planned": plan,
     }
 
 
-def planned_of(settings: dict[str, Any], model: Path, gpu: GpuMemory | None) -> float:
-    """MiB of the plan that `join` makes with as much free."""
-    shape, new = Qwen2Config.from_directory(model), settings["sampling.max_new_tokens"]
-    if gpu is not None:
-        flags = {key: value for key, value in settings.items() if "environment" not in key}
-        chosen = load_settings({**flags, "model": str(model)}, environ={})
-        plan = fit(chosen, shape, replace(this_machine(chosen), gpu=gpu)).plan
-        assert plan is not None
-        return plan.total / 2**20
-    row = TrainRow(np.zeros(PROMPT, np.uint32), np.zeros(new, np.uint32), None, 0.0, Provenance.OWN)
-    group = [row] * GROUP
-    batches = micro_batches(group, Training().micro_batch_tokens)
-    trained = max(padded_tokens(group, batch) for batch in batches)
-    parts = footprint(
-        shape,
-        Training(
-            RANK,
-            micro_batch_tokens=trained,
-            dtype="bfloat16" if settings["training.dtype"] == "bfloat16" else "float32",
-        ),
-        device="cpu",
-        rows=GROUP,
-        max_new_tokens=new,
-        one_base=settings["sampling.engine"] == "torch",
-    )
-    return parts.total() / 2**20
+def planned(log: Path) -> float:
+    """MiB of the plan that the node made, from its first lines."""
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    return next(line["bytes"] for line in lines if line["event"] == "memory") / 2**20
 
 
 def main() -> None:
@@ -209,14 +180,14 @@ def main() -> None:
         empty = run(least, arguments, updates=1, new=16)
         found = run(directory, arguments, arguments.updates, arguments.new)
     libraries = 0.0 if arguments.device != "cpu" else empty["mib"]
-    measured, planned = found["mib"] - libraries, found["planned"]
+    measured, plan = found["mib"] - libraries, found["planned"]
     print(
         f"{arguments.model}, LoRA {RANK}, {arguments.engine}, {arguments.dtype}, {GROUP} answers "
         f"of {arguments.new}"
         + f", at most {arguments.limit_gb:g} GB of memory"
         * bool(arguments.limit_gb)
     )
-    print(f"planned MiB {planned:,.0f}, measured {measured:,.0f}, ratio {planned / measured:.2f}")
+    print(f"planned MiB {plan:,.0f}, measured {measured:,.0f}, ratio {plan / measured:.2f}")
     print(f"node without a model: {empty['mib']:,.0f} MiB; in all {found['mib']:,.0f} MiB")
     print(
         f"{found['updates']} updates, {found['cpu_seconds']:.0f} CPU s and "

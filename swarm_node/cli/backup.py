@@ -53,12 +53,12 @@ def restore(
     number that it used after the backup. Never run the old home and the restored one at once: both
     would sign as the same peer.
     """
+    from swarm_node.cli.members import date_of
     from swarm_node.node.backup import restore as restore_home
 
     place = chosen_home(home)
     made = restore_home(place, file).made
-    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(made))
     option = f" --home {place.path}" if home else ""
-    typer.echo(f"Restored {place.path} as it was at {when} UTC: swarm {place.swarm().name!r}")
+    typer.echo(f"Restored {place.path} as it was at {date_of(made)}: swarm {place.swarm().name!r}")
     typer.echo(f"  this node  {place.identity().peer_id}")
     typer.echo(f"Next:  swarm-node join{option}   (only if the old home does not run any more)")

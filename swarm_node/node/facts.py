@@ -27,7 +27,6 @@ from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredErr
 from swarm_node.node.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
 from swarm_node.node.home import Home
 from swarm_node.p2p.libp2p.daemon import installed
-from swarm_node.p2p.membership import open_chain
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
 from swarm_node.policy.placement import Hardware, has_bitsandbytes
@@ -284,10 +283,9 @@ def read_membership(home: Home) -> Paper | None:
     try:
         if not home.has_swarm:
             return None
-        kept = home.membership()
+        opened = home.membership().opened()
     except HomeError as error:
         return Paper(None, str(error))
-    opened = open_chain(kept.chain, kept.swarm, kept.identity.public_key)
     if isinstance(opened, Rejected):
         return Paper(None, f"{opened.detail or opened.reason}: join again with a ticket")
     return Paper(opened[1].not_after)

@@ -31,10 +31,13 @@ from swarm_node.durable import LEFTOVERS, make_private, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
+    IssuerBody,
+    MemberBody,
     SwarmInfo,
     create_swarm,
     issue_issuer,
     issue_member,
+    open_chain,
 )
 from swarm_node.p2p.statements import verify_secret
 from swarm_node.p2p.stewards import Signer
@@ -54,6 +57,10 @@ class Membership:
     identity: Identity
     swarm: SwarmInfo
     chain: tuple[bytes, bytes]
+
+    def opened(self) -> tuple[IssuerBody, MemberBody] | Rejected:
+        """The bodies of the chain; see `open_chain`."""
+        return open_chain(self.chain, self.swarm, self.identity.public_key)
 
 
 class Home:
@@ -192,7 +199,7 @@ class Home:
                 f"{self.path} belongs to swarm {self.swarm().name!r}, the ticket to "
                 f"{swarm.name!r}; use another --home"
             )
-        self._write("bootstrap", "\n".join(ticket.addresses).encode())
+        self.save("bootstrap", "\n".join(ticket.addresses).encode())
         if self.is_owner:
             return self.membership()
         return self._keep(Membership(identity, swarm, chain))
@@ -263,7 +270,7 @@ class Home:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
-        self._write("port", f"{port}\n".encode())
+        self.save("port", f"{port}\n".encode())
         return port
 
     def kept_port(self) -> int:
@@ -329,7 +336,7 @@ class Home:
 
     def _keep(self, membership: Membership) -> Membership:
         # The swarm's file comes last: a home without it can be founded or joined again.
-        self._write("membership", msgpack.packb(list(membership.chain)))
+        self.save("membership", msgpack.packb(list(membership.chain)))
         membership.swarm.save(self._swarm_file)
         return replace(membership, swarm=self.swarm())
 
@@ -350,8 +357,8 @@ class Home:
         Raises:
             HomeError: it cannot be written.
         """
-        self._write("issuer.key", steward.key.seed())
-        self._write("issuer.certificate", steward.certificate)
+        self.save("issuer.key", steward.key.seed())
+        self.save("issuer.certificate", steward.certificate)
 
     def load(self, name: str) -> bytes | None:
         """The content of a small file, None if it is not there.
@@ -376,9 +383,6 @@ class Home:
         Raises:
             HomeError: it cannot be written.
         """
-        self._write(name, data)
-
-    def _write(self, name: str, data: bytes) -> None:
         try:
             replace_private(self.path / name, data)
         except OSError as error:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity, read_private
-from swarm_node.p2p.membership import IssuerBody, SwarmInfo, issue_issuer, open_chain, verify_issuer
+from swarm_node.p2p.membership import IssuerBody, SwarmInfo, issue_issuer, verify_issuer
 from swarm_node.p2p.stewards import Signer
 from swarm_node.p2p.ticket import MAX_TICKET_CHARS, Ticket, parse_ticket
 
@@ -128,7 +128,7 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
             f"{home.path} belongs to swarm {swarm.name!r}, {source} to another: use another --home"
         )
     steward = _steward(made, swarm)
-    own = open_chain(home.membership().chain, swarm, home.identity().public_key)
+    own = home.membership().opened()
     gone = {*known, *(() if isinstance(own, Rejected) else (own[0].issuer_key.hex(),))}
     with home.editing():
         texts = [*_stock(home), *made.tickets]

@@ -10,7 +10,6 @@ from swarm_node.node.home import Membership
 from swarm_node.node.ledger import Admission
 from swarm_node.node.snapshot import PeerRow
 from swarm_node.p2p.identity import public_key_of
-from swarm_node.p2p.membership import open_chain
 
 #: The end of a peer id that is enough where only one peer has it; all ids begin alike.
 SHORTEST = 6
@@ -61,7 +60,7 @@ def keys_of(meant: Meant, own: Membership) -> list[bytes]:
     """
     keys = [public_key_of(peer) for peer in meant.peer_ids]
     keys += [bytes.fromhex(key) for key in meant.issuer_keys]
-    opened = open_chain(own.chain, own.swarm, own.identity.public_key)
+    opened = own.opened()
     if isinstance(opened, Rejected):
         raise HomeError(f"the membership of this home is damaged ({opened.reason}): restore it")
     issuer, member = opened

@@ -197,10 +197,8 @@ class _ReasoningGym:
     def score(self, task: Task, text: str) -> float:
         """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the
         last MAX_JUDGED_CHARS of a text count."""
-        text = text[-MAX_JUDGED_CHARS:]
-        tagged = last_tagged(text)
-        answer = (text if tagged is None else tagged).strip()
-        if self._strict and only_answer(text) is None:
+        answer = only_answer(text) if self._strict else _answer(text)
+        if answer is None:
             return 0.0
         dataset = self._dataset(task.ref.family, task.ref.seed)
         try:
@@ -224,6 +222,12 @@ class _ReasoningGym:
                 family, {**self._settings[family], "seed": 0, "size": SEED_LIMIT}
             )
         return self._datasets[family]
+
+
+def _answer(text: str) -> str:
+    text = text[-MAX_JUDGED_CHARS:]
+    tagged = last_tagged(text)
+    return (text if tagged is None else tagged).strip()
 
 
 def _make(family: str, settings: dict[str, Any]) -> Any:

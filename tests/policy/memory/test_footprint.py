@@ -79,7 +79,7 @@ def kept_bytes(
 )
 @pytest.mark.parametrize(
     "training",
-    [Training(32, dtype="bfloat16"), Training(0, dtype="bfloat16"), Training()],
+    [Training(32), Training(32, dtype="bfloat16"), Training(0, dtype="bfloat16"), Training()],
     ids=lambda one: f"rank {one.lora_rank}, {one.dtype}",
 )
 def test_a_layer_keeps_what_is_planned(
