@@ -1,17 +1,24 @@
-"""Two loops that keep a node among peers: one announces it and repairs the network, the other tries
-peers that it was told of or that stopped answering. No other loop waits for such a peer."""
+"""Three loops that keep a node among peers: one announces it and repairs the network, one tries
+peers that it was told of or that stopped answering, and one looks after relays. No other loop waits
+for such a peer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
 
 import structlog
 
 from swarm_node.clock import Clock
+from swarm_node.errors import TransportError
 from swarm_node.p2p.meeting import FEW, Meeting
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.transport import Transport
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.keeping import KEEP_SECONDS
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.schema import KnownPeer
 from swarm_node.storage import Storage
 
 _HEAL_SECONDS = 5.0
@@ -30,7 +37,7 @@ class Company:
         self,
         meeting: Meeting,
         *,
-        transport: Transport,
+        reaching: ReachingTransport,
         storage: Storage,
         directory: Directory,
         clock: Clock,
@@ -39,7 +46,7 @@ class Company:
         version: Callable[[], int],
     ) -> None:
         self._meeting = meeting
-        self._transport = transport
+        self._transport = reaching
         self._storage = storage
         self._directory = directory
         self._clock = clock
@@ -50,20 +57,29 @@ class Company:
     async def meet(self) -> None:
         """Announce this node at every heartbeat, often at first, and repair the network."""
         await self._meeting.open(self._bootstrap)
-        pause, next_beat = 1.0, 0.0
+        pause, next_beat, told = 1.0, 0.0, self._transport.addresses()
         while True:
             known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
-            addresses = [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
+            addresses = [*self._bootstrap, *chain.from_iterable(map(_addresses, known))]
             done = await self._transport.heal(addresses)
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
-            if self._clock.now() >= next_beat:
+            own = self._transport.addresses()
+            if self._clock.now() >= next_beat or own != told:
+                told = own
                 if not any(self._directory.answering(self._clock.now())):
                     self._meeting.name(self._bootstrap)
                 await self._meeting.beat(self._version(), self._heartbeat)
                 next_beat = self._clock.now() + pause
                 pause = min(self._heartbeat, pause * 1.5)
             await asyncio.sleep(min(pause, _HEAL_SECONDS))
+
+    async def reach(self) -> None:
+        """Keep relays while peers cannot dial this node."""
+        while True:
+            with suppress(TransportError):  # the daemon died: `meet` restarts it
+                await self._transport.keep()
+            await asyncio.sleep(KEEP_SECONDS)
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""
@@ -72,3 +88,7 @@ class Company:
             few = sum(self._directory.answering(self._clock.now())) < FEW
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
             await asyncio.sleep(answered if any(found) else silent)
+
+
+def _addresses(peer: KnownPeer) -> list[str]:
+    return circuit.completed(peer.addresses, peer.peer_id)

@@ -30,8 +30,9 @@ MAX_FORMER = 200
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples, `banned` whom `Members` refuses here. `office` keeps what the swarm states: a
-    home, or the memory."""
+    what samples, `dialable` whether peers can dial this node (None while that is not known), and
+    `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
+    memory."""
 
     transport: Transport
     sampler: Sampler
@@ -43,6 +44,7 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
+    dialable: Callable[[], bool | None] = lambda: None
     banned: Callable[[str, bytes], bool] = nobody
     office: Office = field(default_factory=MemoryOffice)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from swarm_node.errors import TransportError
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.recent import Recent
+from swarm_node.p2p.transport import RELAY, RELAYED
 
 #: Streams of one peer that may wait while others of it run, and streams of all peers together.
 MAX_WAITING_PER_PEER = 64
@@ -70,8 +71,8 @@ class Severed:
         """Cut a link for so long; a later call replaces an earlier one."""
         self._until[peer] = self._now() + seconds
 
-    def __contains__(self, peer: str) -> bool:
-        return self._until.get(peer, 0.0) > self._now()
+    def __contains__(self, peer: object) -> bool:
+        return isinstance(peer, str) and self._until.get(peer, 0.0) > self._now()
 
 
 class Admission:
@@ -99,13 +100,17 @@ class Admission:
         self._open -= 1
         self._strangers -= stranger
 
-    def hold(self, peer: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Wait for this peer's turn.
+    def hold(self, peer: str, protocol: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Wait for this peer's turn. Requests for a third peer only wait for each other. A relay
+        has twice as many: it limits those of each asker.
 
         Raises:
             BusyError: its queue or the node is full.
         """
-        return self._slots.hold(peer, self._per_peer)
+        if protocol not in (RELAY, RELAYED):
+            return self._slots.hold(peer, self._per_peer)
+        most = self._per_peer * (2 if protocol == RELAYED else 1)
+        return self._slots.hold(f"{peer} {protocol}", most)
 
     def ended_early(self, peer: str, *, junk: bool) -> None:
         """A stream ended before its reply was taken; `junk` was over the limit."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from swarm_node.clock import Clock
@@ -26,6 +26,7 @@ from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import ANCHORS, PARTNERS, Directory, Peer
+from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import Transport
 from swarm_node.schema import KnownPeer
@@ -62,6 +63,7 @@ class Meeting:
         directory: Directory,
         clock: Clock,
         rng: random.Random,
+        relays: Callable[[], bool],
     ) -> None:
         self._asker = asker
         self._book = book
@@ -75,6 +77,7 @@ class Meeting:
         self._directory = directory
         self._clock = clock
         self._rng = rng
+        self._relays = relays
         self._unread = 0  # further beats before the next read of the transport's table
         self._next_feeler = 0.0
         self._saved: list[KnownPeer] = []
@@ -104,7 +107,7 @@ class Meeting:
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
-                addresses=wire.fit_heartbeat(self._transport.addresses()),
+                addresses=circuit.fit_heartbeat(self._transport.addresses()),
                 policy_version=version,
                 epoch=self._storage.epoch,
                 head=await self._storage.run(self._storage.head),
@@ -113,6 +116,7 @@ class Meeting:
                 revoked=own.lists.number,
                 secret=own.secrets.number,
                 steward=own.steward is not None,
+                relays=self._relays(),
             )
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)

@@ -86,6 +86,7 @@ class _Known:
     revoked: int = 0
     secret: int = 0
     steward: bool = False
+    relay: tuple[str, ...] = ()
 
 
 def nobody(peer_id: str, issuer_key: bytes) -> bool:
@@ -187,6 +188,7 @@ class Members:
             return refused
         self._remember(member)
         self.note(member.peer_id, head.revoked, head.secret, steward=head.steward)
+        self._known[member.peer_id].relay = head.addresses if head.relays else ()
         return Heard(member, head)
 
     def vouches(self, presence: bytes, peer_id: str) -> bool:
@@ -223,6 +225,11 @@ class Members:
     def stewards(self) -> list[str]:
         """Members that say that they renew memberships."""
         return [peer_id for peer_id, known in self._known.items() if known.steward]
+
+    def relays(self) -> dict[str, tuple[str, ...]]:
+        """The addresses of members that say that they forward requests."""
+        said = ((peer, known.relay) for peer, known in self._known.items() if known.relay)
+        return {peer: addresses for peer, addresses in said if self.is_member(peer)}
 
     def obey(self, body: Revocations) -> None:
         """Refuse whom this list names from now on, and no others."""

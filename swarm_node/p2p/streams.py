@@ -10,6 +10,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -26,6 +27,7 @@ from swarm_node.p2p.addresses import (
 )
 from swarm_node.p2p.admission import Admission, BusyError
 from swarm_node.p2p.dialing import Dialing
+from swarm_node.p2p.forwarding import Stream, forward, routed
 from swarm_node.p2p.frames import (
     Reply,
     answer,
@@ -36,7 +38,14 @@ from swarm_node.p2p.frames import (
     send_request,
 )
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
+from swarm_node.p2p.transport import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    RELAY,
+    RELAYED,
+    Handler,
+    Route,
+)
 
 #: (protocol, remote peer id, reader, writer); owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -45,6 +54,8 @@ StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], 
 STREAM_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
+#: To a peer that is connected.
+ONWARD_SECONDS = 5.0
 #: Addresses that one dial() tries; `rng` chooses among more.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
@@ -99,6 +110,17 @@ class Daemon(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Stream:
+    """One that a peer opened. `read` is whether its request has arrived."""
+
+    protocol: str
+    peer: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    read: bool = False
+
+
 Node = TypeVar("Node", bound=Daemon)
 
 
@@ -130,6 +152,7 @@ class StreamTransport(ABC, Generic[Node]):
         self._rng = rng
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
+        self._routes: dict[str, Route] = {}
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
         self._admission = Admission(max_concurrent_per_peer, clock.now)
@@ -184,6 +207,11 @@ class StreamTransport(ABC, Generic[Node]):
         if self._started:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
+
+    def forward(self, protocol: str, route: Route) -> None:
+        if self._started:
+            raise RuntimeError("forward() comes before start()")
+        self._routes[protocol] = route
 
     def screen(
         self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
@@ -292,16 +320,19 @@ class StreamTransport(ABC, Generic[Node]):
             if peer in self._admission.severed and self._node is not None:
                 await self._node.disconnect(peer)
             return
+        stream = _Stream(protocol, peer, reader, writer)
         task = asyncio.current_task()
         assert task is not None
         finished = False
         try:
             async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
-                await self._answer(protocol, peer, reader, writer)
+                await self._answer(stream)
             finished = True
         except (TransportError, TimeoutError) as error:
             log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
-            self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
+            # What ends a request for a third peer once it has arrived may be the other end's doing.
+            if not (stream.read and protocol in (RELAY, RELAYED)):
+                self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
         finally:
             self._admission.leave(stranger)
             del self._streams[task]
@@ -310,15 +341,30 @@ class StreamTransport(ABC, Generic[Node]):
             else:
                 writer.transport.abort()  # close() would wait for a peer that may not read
 
-    async def _answer(
-        self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, stream: _Stream) -> None:
+        reader, writer, protocol = stream.reader, stream.writer, stream.protocol
         try:
-            async with self._admission.hold(peer):
+            async with self._admission.hold(stream.peer, protocol):
                 payload = await read_request(reader)
-                reply = await answer(self._handlers[protocol], peer, protocol, payload)
-                await send_reply(reader, writer, reply)
+                stream.read = True
+                if protocol in self._routes:
+                    await self._pass_on(stream, payload)
+                else:
+                    handler = self._handlers[protocol]
+                    reply = await answer(handler, stream.peer, protocol, payload)
+                    await send_reply(reader, writer, reply)
         except BusyError as refusal:
             async with asyncio.timeout(REFUSAL_SECONDS):
                 await read_request(reader)  # an unread request would be read as the ack
                 await send_reply(reader, writer, Reply.refusal(str(refusal)))
+
+    async def _pass_on(self, stream: _Stream, payload: bytes) -> None:
+        """Answer a request with what another peer replies."""
+        route, sink = self._routes[stream.protocol], (stream.reader, stream.writer)
+        onward = await routed(route, stream.peer, stream.protocol, payload)
+        if isinstance(onward, Reply):
+            return await send_reply(*sink, onward)
+        await forward(onward, self._open_onward, sink)
+
+    async def _open_onward(self, peer: str, protocol: str) -> Stream:
+        return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

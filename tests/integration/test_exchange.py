@@ -815,7 +815,7 @@ def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) 
                 ghost = Identity.generate()
                 head = wire.Heartbeat(
                     *(1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + ghost.peer_id,), 0, 1, 0),
-                    *(int(NOW * 1000), "ghost", 0, 0, False),
+                    *(int(NOW * 1000), "ghost", 0, 0, False, False),
                 )
                 sealed = seal(ghost, alice.membership.swarm.swarm_id, Kind.HEAD, wire.pack(head))
                 made.append(wire.pack(wire.Presence(sealed, *bob.membership.chain)))

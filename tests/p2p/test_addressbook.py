@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -58,6 +58,31 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     assert len(book) == 0
     _tell(book, ["peer"], now=IGNORED_SECONDS + 1)
     assert len(book) == 1
+
+
+def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
+    def tell(addresses: Sequence[str], issued_ms: int) -> None:
+        book.tell(
+            *("peer", addresses, 1.0),
+            issuer="i",
+            teller="t",
+            telling_issuer="i",
+            heartbeat=b"h",
+            issued_ms=issued_ms,
+        )
+
+    book = _book()
+    tell(["/behind/nat"], 1)
+    assert [known.peer_id for known in _picked(book, 1.0)] == ["peer"]
+    book.failed("peer", 1.0, heard=0.0)
+    tell(["/behind/nat"], 2)
+    assert len(book) == 0
+    tell(["/relay/p2p-circuit", "/behind/nat"], 3)  # it found a relay
+    assert [known.peer_id for known in _picked(book, 60.0)] == ["peer"]
+    tell(["/relay/p2p-circuit", "/behind/nat"], 4)
+    assert _picked(book, 61.0) == []
+    tell(["/other/p2p-circuit", "/behind/nat"], 5)  # and now another
+    assert [known.peer_id for known in _picked(book, 61.0)] == ["peer"]
 
 
 def test_who_comes_by_itself_is_no_longer_ignored() -> None:

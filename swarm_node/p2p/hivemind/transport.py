@@ -111,7 +111,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
             store=store,
         )
         try:
-            await node.serve(list(self._handlers), self._serve_stream)
+            await node.serve([*self._handlers, *self._routes], self._serve_stream)
         except BaseException:
             await node.stop()
             raise

@@ -59,6 +59,6 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
             self._identity,
             listen=listen,
             announce=self._announce,
-            protocols=list(self._handlers),
+            protocols=[*self._handlers, *self._routes],
             server=self._serve_stream,
         )
