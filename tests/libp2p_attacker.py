@@ -27,8 +27,8 @@ from swarm_node.p2p.libp2p.hardened import Link, Socket, make_upgrader, upgrade
 
 SECONDS = 60.0
 MULTISTREAM = b"\x13/multistream/1.0.0\n"
-DATA, WINDOW = 0, 1
-SYN, RESET = 1, 8
+DATA, WINDOW, PING = 0, 1, 2
+SYN, ACK, RESET = 1, 2, 8
 HOST, PORT, PEER, PROTOCOL = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 
 
@@ -149,17 +149,18 @@ async def overfull_window() -> str:
 
 
 async def endless_negotiation() -> str:
-    """A stream that asks for one unknown protocol after the other."""
+    """A stream that asks for one unknown protocol after the other. Its link lives on."""
     link = await linked()
     line = delimited("/swarm-node/no-such/1")
     asked = [frame(DATA, 0, 1, len(line), line) for _ in range(100)]
     await link.secured_conn.write(frame(DATA, SYN, 1, len(MULTISTREAM), MULTISTREAM))
     for data in asked:
         await link.secured_conn.write(data)
-    reset = frame(WINDOW, RESET, 1, 0)
     heard = b""
-    while reset not in heard:
-        heard += await link.secured_conn.read(1)
+    for waited in (frame(WINDOW, RESET, 1, 0), frame(PING, ACK, 0, 7)):
+        while waited not in heard:
+            heard += await link.secured_conn.read(1)
+        await link.secured_conn.write(frame(PING, SYN, 0, 7))
     return "reset" if heard.count(b"\x03na\n") < len(asked) else "answered"
 
 
