@@ -58,7 +58,7 @@ def make_shared(
     membership: Membership,
     clock: Clock,
     keeper: Keeper | None = None,
-    banned: Callable[[str, bytes], bool] = nobody,
+    banned: Callable[[], frozenset[str]] = nobody,
 ) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain
 
 import structlog
 
@@ -18,7 +17,6 @@ from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.keeping import KEEP_SECONDS
 from swarm_node.p2p.reach.transport import ReachingTransport
-from swarm_node.schema import KnownPeer
 from swarm_node.storage import Storage
 
 _HEAL_SECONDS = 5.0
@@ -57,22 +55,30 @@ class Company:
     async def meet(self) -> None:
         """Announce this node at every heartbeat, often at first, and repair the network."""
         await self._meeting.open(self._bootstrap)
+        addresses = await self._addresses()
         pause, next_beat, told = 1.0, 0.0, self._transport.addresses()
         while True:
-            known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
-            addresses = [*self._bootstrap, *chain.from_iterable(map(_addresses, known))]
             done = await self._transport.heal(addresses)
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
             own = self._transport.addresses()
             if self._clock.now() >= next_beat or own != told:
                 told = own
-                if not any(self._directory.answering(self._clock.now())):
+                if self._directory.fewer(1, self._clock.now()):
                     self._meeting.name(self._bootstrap)
                 await self._meeting.beat(self._version(), self._heartbeat)
+                addresses = await self._addresses()  # a beat stores which peers answer
                 next_beat = self._clock.now() + pause
                 pause = min(self._heartbeat, pause * 1.5)
             await asyncio.sleep(min(pause, _HEAL_SECONDS))
+
+    async def _addresses(self) -> list[str]:
+        """Where this node looks for others when it is alone."""
+        known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
+        return [
+            *self._bootstrap,
+            *(a for peer in known for a in circuit.completed(peer.addresses, peer.peer_id)),
+        ]
 
     async def reach(self) -> None:
         """Keep relays while peers cannot dial this node."""
@@ -85,10 +91,6 @@ class Company:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            few = sum(self._directory.answering(self._clock.now())) < FEW
+            few = self._directory.fewer(FEW, self._clock.now())
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
             await asyncio.sleep(answered if any(found) else silent)
-
-
-def _addresses(peer: KnownPeer) -> list[str]:
-    return circuit.completed(peer.addresses, peer.peer_id)

@@ -45,7 +45,7 @@ class Parts:
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
     dialable: Callable[[], bool | None] = lambda: None
-    banned: Callable[[str, bytes], bool] = nobody
+    banned: Callable[[], frozenset[str]] = nobody
     office: Office = field(default_factory=MemoryOffice)
 
 

@@ -23,6 +23,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from swarm_node.p2p.recent import Recent
@@ -217,7 +218,8 @@ class AddressBook:
 
     def tried(self) -> list[Known]:
         """The tried peers, in a stable order."""
-        return [known for _, known in sorted(self._known.items()) if known.tried]
+        tried = (known for known in self._known.values() if known.tried)
+        return sorted(tried, key=attrgetter("peer_id"))
 
     def new(self) -> list[Known]:
         """The new peers, in a stable order."""
@@ -239,7 +241,7 @@ class AddressBook:
         if known.retry_at > now:
             return False
         _, muted_until = self._muted.get((known.teller, known.issuer), (0, _NEVER))
-        return known.tried or known.teller == CONFIGURED or muted_until <= now
+        return known.tried or muted_until <= now
 
     def _mute(self, known: Known, now: float) -> None:
         key = known.teller, known.issuer

@@ -13,7 +13,6 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -80,7 +79,7 @@ class Meeting:
         self._relays = relays
         self._unread = 0  # further beats before the next read of the transport's table
         self._next_feeler = 0.0
-        self._saved: list[KnownPeer] = []
+        self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
 
     async def open(self, bootstraps: Sequence[str]) -> None:
         """Take up the peers of earlier runs and the addresses that the settings and the ticket
@@ -165,8 +164,7 @@ class Meeting:
             met.greeted, met.addresses = True, peer.addresses
             met.answered(self._clock.now())
             peer = met
-        peer.issuer = self._members.issuer(peer.peer_id)
-        self._directory.befriend(self._rng, peer, self._clock.now())
+        self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
         if known.heartbeat:
             self._hear(known.heartbeat, expected=known.peer_id, teller=None)
         return True
@@ -180,7 +178,7 @@ class Meeting:
 
     def _searching(self, now: float) -> bool:
         """Whether it is time for a peer of the book."""
-        return now >= self._next_feeler or self._directory.answering(now)[0] < PARTNERS
+        return now >= self._next_feeler or self._directory.fewer(PARTNERS, now, partners=True)
 
     def _passed(self, peer_id: str) -> bool:
         """Whether the book need not name this peer: a partner, or one that is left alone."""
@@ -191,7 +189,7 @@ class Meeting:
 
     async def _read(self) -> None:
         """Read some heartbeats from the transport, if it is time."""
-        few = sum(self._directory.answering(self._clock.now())) < FEW
+        few = self._directory.fewer(FEW, self._clock.now())
         if self._unread and not few:
             self._unread -= 1
             return
@@ -230,7 +228,6 @@ class Meeting:
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
         peer.addresses, peer.version = beat.addresses, beat.policy_version
         peer.epoch, peer.head = beat.epoch, beat.head
-        peer.issuer = issuer
 
     async def _exchange_peers(self, peer: Peer) -> None:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
@@ -247,8 +244,15 @@ class Meeting:
         """Store the peers that answered, and which of them are anchors."""
         now, wall = self._clock.now(), self._clock.wall()
         partners = self._directory.partners(now)
-        seen = {peer.peer_id: peer.last_seen for peer in partners}
         anchors = {peer.peer_id for peer in partners[:ANCHORS]}
+        tried = self._book.tried()
+        saved = [
+            (k.peer_id, k.addresses, k.issuer, k.failures, k.peer_id in anchors) for k in tried
+        ]
+        if saved == self._saved:
+            return
+        self._saved = saved
+        seen = {peer.peer_id: peer.last_seen for peer in partners}
         rows = [
             KnownPeer(
                 known.peer_id,
@@ -258,9 +262,6 @@ class Meeting:
                 failures=known.failures,
                 anchor=known.peer_id in anchors,
             )
-            for known in self._book.tried()
+            for known in tried
         ]
-        saved = [replace(row, last_seen=0.0) for row in rows]
-        if saved != self._saved:
-            self._saved = saved
-            await self._storage.run(self._storage.remember_peers, rows)
+        await self._storage.run(self._storage.remember_peers, rows)

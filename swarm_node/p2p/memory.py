@@ -58,6 +58,7 @@ class MemoryNetwork:
         self._hidden: frozenset[str] = frozenset()
         self._links: set[frozenset[str]] = set()
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
+        self._published: list[str] = []  # whose heartbeats there are
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
         """Cut every link between different groups of peer ids; all other peers form another. Links
@@ -110,19 +111,23 @@ class MemoryNetwork:
 
     def publish(self, peer: str, heartbeat: bytes, ttl: float) -> None:
         self.sent[peer] += len(heartbeat)
+        if peer not in self._heartbeats:
+            self._published.append(peer)
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
         """Unexpired heartbeats of the other peers on the reader's side of the partition; of more
         than MAX_FOUND a random sample, as the DHT keeps one."""
-        now = asyncio.get_running_loop().time()
-        found = {
-            peer: heartbeat
-            for peer, (heartbeat, expires) in self._heartbeats.items()
-            if peer != reader and expires > now and self.linked(reader, peer)
-        }
-        if len(found) > MAX_FOUND:
-            found = {peer: found[peer] for peer in self._rng.sample(list(found), MAX_FOUND)}
+        now, found, order = asyncio.get_running_loop().time(), {}, self._published
+        for index in range(len(order)):
+            if len(order) > MAX_FOUND:  # shuffle no more of them than are looked at
+                other = self._rng.randrange(index, len(order))
+                order[index], order[other] = order[other], order[index]
+            heartbeat, expires = self._heartbeats[order[index]]
+            if order[index] != reader and expires > now and self.linked(reader, order[index]):
+                found[order[index]] = heartbeat
+            if len(found) == MAX_FOUND:
+                break
         self.received[reader] += sum(map(len, found.values()))
         return found
 

@@ -59,11 +59,9 @@ Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Digest = Annotated[bytes, Meta(min_length=_DIGEST, max_length=_DIGEST)]
 ContentId = Annotated[bytes, Meta(min_length=_MULTIHASH, max_length=_MULTIHASH)]
 #: Logs, metrics and pages show names, so control, quote, bracket and path characters are refused.
-Label = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
-Agent = Annotated[str, Meta(max_length=24, pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
-Address = Annotated[
-    str, Meta(max_length=MAX_ADDRESS_CHARS, pattern=r"\A/[A-Za-z0-9._:/%-]{1,159}\Z")
-]
+Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
+Agent = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
+Address = Annotated[str, Meta(pattern=r"\A/[A-Za-z0-9._:/%-]{1,159}\Z")]
 Certificate = Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
 Chain = Annotated[tuple[Certificate, ...], Meta(max_length=2)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=8)]

@@ -6,45 +6,15 @@ import io
 from typing import Any
 
 import msgspec
+from builders import quiet_snapshot
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
 from swarm_node.cli.views import peers_view, status_view
 from swarm_node.node.ledger import Admission, Ban
-from swarm_node.node.snapshot import (
-    SCHEMA,
-    GroupCounts,
-    MembershipRow,
-    PeerRow,
-    RelayingRow,
-    Snapshot,
-)
+from swarm_node.node.snapshot import MembershipRow, PeerRow, RelayingRow, Snapshot
 
-QUIET = Snapshot(
-    schema=SCHEMA,
-    peer_id="12D3KooW",
-    swarm="team",
-    swarm_id="00",
-    model="tiny",
-    state="running",
-    seconds=1.0,
-    version=3,
-    updates=3,
-    skipped_updates=0,
-    trainer_restarts=0,
-    groups=GroupCounts(),
-    rejected={},
-    faults={},
-    evals=[],
-    families=[],
-    own_families=[],
-    peers=[],
-    buffer={},
-    update=None,
-    addresses=[],
-    processes={},
-)
-
+QUIET = quiet_snapshot()
 
 #: What a peer would write into its owner's terminal: colours, a new title, markup, a line of its
 #: own, an order of letters that deceives.

@@ -148,10 +148,60 @@ def test_nobody_displaces_a_configured_peer() -> None:
     book = _book()
     bootstraps = [f"bootstrap {index}" for index in range(8)]
     book.configure([(name, ["/" + name]) for name in bootstraps], 0.0)
-    for issuer in range(20):
-        names = [f"peer {issuer} {index}" for index in range(200)]
+    for issuer in range(200):  # together they reach every bucket
+        names = [f"peer {issuer} {index}" for index in range(50)]
         _tell(book, names, f"teller {issuer}", f"issuer {issuer}")
+    assert len(book.new()) == NEW_BUCKETS * SLOTS
     assert all(book.get(name) for name in bootstraps)
+
+
+def test_of_many_configured_peers_those_that_have_room_are_kept() -> None:
+    book = _book()
+    book.configure([(f"bootstrap {index}", ["/here"]) for index in range(100)], 0.0)
+    reached = {known.bucket for known in book.new()}
+    assert len(book) == len(reached) * SLOTS <= BUCKETS_PER_TELLER * SLOTS
+
+
+def test_a_configured_peer_that_answered_once_leaves_as_others_do() -> None:
+    book = _book()
+    book.configure([("bootstrap", ["/bootstrap"])], 0.0)
+    book.answered("bootstrap", 0.0, "issuer")
+    for second in range(MAX_FAILURES):
+        assert len(book) == 1
+        book.failed("bootstrap", second + 1.0, heard=second + 1.0)
+    assert len(book) == 0
+
+
+def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twice() -> None:
+    book = _book()
+    _tell(book, ["me"])
+    book.tell("peer", [], 0.0, issuer="", teller="", telling_issuer="")
+    book.restore(Known("me", ("/me",), "issuer", ""), anchor=True)
+    book.failed("peer", 0.0, heard=0.0)
+    book.answered("peer", 0.0, "issuer")
+    assert len(book) == 0
+    _tell(book, ["peer"])
+    book.restore(Known("peer", ("/elsewhere",), "issuer", ""), anchor=True)
+    assert [known.addresses for known in book.new()] == [("/peer",)]
+    assert book.tried() == []
+
+
+def test_who_is_passed_over_is_not_picked() -> None:
+    book = _book()
+    _tell(book, ["peer"])
+    book.configure([("bootstrap", ["/bootstrap"])], 0.0)
+    assert book.pick(random.Random(0), 0.0, lambda _: True) is None
+    book = _book()
+    _tell(book, ["peer"])
+    assert book.pick(random.Random(0), 0.0, lambda _: True) is None
+
+
+def test_a_tried_peer_does_not_wait_for_those_that_its_teller_named() -> None:
+    book = _book()
+    _tell(book, ["live", "dead", "other"])
+    book.answered("live", 0.0, "issuer")
+    book.failed("dead", 0.0, heard=0.0)
+    assert [known.peer_id for known in _picked(book, 0.5)] == ["live"]
 
 
 def test_a_peer_that_answers_is_not_displaced_and_one_that_fails_is() -> None:

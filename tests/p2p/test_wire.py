@@ -4,6 +4,7 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
@@ -118,28 +119,38 @@ def test_plain_msgpack_reads_a_group() -> None:
         ((1,), 1 << 62),
         ((1,), 1.0),
         ((2,), 0),
+        ((2,), 1 << 62),
         ((2,), None),
+        ((3,), -1),
         ((3,), 1 << 53),
         ((4, 0), "../etc"),
         ((4, 0), "<b>"),
         ((4, 0), "a\nb"),
         ((4, 0), ""),
         ((4, 1), "x" * 65),
+        ((4, 3), -1),
         ((4, 3), SEED_LIMIT),
         ((5, 0), DIGEST + b"x"),
         ((5, 1), DIGEST[:31]),
         ((5, 0), "x" * 32),
         ((6,), []),
-        ((6,), [0] * 65),
+        ((6,), fields()[6][:1] * 65),  # type: ignore[index]
+        ((6, 0, 0), "x" * (wire.MAX_TEXT_BYTES + 1)),
         ((6, 0, 1), b""),
         ((6, 0, 1), bytes(4 * wire.MAX_TOKENS + 4)),
+        ((6, 0, 2), b""),
+        ((6, 0, 2), bytes(4 * wire.MAX_TOKENS + 4)),
         ((6, 0, 3), []),
         ((6, 0, 3), [[1, 0, 1]] * 257),
         ((6, 0, 3, 0), [1, 0, 1, 1]),
         ((6, 0, 3, 0), [1, -1, 1]),
+        ((6, 0, 3, 0), [1, 0, -1]),
+        ((6, 0, 3, 0), [1, wire.MAX_TOKENS + 1, 1]),
+        ((6, 0, 3, 0), [1, 0, wire.MAX_TOKENS + 1]),
         ((6, 0, 4), "given up"),
         ((6, 0), {"text": "x"}),
         ((7,), b""),
+        ((7,), bytes(4 * 65)),
     ],
 )
 def test_a_field_outside_its_type_or_bounds_is_refused(
@@ -342,6 +353,10 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
         wire.ListReply(1, 2, 0, (b"x",) * 1001),
         wire.ListReply(1, 2, 0, (b"x" * 769,)),
         wire.PullRequest(DIGEST),
+        wire.PullRequest(b"\x12\x20" + DIGEST + b"x"),
+        wire.PeersRequest(0),
+        wire.PeersRequest(101),
+        wire.PeersReply((b"x",) * 101),
         wire.PeersReply((b"x" * (wire.MAX_PRESENCE_BYTES + 1),)),
         wire.Presence(b"h" * 717, b"", b""),
         wire.Presence(b"", b"i" * 321, b""),
@@ -354,6 +369,10 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
         wire.HelloRequest((), "", ("/ip4/1.2.3.4/tcp/1\x1b[0m",), 0, 0),
         wire.HelloRequest((), "", ("ip4/1.2.3.4",), 0, 0),
         heartbeat(("/a",) * 5),
+        replace(announcement(), size=0),
+        replace(announcement(), size=wire.MAX_SEALED_BYTES + 1),
+        replace(announcement(), completions=0),
+        replace(announcement(), completions=65),
     ],
 )
 def test_a_body_outside_its_bounds_cannot_be_packed(body: wire.Body) -> None:
