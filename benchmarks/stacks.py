@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ECHO, SIZED, WAIT = "/swarm-node/echo/1", "/swarm-node/sized/1", "/swarm-node/wait/1"
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 REPLY = 4 << 20
-REQUESTS, REPLIES, STARTS, KILLS = 1000, 32, 5, 5
+REQUESTS, REPLIES, STARTS, KILLS = 500, 16, 3, 3
 SETTLED_SECONDS = 30.0
 
 
@@ -257,6 +257,7 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
         found[what] = json.loads(done.stdout.splitlines()[-1])
+        print(what, found[what], file=sys.stderr, flush=True)
     attacks = {what: found[what].pop("attacks", {}) for what in found}
     print(f"{'':38}{'hivemind':>10}{'libp2p':>10}{'ratio':>8}{'both':>10}")
     for name, value in found["hivemind"].items():

@@ -50,9 +50,8 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
         self._running()
         check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
 
-    async def heartbeats(self) -> dict[str, bytes]:
+    async def heartbeats(self) -> None:
         self._running()
-        return {}
 
     async def _start_node(self, listen: Sequence[str]) -> Libp2pDaemon:
         return await Libp2pDaemon.start(
