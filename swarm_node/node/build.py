@@ -25,6 +25,8 @@ from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
+from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -53,7 +55,8 @@ def build_parts(
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
-    transport = _make_transport(settings, home, membership)
+    reach = Reach()
+    transport = _make_transport(settings, home, membership, reach)
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
     storage = Storage(home.database)
     storage.begin_epoch()
@@ -78,11 +81,14 @@ def build_parts(
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
         banned=Bans(home).covered,
+        knock=knock,
+        reach=reach,
+        dialable=reach.dialable,
     )
 
 
 def _make_transport(
-    settings: Settings, home: Home, membership: Membership
+    settings: Settings, home: Home, membership: Membership, reach: Reach
 ) -> HivemindTransport | Libp2pTransport:
     listen = listen_addresses(settings, home.port)
     network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
@@ -92,6 +98,7 @@ def _make_transport(
             listen=listen,
             announce=network.announce,
             configured=network.bootstrap,
+            found=reach.found,
             rng=rng,
         )
     return HivemindTransport(
@@ -101,6 +108,7 @@ def _make_transport(
         listen=listen,
         announce=network.announce,
         configured=network.bootstrap,
+        found=reach.found,
         state_dir=home.path,
         rng=rng,
     )
@@ -176,6 +184,7 @@ async def run_node(
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
+        network=node.network,
         evaluate=node.evaluate,
         stop=node.stop,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -97,8 +97,9 @@ class Daemon(Protocol):
         """
         ...
 
-    async def connections(self, patience: float) -> Mapping[str, list[str]] | frozenset[str] | None:
-        """The peers that it is connected to; None if it died or does not answer in time."""
+    async def connections(self, patience: float) -> dict[str, list[str]] | None:
+        """The peers that it is connected to, each with the other end's TCP multiaddrs; None if it
+        died or does not answer in time."""
         ...
 
     async def disconnect(self, peer_id: str) -> None:
@@ -128,7 +129,8 @@ class StreamTransport(ABC, Generic[Node]):
     """A transport whose requests travel over a daemon's streams.
 
     `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `configured` are the
-    addresses in settings and ticket. At most `max_concurrent_per_peer` requests of one peer run at
+    addresses in settings and ticket, `found` those (without peer id) where members reach this node,
+    although it does not listen there. At most `max_concurrent_per_peer` requests of one peer run at
     once.
     """
 
@@ -139,6 +141,7 @@ class StreamTransport(ABC, Generic[Node]):
         listen: Sequence[str],
         announce: Sequence[str],
         configured: Sequence[str],
+        found: Callable[[], Sequence[str]],
         max_concurrent_per_peer: int,
         rng: random.Random,
         clock: Clock,
@@ -161,6 +164,7 @@ class StreamTransport(ABC, Generic[Node]):
         self._started = False
         self._changing = asyncio.Lock()
         self._dialing = Dialing(configured)
+        self._found = found
 
     @abstractmethod
     async def _start_node(self, listen: Sequence[str]) -> Node:
@@ -201,7 +205,8 @@ class StreamTransport(ABC, Generic[Node]):
         if self._node is None:
             return []
         # Peers learn the first few only, and loopback addresses are of no use to other machines.
-        return sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+        own = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+        return list(dict.fromkeys([f"{each}/p2p/{self.peer_id}" for each in self._found()] + own))
 
     def serve(self, protocol: str, handler: Handler) -> None:
         if self._started:
@@ -280,6 +285,10 @@ class StreamTransport(ABC, Generic[Node]):
 
     async def connected(self, peer: str) -> bool:
         return peer in (await self._running().connections(PROBE_SECONDS) or ())
+
+    async def seen(self, peer: str) -> str | None:
+        links = await self._running().connections(PROBE_SECONDS) or {}
+        return next(iter(links.get(peer, ())), None)
 
     def sever(self, peer: str, seconds: float) -> None:
         self._admission.severed.sever(peer, seconds)

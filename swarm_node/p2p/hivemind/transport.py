@@ -7,7 +7,7 @@ own loop.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
@@ -46,12 +46,14 @@ class HivemindTransport(StreamTransport[DhtNode]):
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
         configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         super().__init__(
             identity,
             listen=listen,
             announce=announce,
             configured=configured,
+            found=found,
             max_concurrent_per_peer=max_concurrent_per_peer,
             rng=rng,
             clock=clock,

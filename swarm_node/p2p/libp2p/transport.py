@@ -8,7 +8,7 @@ here, so a node meets others at the addresses that it was given, and through the
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.p2p.frames import check_size
@@ -31,12 +31,14 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
         configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         super().__init__(
             identity,
             listen=listen,
             announce=announce,
             configured=configured,
+            found=found,
             max_concurrent_per_peer=max_concurrent_per_peer,
             rng=rng,
             clock=clock,
