@@ -21,7 +21,7 @@ from swarm_keys import Swarm
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
-from swarm_node.p2p.hivemind.addresses import split_endpoint
+from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.knock import Handshake, knock

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_node.p2p.addresses import parse_address, pin_ports
 from swarm_node.p2p.hivemind import records as hivemind_records
-from swarm_node.p2p.hivemind.addresses import parse_address, pin_ports
 from swarm_node.p2p.hivemind.records import (
     MAX_RECORDS,
     MAX_TTL_SECONDS,
