@@ -24,6 +24,8 @@ from swarm_node.node.fit import Fit, shared_bytes
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
+from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -52,6 +54,7 @@ def build_parts(
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
+    reach = Reach()
     transport = HivemindTransport(
         membership.identity,
         swarm_id=membership.swarm.swarm_id,
@@ -59,6 +62,7 @@ def build_parts(
         listen=listen_addresses(settings, home.port),
         announce=settings.network.announce,
         configured=settings.network.bootstrap,
+        found=reach.found,
         state_dir=home.path,
         rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
     )
@@ -86,6 +90,9 @@ def build_parts(
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
         banned=Bans(home).covered,
+        knock=knock,
+        reach=reach,
+        dialable=reach.dialable,
     )
 
 
@@ -159,6 +166,7 @@ async def run_node(
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
+        network=node.network,
         evaluate=node.evaluate,
         stop=node.stop,
     )

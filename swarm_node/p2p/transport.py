@@ -126,6 +126,11 @@ class Transport(Protocol):
         """Whether a link to `peer` is open, so that a request needs no dialling."""
         ...
 
+    async def seen(self, peer: str) -> str | None:
+        """The address from which `peer` is connected to this node now, as a multiaddr of an IP
+        address and a TCP port without peer id; None without a link."""
+        ...
+
     def sever(self, peer: str, seconds: float) -> None:
         """Serve no request of `peer` for that long, and cut its link when it sends one. Needs no
         link; a later call replaces an earlier one."""

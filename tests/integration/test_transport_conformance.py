@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import TransportError
+from swarm_node.p2p.hivemind.addresses import split_endpoint
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
@@ -136,6 +137,26 @@ def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> None:
             with pytest.raises(TransportError, match="over the limit"):
                 await one.request(other.peer_id, SIZED, b"%d" % (MAX_REPLY_BYTES + 1))
             assert await one.request(other.peer_id, ECHO, b"last") == b"last"
+
+    asyncio.run(main())
+
+
+def test_a_peer_is_seen_at_its_address_while_a_link_is_open(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 3) as (one, two, three):
+            for observer, seen in ((one, two), (two, one)):
+                address = await observer.seen(seen.peer_id)
+                assert address is not None
+                kind, host, port = split_endpoint(address) or ("", "", 0)
+                assert (kind, host) == ("ip4", "127.0.0.1")
+                assert port > 0
+            assert await one.seen(Identity.generate().peer_id) is None
+            await three.stop()
+
+            async def gone() -> bool:
+                return await one.seen(three.peer_id) is None
+
+            await until(gone)
 
     asyncio.run(main())
 

@@ -90,7 +90,8 @@ class HivemindTransport:
 
     `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `secret` is the swarm's, from
     its ticket; without it nobody reads or writes the DHT. `configured` are the addresses in
-    settings and ticket. `state_dir` holds p2pd's copy of the key while p2pd starts. At most
+    settings and ticket, `found` those (without peer id) where members reach this node, although it
+    does not listen there. `state_dir` holds p2pd's copy of the key while p2pd starts. At most
     `max_concurrent_per_peer` requests of one peer run at once.
     """
 
@@ -107,6 +108,7 @@ class HivemindTransport:
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
         configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         for text in (*listen, *announce):
             if not is_endpoint(text):
@@ -131,6 +133,7 @@ class HivemindTransport:
         self._started = False
         self._changing = asyncio.Lock()
         self._dialing = Dialing(configured)
+        self._found = found
 
     @property
     def peer_id(self) -> str:
@@ -157,7 +160,8 @@ class HivemindTransport:
         if self._node is None:
             return []
         # Peers learn the first few only, and loopback addresses are of no use to other machines.
-        return sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+        own = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+        return list(dict.fromkeys([f"{each}/p2p/{self.peer_id}" for each in self._found()] + own))
 
     def serve(self, protocol: str, handler: Handler) -> None:
         if self._started:
@@ -261,6 +265,10 @@ class HivemindTransport:
 
     async def connected(self, peer: str) -> bool:
         return peer in (await self._running().connections(PROBE_SECONDS) or ())
+
+    async def seen(self, peer: str) -> str | None:
+        links = await self._running().connections(PROBE_SECONDS) or {}
+        return next(iter(links.get(peer, ())), None)
 
     def sever(self, peer: str, seconds: float) -> None:
         self._admission.severed.sever(peer, seconds)

@@ -205,6 +205,9 @@ class ReachingTransport:
         self._severed.sever(peer, seconds)
         self._inner.sever(peer, seconds)
 
+    async def seen(self, peer: str) -> str | None:
+        return await self._inner.seen(peer)
+
     async def connected(self, peer: str) -> bool:
         """Whether a link to `peer`, or to one of its relays, is open."""
         if await self._inner.connected(peer):

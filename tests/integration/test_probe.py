@@ -1,0 +1,185 @@
+"""The probe over real links: who sees whom where, and what a member finds at which port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import functools
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from light_nodes import LightNode
+from swarm_keys import Swarm
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.errors import Rejected
+from swarm_node.p2p import wire
+from swarm_node.p2p.hivemind.addresses import split_endpoint
+from swarm_node.p2p.hivemind.transport import HivemindTransport
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.reach.knock import knock, proves
+from swarm_node.p2p.reach.probe import PROBE, ProbeReply, ProbeRequest
+from swarm_node.p2p.reach.verdict import Outcome
+
+GREETING = b"\x13/multistream/1.0.0\n"
+TLS = b"\x0b/tls/1.0.0\n"
+#: Of a knock that must not end by its limit, however busy the machine is.
+PATIENT = 30.0
+
+
+def transport(place: Path, announce: Sequence[str] = ()) -> HivemindTransport:
+    identity = Identity.generate()
+    return HivemindTransport(
+        identity,
+        swarm_id=bytes(32),
+        secret=b"secret" * 6,
+        listen=["/ip4/127.0.0.1/tcp/0"],
+        announce=announce,
+        state_dir=place / identity.peer_id,
+        rng=random.Random(0),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(*transports: HivemindTransport) -> AsyncGenerator[None]:
+    try:
+        for each in transports:
+            await each.start()
+        yield
+    finally:
+        for each in transports:
+            await each.stop()
+
+
+@contextlib.asynccontextmanager
+async def listener(says: bytes, reads: int = 0) -> AsyncGenerator[int]:
+    """The port of a program that says so much to whoever connects, after so many bytes, and then
+    waits for the end."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            writer.write(says)
+            await reader.readexactly(reads or 1 << 20)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def free_port() -> int:
+    async with listener(b"") as port:
+        return port
+
+
+def port_of(address: str | None) -> int:
+    parsed = split_endpoint((address or "").partition("/p2p/")[0])
+    assert parsed is not None
+    return parsed[2]
+
+
+def test_a_node_that_answers_is_told_from_all_else_that_might(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(one, other):
+            port = port_of(one.addresses()[0])
+            assert await knock("127.0.0.1", port, one.peer_id, PATIENT) == "open"
+            # Behind one router, or at the member that dials, another node has the same greeting.
+            assert await knock("127.0.0.1", port, other.peer_id, PATIENT) == "other"
+        assert await knock("127.0.0.1", port, one.peer_id, PATIENT) == "refused"
+        for says, reads, outcome in (
+            (b"", 0, "silent"),
+            (GREETING[:7], 0, "silent"),
+            (GREETING + TLS, 0, "silent"),
+            (b"SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13\r\n", 0, "other"),
+            (GREETING + b"\x03na\n" + bytes(8), 0, "other"),
+            (GREETING + TLS, 64, "other"),  # it ends within the handshake
+        ):
+            async with listener(says, reads) as port:
+                seconds = 1.5 if outcome == "silent" else PATIENT
+                assert await knock("127.0.0.1", port, one.peer_id, seconds) == outcome, says
+
+    asyncio.run(main())
+
+
+def certificate(host: Ed25519PrivateKey, own: ec.EllipticCurvePrivateKey, signed: bytes) -> bytes:
+    """What a node shows whose key is `host`: a certificate of the key `own`, in which `host` has
+    signed these bytes."""
+    key = bytes.fromhex("08011220") + host.public_key().public_bytes_raw()
+    inner = b"\x04\x24" + key + b"\x04\x40" + host.sign(signed)
+    name, now = x509.Name([]), datetime.datetime(2026, 1, 1)
+    extension = x509.UnrecognizedExtension(
+        x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1"), b"\x30\x68" + inner
+    )
+    return (
+        x509.CertificateBuilder(name, name, own.public_key(), 1, now, now.replace(year=2027))
+        .add_extension(extension, critical=True)
+        .sign(own, SHA256())
+        .public_bytes(Encoding.DER)
+    )
+
+
+def test_only_a_certificate_that_the_nodes_key_signed_proves_it(tmp_path: Path) -> None:
+    host, own = Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())
+    public = host.public_key().public_bytes_raw()
+    spki = own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    good = certificate(host, own, b"libp2p-tls-handshake:" + spki)
+    assert proves(good, public)
+    assert not proves(good, Identity.generate().public_key)
+    # A certificate that was seen elsewhere names the other key of its handshake.
+    third = ec.generate_private_key(ec.SECP256R1())
+    assert not proves(certificate(host, third, b"libp2p-tls-handshake:" + spki), public)
+    assert not proves(certificate(host, own, spki), public)
+    changed = good.replace(b"\x04\x24", b"\x04\x23")
+    for junk in (None, b"", b"\x30\x00", good[:-1], good[:100], changed):
+        assert not proves(junk, public)
+
+
+async def answered(
+    answer: Callable[[str, bytes], Awaitable[bytes | Rejected]], peer: str, payload: bytes
+) -> bytes:
+    """The answer to a caller that has greeted."""
+    reply = await answer(peer, payload)
+    assert isinstance(reply, bytes)
+    return reply
+
+
+def test_a_member_says_where_it_sees_its_caller_and_what_it_finds_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with listener(b"") as silent, listener(b"HTTP/1.1 400 Bad Request" * 9) as other:
+            closed = await free_port()
+            named = [f"/ip4/127.0.0.1/tcp/{port}" for port in (closed, silent, other)]
+            caller, member = transport(tmp_path, named), transport(tmp_path)
+            node = LightNode(tmp_path, SYSTEM_CLOCK, member, Swarm().member(0), knock=knock)
+            member.serve(PROBE, functools.partial(answered, node.probes.answer))
+            async with running(caller, member):
+                known = node.directory.meet(caller.peer_id, 0.0)
+                known.addresses = tuple(caller.addresses())
+                assert await caller.dial(member.addresses()) == 1
+                request = wire.pack(ProbeRequest((closed, silent, other, 1)))
+                raw = await caller.request(member.peer_id, PROBE, request)
+                reply = wire.unpack(ProbeReply, raw, max_bytes=512)
+                assert isinstance(reply, ProbeReply)
+                assert reply.seen == await member.seen(caller.peer_id)
+                assert abs(reply.wall_ms / 1000 - SYSTEM_CLOCK.wall()) < 60
+                found: dict[int, Outcome] = {each.port: each.outcome for each in reply.outcomes}
+                assert found == {
+                    closed: "refused",
+                    silent: "silent",
+                    other: "other",
+                    1: "untried",
+                    # p2pd dials from the port on which it listens, so this is the node itself.
+                    port_of(reply.seen): "open",
+                }
+
+    asyncio.run(main())
