@@ -24,6 +24,7 @@ from swarm_node.node.fit import Fit, shared_bytes
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
+from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.models.model import Model
@@ -55,17 +56,7 @@ def build_parts(
         )
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
     reach = Reach()
-    transport = HivemindTransport(
-        membership.identity,
-        swarm_id=membership.swarm.swarm_id,
-        secret=membership.swarm.secret,
-        listen=listen_addresses(settings, home.port),
-        announce=settings.network.announce,
-        configured=settings.network.bootstrap,
-        found=reach.found,
-        state_dir=home.path,
-        rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
-    )
+    transport = _make_transport(settings, home, membership, reach)
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
     storage = Storage(home.database)
     storage.begin_epoch()
@@ -93,6 +84,33 @@ def build_parts(
         knock=knock,
         reach=reach,
         dialable=reach.dialable,
+    )
+
+
+def _make_transport(
+    settings: Settings, home: Home, membership: Membership, reach: Reach
+) -> HivemindTransport | Libp2pTransport:
+    listen = listen_addresses(settings, home.port)
+    network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
+    if network.stack == "libp2p":
+        return Libp2pTransport(
+            membership.identity,
+            listen=listen,
+            announce=network.announce,
+            configured=network.bootstrap,
+            found=reach.found,
+            rng=rng,
+        )
+    return HivemindTransport(
+        membership.identity,
+        swarm_id=membership.swarm.swarm_id,
+        secret=membership.swarm.secret,
+        listen=listen,
+        announce=network.announce,
+        configured=network.bootstrap,
+        found=reach.found,
+        state_dir=home.path,
+        rng=rng,
     )
 
 

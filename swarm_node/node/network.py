@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from swarm_node.node.doctor import Finding, Level
 from swarm_node.node.snapshot import NetworkReport
-from swarm_node.p2p.hivemind.addresses import parse_address, resolve, split_endpoint
+from swarm_node.p2p.addresses import parse_address, resolve, split_endpoint
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import NATS, Outcome, Verdict, listed, place
 
@@ -102,7 +102,10 @@ def _few(reach: Verdict) -> str:
 
 
 def _table(report: NetworkReport) -> Finding:
-    text = f"{report.heartbeats} heartbeats in {report.seconds:.1f} s; answering: {report.peers}"
+    text = f"{report.heartbeats} heartbeats in {report.seconds:.1f} s"
+    if report.heartbeats is None:
+        text = "none: this stack asks peers instead"
+    text += f"; answering: {report.peers}"
     if report.fault:
         return Finding("dht", "warning", report.fault, "see the node's log if it goes on")
     if not report.peers and not report.heartbeats:

@@ -98,9 +98,9 @@ def name_of(members: Members, peer_id: str) -> str:
 async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
     """What a running node finds of its network, after a lookup in the transport's table and a
     round trip to each relay."""
-    begun, found, fault = parts.clock.now(), 0, ""
+    begun, heard, fault = parts.clock.now(), None, ""
     try:
-        found = len(await parts.transport.heartbeats())
+        heard = await parts.transport.heartbeats()
     except TransportError as error:
         fault = str(error)
     seconds, trips = parts.clock.now() - begun, await reaching.relays.round_trips()
@@ -109,7 +109,7 @@ async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport)
         reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
         addresses=parts.transport.addresses(),
         peers=len(shared.directory.live(parts.clock.now(), _SEEN_SECONDS)),
-        heartbeats=found,
+        heartbeats=None if heard is None else len(heard),
         seconds=seconds,
         fault=fault,
     )

@@ -60,6 +60,14 @@ def test_a_node_that_is_not_reached_is_told_what_to_do() -> None:
     assert found["relay"].found == "hub (50 ms) and spare"
 
 
+def test_a_stack_without_a_table_says_so() -> None:
+    table = judged(report(heartbeats=None))["dht"]
+    assert (table.level, table.found) == (
+        "ok",
+        "none: this stack asks peers instead; answering: 2",
+    )
+
+
 def test_nothing_is_claimed_that_was_not_probed() -> None:
     found = judged(report(peers=0, heartbeats=0))
     assert found["reach"] == Finding("reach", "ok", "not probed yet: no member to ask")

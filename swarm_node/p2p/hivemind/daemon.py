@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind.addresses import Address, endpoint_text
+from swarm_node.p2p.addresses import Address, endpoint_text
 from swarm_node.p2p.hivemind.process import (
     CONFIGURATION,
-    STOP_SECONDS,
     private_file,
     private_key,
     start_p2pd,
@@ -26,9 +25,7 @@ from swarm_node.p2p.hivemind.process import (
 )
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, HeartbeatStore, SwarmAuthorizer
 from swarm_node.p2p.identity import Identity
-
-#: (protocol, remote peer id, reader, writer); owns the stream and must close it.
-StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from swarm_node.p2p.streams import STOP_SECONDS, StreamServer
 
 STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0

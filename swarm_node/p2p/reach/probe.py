@@ -25,9 +25,9 @@ from msgspec import Meta
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
+from swarm_node.p2p.addresses import is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.hivemind.addresses import is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public, site
@@ -41,7 +41,7 @@ _MAX_BODY = 512
 _PER_CALLER = (1 / 60, 4.0)
 _PER_HOST = (1 / 15, 40.0)
 _ALL = (0.5, 16.0)
-#: What a member dials of one host at the word of others, as hivemind/dialing.py does.
+#: What a member dials of one host at the word of others, as dialing.py does.
 _PER_STRANGE_HOST = (3 / 60, 3.0)
 #: Further members that are asked at once, and how long they have. With KNOCK_SECONDS that is less
 #: than the caller waits.

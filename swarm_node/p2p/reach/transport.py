@@ -195,7 +195,7 @@ class ReachingTransport:
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         await self._inner.publish_heartbeat(heartbeat, ttl)
 
-    async def heartbeats(self) -> dict[str, bytes]:
+    async def heartbeats(self) -> dict[str, bytes] | None:
         return await self._inner.heartbeats()
 
     async def heal(self, addresses: Sequence[str]) -> str:

@@ -11,8 +11,8 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
+from swarm_node.p2p.addresses import Address, split_endpoint
 from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.hivemind.addresses import Address, split_endpoint
 from swarm_node.p2p.internet import IpAddress, is_embedding, is_internet
 from swarm_node.p2p.recent import Recent
 
