@@ -9,7 +9,7 @@ TRL_STAMP := $(TRL_VENV)/.ready
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-tests demo test test-fast lint bench bench-trl experiments image clean
+.PHONY: setup setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
 .PHONY: campaigns campaign-coverage mutants
 
 setup: $(STAMP)
@@ -40,10 +40,15 @@ demo: setup
 test: setup-tests
 	$(BIN)/python -m pytest $(PYTEST)
 
-# All but what is marked slow and what starts whole nodes: for while you write.
+# All but what is marked slow, starts whole nodes or builds networks: for while you write.
 test-fast: setup-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/integration -m "not slow" \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/integration -m "not slow and not sites" \
 		--numprocesses 2 --dist loadfile --quiet $(PYTEST)
+
+# Nodes behind NAT, in network namespaces: as root, with iproute2, nftables and conntrack.
+test-sites: setup-tests
+	cd tests && $(abspath $(BIN))/python -m sites.bed
+	$(BIN)/python -m pytest tests/sites --scenarios $(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .

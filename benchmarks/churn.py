@@ -5,20 +5,21 @@
 Nodes without trainers (tests/light_nodes.py) on the in-memory network and a virtual clock; who is
 dead is silent. `dead`, `kills` and `stuffed` print the lists that live peers answer to one of four
 nodes per second, and the ratio to its rate without the disturbance. `scale` prints bytes and CPU
-seconds of a node in a minute, in a swarm of 32 and in one of 1,000, and their ratios.
+time of a node in a minute, in swarms of 32 and in one of 1,000, and their ratios.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -35,19 +36,22 @@ from light_nodes import (
 
 from swarm_node.node.home import Membership
 from swarm_node.simulation.seeded import EPOCH, Seeded
-from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 
+Result = TypeVar("Result")
 MINUTE = 60.0
 LIVE = 4
+#: Swarms that a large one is compared with, and the nodes of each.
+SMALL_SWARMS, SMALL = 4, 32
 
 
 class Swarm:
     """Nodes of one swarm; the first LIVE of its members know the first one's address."""
 
-    def __init__(self, loop: VirtualTimeLoop, place: Path, members: int) -> None:
+    def __init__(self, loop: VirtualTimeLoop, place: Path, members: int, seed: int = 0) -> None:
         self.loop = loop
-        self.network = SilentNetwork(random.Random(0))
-        self.memberships = Seeded(0).memberships(members)
+        self.network = SilentNetwork(random.Random(seed))
+        self.memberships = Seeded(seed).memberships(members)
         self._place = place
 
     def start(self, index: int, kind: type[LightNode] = LightNode) -> LightNode:
@@ -91,13 +95,13 @@ def kills(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[float]]:
         swarm = Swarm(loop, place, LIVE + count)
         nodes = [swarm.start(index) for index in range(LIVE + count)]
         await asyncio.sleep(2 * MINUTE)
-        measured = asyncio.create_task(rate(nodes[LIVE - 1], 2 * MINUTE))
-        for node in nodes[LIVE:]:
-            await node.stop()
-            await asyncio.sleep(MINUTE / count)
-        found = await measured
+        async with asyncio.TaskGroup() as group:
+            measured = group.create_task(rate(nodes[LIVE - 1], 2 * MINUTE))
+            for node in nodes[LIVE:]:
+                await node.stop()
+                await asyncio.sleep(MINUTE / count)
         await asyncio.gather(*(node.stop() for node in nodes[:LIVE]))
-        return found
+        return measured.result()
 
     return main
 
@@ -120,28 +124,51 @@ def stuffed(invented: int, records: int, silent: int) -> Callable[..., Awaitable
     return main
 
 
-def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[tuple[float, float]]]:
-    """Bytes and CPU seconds of a node in a minute, two minutes after the start."""
+def scale(count: int) -> Callable[[VirtualTimeLoop, Path], Awaitable[dict[str, tuple[float, ...]]]]:
+    """Bytes and CPU seconds of a node in a minute, two minutes after the start, in SMALL_SWARMS
+    swarms of SMALL nodes ("few") and in one of `count` ("many").
 
-    async def main(loop: VirtualTimeLoop, place: Path) -> tuple[float, float]:
-        swarm = Swarm(loop, place, count)
-        nodes = [swarm.start(index) for index in range(count)]
+    All run in one process at once. What a node costs there depends on how many share its caches and
+    on the load of the machine, and so both are the same for every node. Only the steps of nodes
+    count, not the event loop. The garbage collector, which would walk all nodes for one, is off.
+    """
+
+    async def main(loop: VirtualTimeLoop, place: Path) -> dict[str, tuple[float, ...]]:
+        gc.disable()
+        swarms = {
+            "few": [Swarm(loop, place, SMALL, seed) for seed in range(1, SMALL_SWARMS + 1)],
+            "many": [Swarm(loop, place, count)],
+        }
+        nodes: dict[str, list[LightNode]] = {}
+        for account, alike in swarms.items():
+            ACCOUNT.set(account)  # the tasks that begin now inherit it
+            nodes[account] = [s.start(index) for s in alike for index in range(len(s.memberships))]
+
+        def taken(account: str) -> tuple[int, float]:
+            ACCOUNT.set(account)
+            networks = [swarm.network for swarm in swarms[account]]
+            moved = sum(n.sent.total() + n.received.total() for n in networks)
+            return moved, loop.spent()
+
         await asyncio.sleep(2 * MINUTE)
-        bytes_before, cpu_before = _bytes(swarm.network), time.process_time()
+        before = {account: taken(account) for account in swarms}
         await asyncio.sleep(2 * MINUTE)
-        moved, cpu = _bytes(swarm.network) - bytes_before, time.process_time() - cpu_before
-        for node in nodes:
+        after = {account: taken(account) for account in swarms}
+        for node in [node for alike in nodes.values() for node in alike]:
             await node.stop()
-        return moved / count / 2, cpu / count / 2
+        gc.enable()
+        return {
+            account: tuple(
+                (end - begin) / len(nodes[account]) / 2
+                for begin, end in zip(before[account], after[account], strict=True)
+            )
+            for account in swarms
+        }
 
     return main
 
 
-def _bytes(network: SilentNetwork) -> int:
-    return sum(network.sent.values()) + sum(network.received.values())
-
-
-def measure(scenario: Callable[..., Awaitable[object]]) -> object:
+def measure(scenario: Callable[[VirtualTimeLoop, Path], Awaitable[Result]]) -> Result:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         return run_virtual(lambda loop: scenario(loop, Path(place)))
 
@@ -164,11 +191,11 @@ def main() -> None:
         found = measure(scenario)
         print(f"{name:38} {found:.2f} lists/s, ratio {found / alone:.2f}", flush=True)
     if "scale" in wanted.what:
-        small, large = measure(scale(32)), measure(scale(wanted.nodes))
-        for name, index, unit in (("bytes", 0, "kB"), ("CPU", 1, "ms")):
-            few, many = small[index] / 1e3 ** (1 - 2 * index), large[index] / 1e3 ** (1 - 2 * index)
+        found = measure(scale(wanted.nodes))
+        for name, index, unit, factor in (("bytes", 0, "kB", 1e-3), ("CPU", 1, "ms", 1e3)):
+            few, many = (found[account][index] * factor for account in ("few", "many"))
             print(
-                f"{name} a node and minute: {few:.1f} {unit} of 32 nodes, "
+                f"{name} a node and minute: {few:.1f} {unit} of {SMALL} nodes, "
                 f"{many:.1f} {unit} of {wanted.nodes:,}, ratio {many / few:.2f}"
             )
 

@@ -13,9 +13,10 @@ leech   lists and pulls everything, again and again
 `costly` and `long` are compared with the time before and after, `junk` and `leech` with slices of
 three seconds during which the sender is stopped. `rate` is the ratio of batches per second, and
 `work` that of batches per second of processor time of the node and its children, which the load of
-the machine changes less. `dropped` is when the attacker was left alone for longer than ten seconds,
-after its first refusal. In the end the trainer is stopped, so that the node soon waits, and `idle
-node` is what junk and leech then cost its process and its network daemon.
+the machine changes less. `honest` is how many groups of the honest member the node was offered,
+admitted and refused meanwhile. `dropped` is when the attacker was left alone for longer than ten
+seconds, after its first refusal. In the end the trainer is stopped, so that the node soon waits,
+and `idle node` is what junk and leech then cost its process and its network daemon.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ SLICE_SECONDS = 3.0
 
 @dataclass
 class Spent:
-    """Batches, and seconds: of the clock, of the node's whole tree, of node and network daemon."""
+    """Batches; groups of the honest member; and seconds: of the clock, of the node's whole tree, of
+    node and network daemon."""
 
     batches: int = 0
+    offered: int = 0
+    admitted: int = 0
+    refused: int = 0
     clock: float = 0.0
     tree: float = 0.0
     network: float = 0.0
@@ -65,6 +70,8 @@ class Spent:
 
 class Watch:
     """Watches the node, and when it drops the attacker."""
+
+    honest = ""  # the peer id of the honest member, of all watches
 
     def __init__(self, founder: NodeProcess, attacker: str = "") -> None:
         self._founder = founder
@@ -95,10 +102,12 @@ class Watch:
     def _now(self) -> Spent:
         self._look()
         status, pid = self.status, self._founder.process.pid
-        pids = pid, status.processes["network"]
+        pids, honest = (pid, status.processes["network"]), peer(status, self.honest)
+        groups = (honest.published, honest.received, honest.rejected) if honest else (0, 0, 0)
         return Spent(
             # Those without an advantage count too.
             status.updates + status.skipped_updates,
+            *groups,
             time.monotonic(),
             cpu_seconds(pid),
             sum(sum(psutil.Process(each).cpu_times()[:2]) for each in pids),
@@ -193,6 +202,8 @@ def attack(
     print(
         f"{kind:6}  rate {rates[1] / rates[0]:.2f} ({rates[0]:.1f} -> {rates[1]:.1f}/s)"
         f"  work {work[1] / work[0]:.2f} ({work[0]:.1f} -> {work[1]:.1f})"
+        f"  honest {during.offered} offered, {during.admitted} admitted, {during.refused} refused"
+        f" (before or between {without.offered}, {without.admitted}, {without.refused})"
         f"  memory {Memory.of(founder.process.pid).rss - memory:+.0f} MiB  dropped {dropped}"
         f"  refused {getattr(row, 'refused', row and row.rejected)}"
         f"  sent {said}  load {os.getloadavg()[0]:.1f}",
@@ -245,7 +256,7 @@ def main() -> None:
                 )
             )
             os.sched_setaffinity(0, {1})
-            peer_id = honest.start().peer_id
+            Watch.honest = honest.start().peer_id
             time.sleep(5)
             for number in range(wanted.repetitions):
                 for kind, ratios in found.items():
@@ -260,7 +271,7 @@ def main() -> None:
     for kind, ratios in found.items():
         rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
         print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
-    row = peer(status, peer_id)
+    row = peer(status, Watch.honest)
     print(f"refused of the honest member: {getattr(row, 'refused', row and row.rejected)}")
     print(f"all refusals {status.rejected}\nalarms {getattr(status, 'alarms', None)}")
 

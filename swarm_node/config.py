@@ -84,6 +84,9 @@ class Network(Table):
         le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
         description="Seconds between lists of random peers; a heartbeat every tenth time.",
     )
+    relay: Literal["auto", "off", "serve"] = Field(
+        "auto", description="Forward requests for members behind NAT; auto: if peers can dial us."
+    )
 
 
 class EnvironmentTable(Table):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,8 @@ class KnownPeer:
 
 def to_row(peer: KnownPeer) -> tuple[Any, ...]:
     """The columns of `peer`, with at most MAX_ADDRESSES addresses."""
-    peer_id, addresses, *others = astuple(peer)
-    return peer_id, json.dumps(addresses[:MAX_ADDRESSES]), *others
+    addresses = json.dumps(peer.addresses[:MAX_ADDRESSES])
+    return peer.peer_id, addresses, peer.last_seen, peer.issuer, peer.failures, peer.anchor
 
 
 def from_row(row: Sequence[Any]) -> KnownPeer:

@@ -32,7 +32,6 @@ from swarm_node.schema import MIGRATIONS, PEERS_QUERY, PRUNE, KnownPeer, explain
 MAX_LISTED = 1024
 MAX_PEERS = 1024
 MAX_AUTHORS = 4096
-MAX_ADDRESSES = 16
 #: Digests of groups that are kept; three of each group.
 MAX_DIGESTS = 1 << 16
 _BUSY_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Small verified groups, rows and models, for every test that needs some."""
+"""Small verified groups, rows, models and snapshots, for every test that needs some."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from swarm_node.node.snapshot import SCHEMA, GroupCounts, Snapshot
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.rollout import (
     Completion,
@@ -87,6 +89,35 @@ def train_rows(count: int = 6) -> list[TrainRow]:
         )
         for n in range(count)
     ]
+
+
+def quiet_snapshot(**changes: Any) -> Snapshot:
+    """A running node without peers and without a fault, with these `changes`."""
+    quiet = Snapshot(
+        schema=SCHEMA,
+        peer_id="12D3KooW",
+        swarm="team",
+        swarm_id="00",
+        model="tiny",
+        state="running",
+        seconds=1.0,
+        version=3,
+        updates=3,
+        skipped_updates=0,
+        trainer_restarts=0,
+        groups=GroupCounts(),
+        rejected={},
+        faults={},
+        evals=[],
+        families=[],
+        own_families=[],
+        peers=[],
+        buffer={},
+        update=None,
+        addresses=[],
+        processes={},
+    )
+    return msgspec.structs.replace(quiet, **changes)
 
 
 def write_model(path: Path, **shape: Any) -> Path:

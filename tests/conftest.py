@@ -28,6 +28,18 @@ _FAST_SECONDS = 5.0
 _TEXTS = ["How many apples are left? 12 + 7 = 19", "The answer is 42.", "user\nassistant\n"] * 3
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--scenarios", action="store_true", help="also what takes minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scenarios take minutes and much memory: `make test-sites` asks for them."""
+    left_out = [item for item in items if item.get_closest_marker("scenario")]
+    if left_out and not config.getoption("--scenarios"):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Notes what a test costs that is not marked slow."""
@@ -42,7 +54,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Names the tests that should say why they are slow. They may pass: a busy machine, which makes
-    processor time longer, too, is nobody's fault."""
+    processor time longer, too, is nobody's fault. Says loudly what this machine could not run."""
+    missing: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason.startswith("NOT RUN: "):
+            missing[reason] = missing.get(reason, 0) + 1
+    if missing:
+        terminalreporter.section("not everything was run", sep="!")
+    for reason, count in missing.items():
+        terminalreporter.line(f"{reason} ({count} tests)")
     costly = {
         text
         for reports in terminalreporter.stats.values()

@@ -28,6 +28,7 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.serving import LIST, PEERS, Server
 from swarm_node.p2p.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -104,8 +105,22 @@ class LightNode:
         self.rejected: Counter[str] = Counter()
         self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
         self.storage.begin_epoch()
+        self.dialable: bool | None = None
+        self.reaching = ReachingTransport(
+            transport,
+            membership.identity,
+            membership.swarm.swarm_id,
+            mode="auto",
+            dialable=lambda: self.dialable,
+            members=self.members,
+            directory=self.directory,
+            wants=WANTS,
+            rejected=self.rejected,
+            clock=clock,
+            rng=random.Random(f"reach {self.peer_id}"),
+        )
         shared = {
-            "transport": self.transport,
+            "transport": self.reaching,
             "credentials": Credentials(
                 membership.identity,
                 membership.swarm,
@@ -131,11 +146,13 @@ class LightNode:
             swarm_id=membership.swarm.swarm_id,
             verifier=_verifier(membership, self.storage),
             let_go=self.directory.forget,
+            relays=lambda: self.reaching.serves,
             **shared,
         )
+        self.reaching.relays.introduce = self.exchange.asker.introduce
         self.company = Company(
             self.exchange.meeting,
-            transport=self.transport,
+            reaching=self.reaching,
             storage=self.storage,
             directory=self.directory,
             clock=self.clock,
@@ -165,6 +182,7 @@ class LightNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.company.meet())
             group.create_task(self.company.feel())
+            group.create_task(self.company.reach())
             while True:  # as Node._list
                 for turn in self.exchange.puller.turns(3, 64):
                     group.create_task(self.exchange.puller.list_one(turn))
@@ -209,6 +227,7 @@ def heartbeat(membership: Membership, now: float, address: str | None = None) ->
         revoked=0,
         secret=0,
         steward=False,
+        relays=False,
     )
     head = seal(membership.identity, membership.swarm.swarm_id, Kind.HEAD, wire.pack(body))
     return wire.pack(wire.Presence(head, *membership.chain))

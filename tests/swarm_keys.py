@@ -71,6 +71,7 @@ class Swarm:
             "revoked": 0,
             "secret": 0,
             "steward": False,
+            "relays": False,
         }
         body = wire.pack(wire.Heartbeat(**{**fields, **head}))  # type: ignore[arg-type]
         sealed = seal(of.identity, self.info.swarm_id, Kind.HEAD, body)

@@ -303,5 +303,12 @@ def _own_addresses(home: Path | None) -> list[str]:
         ) from None
     if not status.addresses:
         raise NotRunningError("the node is still starting; try again in a few seconds")
-    addresses: list[str] = status.addresses
-    return addresses
+    return dialled_first(status.addresses)
+
+
+def dialled_first(addresses: list[str]) -> list[str]:
+    """What a ticket names of a node's addresses: up to eight, those of its relays first. Whoever
+    cannot dial the node meets it there."""
+    from swarm_node.p2p.reach import circuit
+
+    return circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))[:8]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -42,6 +42,7 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         "busy": _busy(snapshot.busy),
         "sampler": snapshot.engine,
         "judging": snapshot.sandbox or "not known yet",
+        "relays": _relays(snapshot),
         "rejected": _counts(snapshot.rejected),
         "faults": _counts(snapshot.faults),
     }
@@ -75,7 +76,7 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
         Column("groups", lambda peer: f"{peer.received} of {peer.published}"),
         Column("share", lambda peer: f"{peer.share:.0%}"),
         Column("score", lambda peer: f"{peer.score:.2f}"),
-        Column("refused", lambda peer: str(sum(peer.refused.values()))),
+        Column("link", _link),
     )
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
@@ -83,10 +84,12 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
     rows, notes = (*snapshot.peers, *snapshot.former), []
     for peer in rows:
         table.add_row(*(plain(column.cell(peer)) for column in columns))
-        if peer.refused or peer.left_seconds:
-            said = f"{_who(peer, known_as)} {short(peer.peer_id)}: refused {_counts(peer.refused)}"
-            left = f"; left alone for {_span(peer.left_seconds)}" if peer.left_seconds else ""
-            notes.append(plain(said + left))
+        said = [f"via {_name_of(peer.via, rows, known_as)}"] if peer.via else []
+        said += [f"refused {_counts(peer.refused)}"] if peer.refused or peer.left_seconds else []
+        said += [f"left alone for {_span(peer.left_seconds)}"] if peer.left_seconds else []
+        if said:
+            who = f"{_who(peer, known_as)} {short(peer.peer_id)}"
+            notes.append(plain(f"{who}: {'; '.join(said)}"))
     return Group(table, *notes)
 
 
@@ -103,6 +106,16 @@ def standing(peer: PeerRow) -> str:
 def _who(peer: PeerRow, known_as: Mapping[str, str]) -> str:
     name = known_as.get(peer.issuer_key, peer.name) or "?"
     return name if peer.issuer in ("", name, peer.name) else f"{name} (by {peer.issuer})"
+
+
+def _link(peer: PeerRow) -> str:
+    return "-" if peer.via is None else "relayed" if peer.via else "direct"
+
+
+def _name_of(peer_id: str, rows: Sequence[PeerRow], known_as: Mapping[str, str]) -> str:
+    """How a person knows a peer: its name, if it is among these, and the end of its id."""
+    name = next((_who(row, known_as) for row in rows if row.peer_id == peer_id), "")
+    return f"{name} {short(peer_id)}".strip()
 
 
 def plain(text: str) -> str:
@@ -150,6 +163,20 @@ def _membership(row: MembershipRow | None) -> str:
     return f"{row.name}, " + (
         f"until {day_of(row.until)}" if row.standing == "member" else row.standing
     )
+
+
+def _relays(snapshot: Snapshot) -> str:
+    row = snapshot.relaying
+    if row is None:
+        return "not known yet"
+    said = [f"{row.relayed} of {row.asked} requests relayed"]
+    if row.kept:
+        names = ", ".join(_name_of(relay, snapshot.peers, {}) for relay in row.kept)
+        said.append(f"reached via {names}")
+    if row.serves or row.requests:
+        said.append(f"forwarded {row.requests} for others, {row.bytes / 1e6:.1f} MB")
+        said.append(f"refused {_counts(row.refused)}")
+    return "; ".join(said)
 
 
 def _curve(evals: list[EvalPoint]) -> str:

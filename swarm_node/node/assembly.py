@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from swarm_node.clock import Clock
@@ -27,6 +28,7 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.serving import Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -38,13 +40,16 @@ from swarm_node.policy.sampling.sampler import InterruptibleSampler
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
     shared = make_shared(settings, membership, parts.clock, parts.office, parts.banned)
+    reaching = _reaching(settings, membership, parts, shared)
+    parts = replace(parts, transport=reaching)
     return Node(
         settings=settings,
         membership=membership,
         parts=parts,
         shared=shared,
+        reaching=reaching,
         learner=make_learner(settings, membership.identity.peer_id, parts, shared),
-        open_work=partial(_open_work, settings, membership, parts, shared),
+        open_work=partial(_open_work, settings, membership, parts, shared, reaching),
     )
 
 
@@ -53,7 +58,7 @@ def make_shared(
     membership: Membership,
     clock: Clock,
     keeper: Keeper | None = None,
-    banned: Callable[[str, bytes], bool] = nobody,
+    banned: Callable[[], frozenset[str]] = nobody,
 ) -> Shared:
     """What the loops of the node of `membership` share, empty."""
     buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
@@ -88,6 +93,7 @@ def _open_work(
     membership: Membership,
     parts: Parts,
     shared: Shared,
+    reaching: ReachingTransport,
     info: EnvironmentInfo,
     families: tuple[str, ...],
 ) -> Work:
@@ -138,14 +144,37 @@ def _open_work(
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
     _serve(own, parts, shared, rng)
-    exchange = _exchange(own, membership, parts, shared, verifier, rng)
-    return Work(maker, evaluator, exchange, _company(settings, parts, shared, exchange.meeting))
+    exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
+    reaching.relays.introduce = exchange.asker.introduce
+    company = _company(settings, parts, shared, exchange.meeting, reaching)
+    return Work(maker, evaluator, exchange, company)
 
 
-def _company(settings: Settings, parts: Parts, shared: Shared, meeting: Meeting) -> Company:
+def _reaching(
+    settings: Settings, membership: Membership, parts: Parts, shared: Shared
+) -> ReachingTransport:
+    """The node's transport, with relays where peers cannot be dialled."""
+    return ReachingTransport(
+        parts.transport,
+        membership.identity,
+        membership.swarm.swarm_id,
+        mode=settings.network.relay,
+        dialable=parts.dialable,
+        members=shared.members,
+        directory=shared.directory,
+        wants=peers_wants(settings),
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=_rng("reach", settings, membership.identity.peer_id),
+    )
+
+
+def _company(
+    settings: Settings, parts: Parts, shared: Shared, meeting: Meeting, reaching: ReachingTransport
+) -> Company:
     return Company(
         meeting,
-        transport=parts.transport,
+        reaching=reaching,
         storage=parts.storage,
         directory=shared.directory,
         clock=parts.clock,
@@ -201,6 +230,7 @@ def _exchange(
     shared: Shared,
     verifier: GroupVerifier,
     rng: random.Random,
+    reaching: ReachingTransport,
 ) -> Exchange:
     def let_go(peer_id: str) -> None:
         peer = shared.directory.get(peer_id)
@@ -224,6 +254,7 @@ def _exchange(
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
+        relays=lambda: reaching.serves,
     )
 
 

@@ -64,25 +64,22 @@ class Bans:
         self._read: tuple[int, int] | None = None
         self._banned: frozenset[str] = frozenset()
 
-    def covers(self, peer_id: str, issuer_key: bytes) -> bool:
-        """Whether the peer is banned, or everybody whom this issuer admitted."""
-        self._refresh()
-        return peer_id in self._banned or issuer_key.hex() in self._banned
-
-    def _refresh(self) -> None:
+    def covered(self) -> frozenset[str]:
+        """The peer ids, and the keys (hex) of issuers all of whose members are banned."""
         try:
             found = self._path.stat()
             state = (found.st_mtime_ns, found.st_ino)
         except OSError:
             state = None
         if state == self._read:
-            return
+            return self._banned
         self._read = state
         try:
             entries = self._ledger.entries()
         except HomeError as error:  # the node goes on with the bans that it has
             _log.warning("bans cannot be read", error=str(error))
-            return
+            return self._banned
         self._banned = frozenset(
             key for ban in entries for key in (ban.peer_id, ban.issuer_key) if key
         )
+        return self._banned

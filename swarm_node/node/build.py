@@ -85,7 +85,7 @@ def build_parts(
         processes=processes,
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
-        banned=Bans(home).covers,
+        banned=Bans(home).covered,
     )
 
 

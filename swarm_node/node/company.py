@@ -1,17 +1,22 @@
-"""Two loops that keep a node among peers: one announces it and repairs the network, the other tries
-peers that it was told of or that stopped answering. No other loop waits for such a peer."""
+"""Three loops that keep a node among peers: one announces it and repairs the network, one tries
+peers that it was told of or that stopped answering, and one looks after relays. No other loop waits
+for such a peer."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
 
 from swarm_node.clock import Clock
+from swarm_node.errors import TransportError
 from swarm_node.p2p.meeting import FEW, Meeting
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.transport import Transport
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.keeping import KEEP_SECONDS
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.storage import Storage
 
 _HEAL_SECONDS = 5.0
@@ -30,7 +35,7 @@ class Company:
         self,
         meeting: Meeting,
         *,
-        transport: Transport,
+        reaching: ReachingTransport,
         storage: Storage,
         directory: Directory,
         clock: Clock,
@@ -39,7 +44,7 @@ class Company:
         version: Callable[[], int],
     ) -> None:
         self._meeting = meeting
-        self._transport = transport
+        self._transport = reaching
         self._storage = storage
         self._directory = directory
         self._clock = clock
@@ -50,25 +55,42 @@ class Company:
     async def meet(self) -> None:
         """Announce this node at every heartbeat, often at first, and repair the network."""
         await self._meeting.open(self._bootstrap)
-        pause, next_beat = 1.0, 0.0
+        addresses = await self._addresses()
+        pause, next_beat, told = 1.0, 0.0, self._transport.addresses()
         while True:
-            known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
-            addresses = [*self._bootstrap, *(a for peer in known for a in peer.addresses)]
             done = await self._transport.heal(addresses)
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
-            if self._clock.now() >= next_beat:
-                if not any(self._directory.answering(self._clock.now())):
+            own = self._transport.addresses()
+            if self._clock.now() >= next_beat or own != told:
+                told = own
+                if self._directory.fewer(1, self._clock.now()):
                     self._meeting.name(self._bootstrap)
                 await self._meeting.beat(self._version(), self._heartbeat)
+                addresses = await self._addresses()  # a beat stores which peers answer
                 next_beat = self._clock.now() + pause
                 pause = min(self._heartbeat, pause * 1.5)
             await asyncio.sleep(min(pause, _HEAL_SECONDS))
+
+    async def _addresses(self) -> list[str]:
+        """Where this node looks for others when it is alone."""
+        known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
+        return [
+            *self._bootstrap,
+            *(a for peer in known for a in circuit.completed(peer.addresses, peer.peer_id)),
+        ]
+
+    async def reach(self) -> None:
+        """Keep relays while peers cannot dial this node."""
+        while True:
+            with suppress(TransportError):  # the daemon died: `meet` restarts it
+                await self._transport.keep()
+            await asyncio.sleep(KEEP_SECONDS)
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            few = sum(self._directory.answering(self._clock.now())) < FEW
+            few = self._directory.fewer(FEW, self._clock.now())
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
             await asyncio.sleep(answered if any(found) else silent)

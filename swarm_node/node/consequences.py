@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarm_node.clock import Clock
 from swarm_node.node.parts import Shared
@@ -41,11 +41,15 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
         directory.recall(row.peer_id, standing)
 
 
-def peer_rows(shared: Shared, now: float) -> list[PeerRow]:
-    """What a snapshot shows of the peers, the most recently seen first."""
+def peer_rows(shared: Shared, now: float, via: Mapping[str, str]) -> list[PeerRow]:
+    """What a snapshot shows of the peers, the most recently seen first; `via` has the relay of each
+    that answered lately, "" for a direct link."""
     by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
-    return [PeerRow.of(peer, now, shared.members, by[peer.peer_id] / total) for peer in known]
+    return [
+        PeerRow.of(peer, now, shared.members, by[peer.peer_id] / total, via.get(peer.peer_id))
+        for peer in known
+    ]
 
 
 def former_rows(shared: Shared, now: float) -> list[PeerRow]:

@@ -14,6 +14,7 @@
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
 | feel     | one peer that is no partner, at a time     | –                       |
+| reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -49,6 +50,7 @@ from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
@@ -86,6 +88,7 @@ class Node:
         parts: Parts,
         shared: Shared,
         learner: Learner,
+        reaching: ReachingTransport,
         open_work: OpenWork,
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
@@ -97,6 +100,7 @@ class Node:
         self._buffer = shared.buffer
         self._slots = shared.slots
         self._learner = learner
+        self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"
         self._started = parts.clock.now()
@@ -168,6 +172,7 @@ class Node:
             self._membership,
             self._parts,
             self._shared,
+            self._reaching,
             model=self._settings.model,
             state=self._state,
             started=self._started,
@@ -197,6 +202,7 @@ class Node:
             "pull": self._pull,
             "meet": self._work.company.meet,
             "feel": self._work.company.feel,
+            "reach": self._work.company.reach,
             "evaluate": self._evaluate,
             "report": self._report,
         }

@@ -9,7 +9,8 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared
-from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, Snapshot
+from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, RelayingRow, Snapshot
+from swarm_node.p2p.reach.transport import ReachingTransport
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
@@ -19,6 +20,7 @@ def take_snapshot(
     membership: Membership,
     parts: Parts,
     shared: Shared,
+    reaching: ReachingTransport,
     *,
     model: str,
     state: str,
@@ -53,7 +55,7 @@ def take_snapshot(
         evals=tally.evals[-_SHOWN_EVALS:],
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now)[:_SHOWN_PEERS],
+        peers=peer_rows(shared, now, reaching.usage.via)[:_SHOWN_PEERS],
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
@@ -64,6 +66,7 @@ def take_snapshot(
         engine=parts.engine(),
         membership=own,
         former=former_rows(shared, now),
+        relaying=RelayingRow.of(reaching),
         alarms=[
             *(own.alarms(parts.clock.wall()) if own else ()),
             *refusals(shared.directory.live(now, float("inf"))),

@@ -30,8 +30,9 @@ MAX_FORMER = 200
 @dataclass(frozen=True)
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
-    what samples, `banned` whom `Members` refuses here. `office` keeps what the swarm states: a
-    home, or the memory."""
+    what samples, `dialable` whether peers can dial this node (None while that is not known), and
+    `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
+    memory."""
 
     transport: Transport
     sampler: Sampler
@@ -43,7 +44,8 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
-    banned: Callable[[str, bytes], bool] = nobody
+    dialable: Callable[[], bool | None] = lambda: None
+    banned: Callable[[], frozenset[str]] = nobody
     office: Office = field(default_factory=MemoryOffice)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Peer
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.stewards import in_last_third
 from swarm_node.policy.experience.mixture import MixtureState
 
@@ -63,7 +64,8 @@ class PeerRow(msgspec.Struct, frozen=True):
 
     `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
     refused by reason, `share` is its part of the groups trained on lately, and it is asked for
-    nothing for `left_seconds` more."""
+    nothing for `left_seconds` more. `via` is the relay that brought its last answer, "" for a
+    direct link and None if it answered nothing lately."""
 
     peer_id: str
     version: int
@@ -81,9 +83,17 @@ class PeerRow(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}
     share: float = 0.0
     left_seconds: float = 0.0
+    via: str | None = None
 
     @classmethod
-    def of(cls, peer: Peer, now: float, members: Members, share: float = 0.0) -> Self:
+    def of(
+        cls,
+        peer: Peer,
+        now: float,
+        members: Members,
+        share: float = 0.0,
+        via: str | None = None,
+    ) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
             peer_id=peer.peer_id,
@@ -98,6 +108,7 @@ class PeerRow(msgspec.Struct, frozen=True):
             refused=dict(peer.rejected),
             share=share,
             left_seconds=max(0.0, peer.standing.left_until - now),
+            via=via,
         )
         shown = members.shown(peer.peer_id)
         if shown is None:
@@ -186,6 +197,34 @@ class BusyRow(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class RelayingRow(msgspec.Struct, frozen=True):
+    """Relays in both directions. `kept` are the relays that hold a link to this node; `relayed` of
+    the `asked` own requests went through relays. If it `serves`, it forwarded `requests` of others,
+    with `bytes` in both directions, and refused some, by reason."""
+
+    kept: list[str]
+    asked: int
+    relayed: int
+    serves: bool
+    requests: int
+    bytes: int
+    refused: dict[str, int]
+
+    @classmethod
+    def of(cls, reaching: ReachingTransport) -> Self:
+        """What a node's transport counts."""
+        usage, carried = reaching.usage, reaching.carried
+        return cls(
+            kept=list(reaching.relays.kept()),
+            asked=usage.asked,
+            relayed=usage.relayed,
+            serves=reaching.serves,
+            requests=carried.requests,
+            bytes=carried.bytes,
+            refused=dict(carried.refused),
+        )
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything worth showing of a node at one moment."""
 
@@ -221,5 +260,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     #: Peers that this node knew and let go of: their membership ended, was revoked, or they are
     #: banned here.
     former: list[PeerRow] = []
+    relaying: RelayingRow | None = None
     #: What the owner should look at, one sentence each.
     alarms: list[str] = []

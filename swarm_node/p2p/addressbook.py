@@ -9,8 +9,9 @@ keys at no cost, and an issuer certificate costs a signature of the root key):
 - A peer that answered under an address of its own is in the *tried* table. Its bucket follows from
   its issuer, which reaches 16 buckets of 64. A peer that answers is never displaced from there.
 - A secret key chooses the buckets, so nobody can aim at the bucket of another.
-- A new peer is tried once. If it fails, it is ignored for an hour. A tried peer leaves after
-  MAX_FAILURES failures in a row. Failures while nobody answers are this node's own.
+- A new peer is tried once. If it fails, it is ignored for an hour, or until it states other
+  addresses: who found a relay is reached from then on. A tried peer leaves after MAX_FAILURES
+  failures in a row. Failures while nobody answers are this node's own.
 
 Each draw takes a random bucket, then a peer of it, so the buckets bound the share of draws too.
 """
@@ -22,6 +23,7 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from swarm_node.p2p.recent import Recent
@@ -91,7 +93,7 @@ class AddressBook:
         self._new = _Table()
         self._tried = _Table()
         self._first: deque[str] = deque()
-        self._ignored: Recent[str, float] = Recent(_MAX_IGNORED)
+        self._ignored: Recent[str, tuple[float, tuple[str, ...]]] = Recent(_MAX_IGNORED)
         self._muted: Recent[tuple[str, str], tuple[int, float]] = Recent(_MAX_TELLERS)
 
     def __len__(self) -> int:
@@ -119,10 +121,13 @@ class AddressBook:
         known = self._known.get(peer_id)
         if known is not None:
             if issued_ms > known.issued_ms:
+                if known.addresses != tuple(addresses):
+                    known.retry_at = min(known.retry_at, now)
                 known.addresses, known.heartbeat = tuple(addresses), heartbeat
                 known.issued_ms = issued_ms
             return
-        if self._ignored.get(peer_id, _NEVER) > now:
+        ignored_until, failed = self._ignored.get(peer_id, (_NEVER, ()))
+        if ignored_until > now and failed == tuple(addresses):
             return
         known = Known(peer_id, tuple(addresses), issuer, teller, heartbeat, issued_ms=issued_ms)
         slot = self._hash("slot", teller, peer_id) % BUCKETS_PER_TELLER
@@ -203,7 +208,7 @@ class AddressBook:
             self._mute(known, now)
         if known.failures >= (MAX_FAILURES if known.tried else 1):
             self._remove(known)
-            self._ignored[peer_id] = now + IGNORED_SECONDS
+            self._ignored[peer_id] = now + IGNORED_SECONDS, known.addresses
 
     def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
         """The peer came by itself and named these addresses. It is no longer ignored."""
@@ -213,7 +218,8 @@ class AddressBook:
 
     def tried(self) -> list[Known]:
         """The tried peers, in a stable order."""
-        return [known for _, known in sorted(self._known.items()) if known.tried]
+        tried = (known for known in self._known.values() if known.tried)
+        return sorted(tried, key=attrgetter("peer_id"))
 
     def new(self) -> list[Known]:
         """The new peers, in a stable order."""
@@ -235,7 +241,7 @@ class AddressBook:
         if known.retry_at > now:
             return False
         _, muted_until = self._muted.get((known.teller, known.issuer), (0, _NEVER))
-        return known.tried or known.teller == CONFIGURED or muted_until <= now
+        return known.tried or muted_until <= now
 
     def _mute(self, known: Known, now: float) -> None:
         key = known.teller, known.issuer

@@ -15,6 +15,7 @@ from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed
 from swarm_node.p2p.members import Member, Members
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.serving import HELLO, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, hello_body
 from swarm_node.p2p.transport import Transport
 
@@ -108,6 +109,11 @@ class Asker:
         peer.answered(self._clock.now())
         return True
 
+    async def introduce(self, peer_id: str) -> bool:
+        """Whether a peer that is connected answers a greeting as a member."""
+        now = self._clock.now()
+        return await self.greet(self._directory.get(peer_id) or Peer(peer_id, now))
+
     def ended(self, peer_id: str) -> bool:
         """Whether a peer was a member and is none any more. That is counted."""
         checked = self._members.check(peer_id)
@@ -140,7 +146,9 @@ class Asker:
 
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains; raises TransportError if the peer is no member."""
-        reached = not peer.addresses or await self._transport.dial(peer.addresses)
+        reached = not peer.addresses or await self._transport.dial(
+            circuit.completed(peer.addresses, peer.peer_id)
+        )
         # A request would dial the same addresses again. Members that missed a change of the secret
         # do not answer when dialled, and are connected all the same.
         if not reached and not await self._transport.connected(peer.peer_id):

@@ -20,6 +20,8 @@ _ALL, _ISSUER, _PEER = 4.0, 3.0, 2.0
 #: Requests per second besides those for groups: lists, greetings, heartbeats.
 _OTHER_REQUESTS = 4.0
 _BURST_SECONDS = 5.0
+#: What one peer may take at once, as a multiple of what this node wants of all peers per second.
+AT_ONCE: Final = _PEER * _BURST_SECONDS
 #: A token takes its id, its log-prob and four bytes of text.
 _TOKEN_BYTES, _COMPLETION_BYTES, _GROUP_BYTES = 12, 64, 512
 #: Seconds in which what was taken counts half.
@@ -103,16 +105,19 @@ class Budget:
         self._peers = PeerGates(_PEER * unit, _PEER * unit * _BURST_SECONDS)
         self._taken = _Takings()
 
-    def open(self, issuer: str, peer: str, now: float, *, guest: bool = False) -> bool:
-        """Whether this peer may take something; a `guest` only while half of what all may take is
-        left. The larger its issuer's share of what was taken lately, the more must be left, so that
-        the members of two issuers cannot keep those of a third from taking anything."""
+    def open(
+        self, issuer: str, peer: str, now: float, *, guest: bool = False, units: float = 0.0
+    ) -> bool:
+        """Whether this peer may take something, and `units` are left for it; a `guest` only while
+        half of what all may take is left. The larger its issuer's share of what was taken lately,
+        the more must be left, so that the members of two issuers cannot keep those of a third from
+        taking anything."""
         share = self._taken.share(issuer, now)
         reserve = self._all.burst * (0.5 + 0.25 * share if guest else 0.5 * share)
         return (
-            self._all.holds(now, reserve)
-            and self._issuers.take(issuer, now, 0.0)
-            and self._peers.take(peer, now, 0.0)
+            self._all.holds(now, reserve + units)
+            and self._issuers.holds(issuer, now, units)
+            and self._peers.holds(peer, now, units)
         )
 
     def charge(self, issuer: str, peer: str, now: float, units: float) -> None:
@@ -153,6 +158,15 @@ class Traffic:
     def sent(self, peer: str, now: float, size: int) -> None:
         """Charge a reply of `size` bytes."""
         self._bytes_out.charge(self._issuer(peer), peer, now, size)
+
+    def reserves(self, peer: str, now: float, size: int) -> bool:
+        """Whether `size` bytes are left for a reply; if so, they are charged. What is not sent of
+        them is given back as a negative number of bytes `sent`."""
+        issuer = self._issuer(peer)
+        if not self._bytes_out.open(issuer, peer, now, units=size):
+            return False
+        self._bytes_out.charge(issuer, peer, now, size)
+        return True
 
     def pulls(self, author: str, now: float, size: int) -> bool:
         """Whether a group of `size` bytes by `author` is pulled; if so, it is charged."""

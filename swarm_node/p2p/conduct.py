@@ -32,8 +32,8 @@ def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
 REASONS: Final = {
     **_table(
         Blame.NONE,
-        "anew banned capacity copied duplicate expired future not_here not_yet_valid old_epoch "
-        "outdated quota rate revoked stale too_old unknown_member unreachable used_up",
+        "altered anew banned capacity copied duplicate expired future not_here not_yet_valid "
+        "old_epoch outdated quota rate revoked stale too_old unknown_member unreachable used_up",
     ),
     **_table(
         Blame.USELESS,
@@ -42,7 +42,7 @@ REASONS: Final = {
     **_table(
         Blame.VIOLATION,
         "author chain_depth content encoding flood hash held_out judging key kind not_steward "
-        "outside_issuer schema seq_jump sequence signature size task tokens too_long_period "
+        "outside_issuer route schema seq_jump sequence signature size task tokens too_long_period "
         "wrong_issuer wrong_root wrong_subject",
     ),
 }

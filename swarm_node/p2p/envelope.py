@@ -63,6 +63,8 @@ class Kind(StrEnum):
     CERT = "application/vnd.swarm.cert.v1+msgpack"
     ISSUER = "application/vnd.swarm.issuer.v1+msgpack"
     REVOKE = "application/vnd.swarm.revoke.v1+msgpack"
+    RELAY = "application/vnd.swarm.relay.v1+msgpack"
+    REPLY = "application/vnd.swarm.reply.v1+msgpack"
     SECRET = "application/vnd.swarm.secret.v1+msgpack"  # noqa: S105 - the name of a kind
 
 

@@ -54,8 +54,9 @@ def open_exchange(
     rejected: Counter[str],
     clock: Clock,
     rng: random.Random,
+    relays: Callable[[], bool] = lambda: False,
 ) -> Exchange:
-    """The parts, over what they share."""
+    """The parts, over what they share. `relays` says whether this node forwards requests now."""
     asker = Asker(
         transport=transport,
         swarm_id=swarm_id,
@@ -79,6 +80,7 @@ def open_exchange(
         directory=directory,
         clock=clock,
         rng=rng,
+        relays=relays,
     )
     publisher = Publisher(
         identity=identity, swarm_id=swarm_id, storage=storage, verifier=verifier, clock=clock

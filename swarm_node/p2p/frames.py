@@ -16,8 +16,9 @@ import asyncio
 import contextlib
 import hashlib
 import struct
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -27,9 +28,12 @@ from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Handler
 CHUNK_BYTES = 256 * 1024
 MAX_REASON_BYTES = 256
 _LENGTH = struct.Struct(">Q")
-_DIGEST_BYTES = hashlib.sha256().digest_size
+HEAD = struct.Struct(">BQ")
+DIGEST_BYTES = hashlib.sha256().digest_size
 _DONE, _REFUSED = 0, 1
-_ACK = b"\x06"
+ACK = b"\x06"
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -73,15 +77,24 @@ def check_size(what: str, size: int, limit: int) -> None:
 
 async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> Reply:
     """Run `handler` for one request of `peer` and turn every outcome into a reply."""
-    try:
+
+    async def checked() -> Reply:
         reply = await handler(peer, payload)
         check_size("reply", len(reply), MAX_REPLY_BYTES)
+        return Reply(reply)
+
+    return await outcome(checked(), peer, protocol)
+
+
+async def outcome(call: Awaitable[T], peer: str, protocol: str) -> T | Reply:
+    """What a handler's call gives for a request of `peer`; a refusal for every exception."""
+    try:
+        return await call
     except TransportError as error:
         return Reply.refusal(str(error))
     except Exception:  # a bug in one handler must not end the node
         log.exception("a request handler failed", protocol=protocol, peer=peer)
         return Reply.refusal("internal error")
-    return Reply(reply)
 
 
 async def send_request(writer: asyncio.StreamWriter, payload: bytes) -> None:
@@ -91,7 +104,7 @@ async def send_request(writer: asyncio.StreamWriter, payload: bytes) -> None:
         TransportError: over MAX_REQUEST_BYTES, or the stream broke.
     """
     check_size("request", len(payload), MAX_REQUEST_BYTES)
-    with _stream_errors():
+    with stream_errors():
         writer.write(_LENGTH.pack(len(payload)))
         await _write(writer, payload)
 
@@ -102,7 +115,7 @@ async def read_request(reader: asyncio.StreamReader, limit: int = MAX_REQUEST_BY
     Raises:
         TransportError: over the limit, or the stream ended early or broke.
     """
-    with _stream_errors():
+    with stream_errors():
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         check_size("request", length, limit)
         payload, _ = await _read(reader, length)
@@ -117,13 +130,13 @@ async def send_reply(
     Raises:
         TransportError: the stream broke.
     """
-    with _stream_errors():
+    with stream_errors():
         writer.write(bytes([_REFUSED if reply.refused else _DONE]))
         writer.write(_LENGTH.pack(len(reply.payload)))
         digest = await _write(writer, reply.payload)
         writer.write(digest)
         await writer.drain()
-        await reader.read(len(_ACK))
+        await reader.read(len(ACK))
 
 
 async def read_reply(
@@ -134,17 +147,28 @@ async def read_reply(
     Raises:
         TransportError: refused by the peer, over the limit, damaged, or the stream ended early.
     """
-    with _stream_errors():
-        status, length = struct.unpack(">BQ", await reader.readexactly(1 + _LENGTH.size))
-        if status not in (_DONE, _REFUSED):
-            raise TransportError("the peer does not speak this version of the protocol")
-        check_size("reply", length, limit if status == _DONE else MAX_REASON_BYTES)
+    with stream_errors():
+        status, length = await read_head(reader, limit)
         payload, digest = await _read(reader, length)
-        if await reader.readexactly(_DIGEST_BYTES) != digest:
+        if await reader.readexactly(DIGEST_BYTES) != digest:
             raise TransportError("a reply arrived damaged: ask again or ask another peer")
-        writer.write(_ACK)
+        writer.write(ACK)
         await writer.drain()
     return Reply(payload, refused=status == _REFUSED).unwrap(limit)
+
+
+async def read_head(reader: asyncio.StreamReader, limit: int) -> tuple[int, int]:
+    """Read the status and the length of a reply of at most `limit` bytes.
+
+    Raises:
+        TransportError: over the limit, or the stream ended early or broke.
+    """
+    with stream_errors():
+        status, length = HEAD.unpack(await reader.readexactly(HEAD.size))
+    if status not in (_DONE, _REFUSED):
+        raise TransportError("the peer does not speak this version of the protocol")
+    check_size("reply", length, limit if status == _DONE else MAX_REASON_BYTES)
+    return status, length
 
 
 async def _write(writer: asyncio.StreamWriter, payload: bytes) -> bytes:
@@ -174,10 +198,13 @@ async def _read(reader: asyncio.StreamReader, length: int) -> tuple[bytes, bytes
 
 
 @contextlib.contextmanager
-def _stream_errors() -> Generator[None]:
+def stream_errors() -> Generator[None]:
+    """Turn the ends and errors of streams into TransportError."""
     try:
         yield
     except asyncio.IncompleteReadError as error:
         raise TransportError("the stream ended before the message did") from error
+    except TimeoutError as error:
+        raise TransportError("the stream stalled") from error
     except OSError as error:
         raise TransportError(f"the stream broke: {error}") from error

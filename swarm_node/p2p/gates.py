@@ -238,6 +238,10 @@ class PeerGates:
         """Take `n` units from the bucket of `peer` at monotonic second `now`."""
         return self._bucket(peer).take(now, n)
 
+    def holds(self, peer: str, now: float, n: float) -> bool:
+        """Whether `n` units are left in the bucket of `peer`."""
+        return self._bucket(peer).holds(now, n)
+
     def charge(self, peer: str, now: float, n: float) -> None:
         """Take `n` units, also if fewer are left."""
         self._bucket(peer).charge(now, n)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -26,6 +25,7 @@ from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import ANCHORS, PARTNERS, Directory, Peer
+from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import Transport
 from swarm_node.schema import KnownPeer
@@ -62,6 +62,7 @@ class Meeting:
         directory: Directory,
         clock: Clock,
         rng: random.Random,
+        relays: Callable[[], bool],
     ) -> None:
         self._asker = asker
         self._book = book
@@ -75,9 +76,10 @@ class Meeting:
         self._directory = directory
         self._clock = clock
         self._rng = rng
+        self._relays = relays
         self._unread = 0  # further beats before the next read of the transport's table
         self._next_feeler = 0.0
-        self._saved: list[KnownPeer] = []
+        self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
 
     async def open(self, bootstraps: Sequence[str]) -> None:
         """Take up the peers of earlier runs and the addresses that the settings and the ticket
@@ -104,7 +106,7 @@ class Meeting:
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
-                addresses=wire.fit_heartbeat(self._transport.addresses()),
+                addresses=circuit.fit_heartbeat(self._transport.addresses()),
                 policy_version=version,
                 epoch=self._storage.epoch,
                 head=await self._storage.run(self._storage.head),
@@ -113,6 +115,7 @@ class Meeting:
                 revoked=own.lists.number,
                 secret=own.secrets.number,
                 steward=own.steward is not None,
+                relays=self._relays(),
             )
         )
         sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
@@ -161,8 +164,7 @@ class Meeting:
             met.greeted, met.addresses = True, peer.addresses
             met.answered(self._clock.now())
             peer = met
-        peer.issuer = self._members.issuer(peer.peer_id)
-        self._directory.befriend(self._rng, peer, self._clock.now())
+        self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
         if known.heartbeat:
             self._hear(known.heartbeat, expected=known.peer_id, teller=None)
         return True
@@ -176,7 +178,7 @@ class Meeting:
 
     def _searching(self, now: float) -> bool:
         """Whether it is time for a peer of the book."""
-        return now >= self._next_feeler or self._directory.answering(now)[0] < PARTNERS
+        return now >= self._next_feeler or self._directory.fewer(PARTNERS, now, partners=True)
 
     def _passed(self, peer_id: str) -> bool:
         """Whether the book need not name this peer: a partner, or one that is left alone."""
@@ -187,7 +189,7 @@ class Meeting:
 
     async def _read(self) -> None:
         """Read some heartbeats from the transport, if it is time."""
-        few = sum(self._directory.answering(self._clock.now())) < FEW
+        few = self._directory.fewer(FEW, self._clock.now())
         if self._unread and not few:
             self._unread -= 1
             return
@@ -226,7 +228,6 @@ class Meeting:
         peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
         peer.addresses, peer.version = beat.addresses, beat.policy_version
         peer.epoch, peer.head = beat.epoch, beat.head
-        peer.issuer = issuer
 
     async def _exchange_peers(self, peer: Peer) -> None:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
@@ -243,8 +244,15 @@ class Meeting:
         """Store the peers that answered, and which of them are anchors."""
         now, wall = self._clock.now(), self._clock.wall()
         partners = self._directory.partners(now)
-        seen = {peer.peer_id: peer.last_seen for peer in partners}
         anchors = {peer.peer_id for peer in partners[:ANCHORS]}
+        tried = self._book.tried()
+        saved = [
+            (k.peer_id, k.addresses, k.issuer, k.failures, k.peer_id in anchors) for k in tried
+        ]
+        if saved == self._saved:
+            return
+        self._saved = saved
+        seen = {peer.peer_id: peer.last_seen for peer in partners}
         rows = [
             KnownPeer(
                 known.peer_id,
@@ -254,9 +262,6 @@ class Meeting:
                 failures=known.failures,
                 anchor=known.peer_id in anchors,
             )
-            for known in self._book.tried()
+            for known in tried
         ]
-        saved = [replace(row, last_seen=0.0) for row in rows]
-        if saved != self._saved:
-            self._saved = saved
-            await self._storage.run(self._storage.remember_peers, rows)
+        await self._storage.run(self._storage.remember_peers, rows)

@@ -5,6 +5,7 @@ question that all other modules ask. No I/O but the small file of counted admiss
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from swarm_node.p2p.membership import (
     SwarmInfo,
     check_times,
     open_chain,
+    verify_issuer,
 )
 from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.statements import Revocations
@@ -35,6 +37,8 @@ MAX_MEMBERS = 4096
 MAX_HEAD_SECONDS: Final = 900
 #: Subjects, of all issuers whose uses are limited.
 _MAX_COUNTED = 65_536
+#: Certificates of issuers that were opened; a ticket has one, and all of its members show it.
+_MAX_ISSUERS = 1024
 #: Peers that are members no more, for their owner to see.
 _MAX_FORMER = 256
 _ADMITTED = "admitted"
@@ -86,11 +90,12 @@ class _Known:
     revoked: int = 0
     secret: int = 0
     steward: bool = False
+    relay: tuple[str, ...] = ()
 
 
-def nobody(peer_id: str, issuer_key: bytes) -> bool:
-    """The ban of a node that shuns nobody."""
-    return False
+def nobody() -> frozenset[str]:
+    """The bans of a node that shuns nobody."""
+    return frozenset()
 
 
 class Members:
@@ -102,10 +107,10 @@ class Members:
         swarm: SwarmInfo,
         wall: Callable[[], float],
         keeper: Keeper | None = None,
-        banned: Callable[[str, bytes], bool] = nobody,
+        banned: Callable[[], frozenset[str]] = nobody,
     ) -> None:
-        """`banned` says of a peer id, and of the key of the issuer that first admitted the peer,
-        whether this node alone shuns it.
+        """`banned` says whom this node alone shuns now: peer ids, and keys (hex) of issuers whose
+        members are shunned, as far as the issuer was the first to admit them.
 
         Raises:
             HomeError: what `keeper` holds is damaged.
@@ -119,7 +124,12 @@ class Members:
         self._revoked: frozenset[bytes] = frozenset()
         self._expelled: set[bytes] = set()
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
+        #: What the last walk of `dismiss` went by: the list, the bans, its time; and when the first
+        #: of those known since then ends.
+        self._walked: tuple[frozenset[bytes], frozenset[str]] | None = None
+        self._walked_at = self._ends = 0.0
         self._admitted = _load_admitted(keeper)
+        self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
 
@@ -187,6 +197,7 @@ class Members:
             return refused
         self._remember(member)
         self.note(member.peer_id, head.revoked, head.secret, steward=head.steward)
+        self._known[member.peer_id].relay = head.addresses if head.relays else ()
         return Heard(member, head)
 
     def vouches(self, presence: bytes, peer_id: str) -> bool:
@@ -224,6 +235,11 @@ class Members:
         """Members that say that they renew memberships."""
         return [peer_id for peer_id, known in self._known.items() if known.steward]
 
+    def relays(self) -> dict[str, tuple[str, ...]]:
+        """The addresses of members that say that they forward requests."""
+        said = ((peer, known.relay) for peer, known in self._known.items() if known.relay)
+        return {peer: addresses for peer, addresses in said if self.is_member(peer)}
+
     def obey(self, body: Revocations) -> None:
         """Refuse whom this list names from now on, and no others."""
         revoked = frozenset(body.keys)
@@ -233,7 +249,7 @@ class Members:
     def dismiss(self) -> list[str]:
         """Forget who is no member any more. The peer ids of those, and of whom the list names since
         the last call: this node may hold groups of a peer that it has not met since its start."""
-        gone = [peer for peer, known in self._known.items() if self._refused(known.member)]
+        gone = self._ended()
         for peer_id in gone:
             self._former[peer_id] = self._known[peer_id].member
             self._forget(peer_id)
@@ -241,11 +257,24 @@ class Members:
         self._expelled = set()
         return sorted(expelled.union(gone))
 
+    def _ended(self) -> list[str]:
+        """Who is no member any more. All are looked at only if the list or the bans changed, if a
+        membership has ended, or if the clock was set back."""
+        state, now = (self._revoked, self._banned()), self._wall()
+        walk = state != self._walked or not self._walked_at <= now <= self._ends
+        self._walked, self._walked_at = state, now
+        if not walk:
+            return []
+        known = [each.member for each in self._known.values()]
+        self._ends = min((m.until for m in known), default=math.inf) + CLOCK_SKEW_SECONDS
+        return [member.peer_id for member in known if self._refused(member)]
+
     def _refused(self, member: Member) -> Rejected | None:
         keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
         if not self._revoked.isdisjoint(keys):
             return Rejected("revoked", "the swarm's owner has expelled it")
-        if self._banned(member.peer_id, member.admitted_by):
+        banned = self._banned()
+        if banned and not banned.isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
         return check_times(member.issuer, member.body, self._wall())
 
@@ -268,6 +297,7 @@ class Members:
         """Keep a member; of its certificates the one that ends last, but what it has `shown` itself
         rather than what others told."""
         known = self._known.get(member.peer_id)
+        self._ends = min(self._ends, member.until + CLOCK_SKEW_SECONDS)
         if known is None:
             if len(self._known) >= MAX_MEMBERS:
                 ((largest, _),) = self._groups.most_common(1)
@@ -291,7 +321,7 @@ class Members:
             del self._groups[group]
 
     def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
-        opened = open_chain(chain, self._swarm, public_key_of(peer_id))
+        opened = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
         return opened if isinstance(opened, Rejected) else Member(peer_id, *opened)
 
     def _heard(self, presence: bytes) -> Heard | Rejected:

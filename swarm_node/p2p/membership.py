@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -42,7 +43,7 @@ MAX_USES: Final = 1000
 _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
-Name = Annotated[str, Meta(max_length=32, pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
 #: The end of the year 9999, so that every time before it can be shown as a date.
 MAX_UNIX_SECONDS: Final = 253_402_300_800
 UnixSeconds = Annotated[int, Meta(ge=0, lt=MAX_UNIX_SECONDS)]
@@ -86,9 +87,9 @@ class MemberBody(Body, frozen=True):
 class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
     version: Version1
     name: Name
-    root_key: Annotated[str, Meta(max_length=64)]
-    swarm_id: Annotated[str, Meta(max_length=64)]
-    secret: Annotated[str, Meta(max_length=64)]
+    root_key: str
+    swarm_id: str
+    secret: str
     secret_number: Counter = 0
 
 
@@ -271,13 +272,17 @@ def verify_chain(
 
 
 def open_chain(
-    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes
+    chain: tuple[bytes, ...],
+    info: SwarmInfo,
+    subject_key: bytes,
+    open_issuer: Callable[[bytes, SwarmInfo], IssuerBody | Rejected] = verify_issuer,
 ) -> tuple[IssuerBody, MemberBody] | Rejected:
     """The bodies of a chain for `subject_key` that the root of `info` began. Times are not
-    checked; the reasons are those of `verify_chain`."""
+    checked; the reasons are those of `verify_chain`. `open_issuer` may remember what
+    `verify_issuer` found."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
-    issuer = verify_issuer(chain[0], info)
+    issuer = open_issuer(chain[0], info)
     if isinstance(issuer, Rejected):
         return issuer
     opened = open_sealed(chain[1], info.swarm_id, Kind.CERT, max_bytes=MAX_CERTIFICATE_BYTES)

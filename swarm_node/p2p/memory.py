@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.frames import answer, check_size
+from swarm_node.p2p.forwarding import routed
+from swarm_node.p2p.frames import Reply, answer, check_size
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     Handler,
+    Route,
 )
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
@@ -53,20 +55,40 @@ class MemoryNetwork:
         self._patience = patience
         self._running: dict[str, MemoryTransport] = {}
         self._group: dict[str, int] = {}
+        self._hidden: frozenset[str] = frozenset()
+        self._links: set[frozenset[str]] = set()
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
+        self._published: list[str] = []  # whose heartbeats there are
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
         """Cut every link between different groups of peer ids; all other peers form another. Links
         that an earlier call cut are whole again."""
         self._group = {peer: i for i, group in enumerate(groups) for peer in group}
 
+    def hide(self, peers: Iterable[str]) -> None:
+        """Put these peers behind a NAT each. They reach others, and only whom they reached reaches
+        them, until either end stops."""
+        self._hidden = frozenset(peers)
+        self._links.clear()
+
     def cut(self, peer: str) -> None:
         """Crash `peer`: it answers nobody from now on. Its heartbeat stays until its ttl."""
         self._running.pop(peer, None)
+        self._links = {link for link in self._links if peer not in link}
 
     def linked(self, one: str, other: str) -> bool:
         """Whether no partition lies between two peer ids."""
         return self._group.get(one, -1) == self._group.get(other, -1)
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Whether `one` gets through to `other`, which runs."""
+        through = other not in self._hidden or frozenset((one, other)) in self._links
+        return one != other and other in self._running and self.linked(one, other) and through
+
+    def link(self, one: str, other: str) -> None:
+        """Note that `one` reached `other`."""
+        if one in self._hidden:
+            self._links.add(frozenset((one, other)))
 
     def running(self, peer: str) -> MemoryTransport | None:
         return self._running.get(peer)
@@ -85,23 +107,27 @@ class MemoryNetwork:
 
     def detach(self, transport: MemoryTransport) -> None:
         if self._running.get(transport.peer_id) is transport:
-            del self._running[transport.peer_id]
+            self.cut(transport.peer_id)
 
     def publish(self, peer: str, heartbeat: bytes, ttl: float) -> None:
         self.sent[peer] += len(heartbeat)
+        if peer not in self._heartbeats:
+            self._published.append(peer)
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
         """Unexpired heartbeats of the other peers on the reader's side of the partition; of more
         than MAX_FOUND a random sample, as the DHT keeps one."""
-        now = asyncio.get_running_loop().time()
-        found = {
-            peer: heartbeat
-            for peer, (heartbeat, expires) in self._heartbeats.items()
-            if peer != reader and expires > now and self.linked(reader, peer)
-        }
-        if len(found) > MAX_FOUND:
-            found = {peer: found[peer] for peer in self._rng.sample(list(found), MAX_FOUND)}
+        now, found, order = asyncio.get_running_loop().time(), {}, self._published
+        for index in range(len(order)):
+            if len(order) > MAX_FOUND:  # shuffle no more of them than are looked at
+                other = self._rng.randrange(index, len(order))
+                order[index], order[other] = order[other], order[index]
+            heartbeat, expires = self._heartbeats[order[index]]
+            if order[index] != reader and expires > now and self.linked(reader, order[index]):
+                found[order[index]] = heartbeat
+            if len(found) == MAX_FOUND:
+                break
         self.received[reader] += sum(map(len, found.values()))
         return found
 
@@ -112,18 +138,39 @@ class MemoryNetwork:
         fates = [self._fate(), self._fate()]  # before any await, so the order of draws is fixed
         await self._carry(source.peer_id, target, payload, fates[0])
         receiver = self._reach(source, target)
-        handler = receiver.handler(protocol)
-        if handler is None:
-            raise TransportError(f"the peer does not serve {protocol}")
+        handler, route = receiver.handler(protocol), receiver.route(protocol)
         if receiver.severed(source.peer_id):
             raise TransportError("the peer cut the link: ask again later")
-        reply = await answer(handler, source.peer_id, protocol, payload)
+        if route is not None:
+            reply = await self._pass_on(receiver, route, source.peer_id, protocol, payload)
+        elif handler is not None:
+            reply = await answer(handler, source.peer_id, protocol, payload)
+        else:
+            raise TransportError(f"the peer does not serve {protocol}")
         if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
             check_size("reply", len(reply.payload), max_reply)
         await self._carry(target, source.peer_id, reply.payload, fates[1])
         if self._reach(source, target) is not receiver:
             raise TransportError("the peer restarted before it answered: ask again")
         return reply.unwrap(max_reply)
+
+    async def _pass_on(
+        self, relay: MemoryTransport, route: Route, caller: str, protocol: str, payload: bytes
+    ) -> Reply:
+        """Answer a request with what another peer replies."""
+        onward = await routed(route, caller, protocol, payload)
+        if isinstance(onward, Reply):
+            return onward
+        try:
+            reply = await self.exchange(
+                relay, onward.peer, onward.protocol, onward.payload, onward.max_reply
+            )
+        except TransportError as error:
+            return Reply.refusal(str(error))
+        finally:
+            onward.ended()
+        onward.sent(len(reply))
+        return Reply(reply)
 
     def _fate(self) -> float | None:
         """Seconds until a message arrives, None when it is lost."""
@@ -144,8 +191,9 @@ class MemoryNetwork:
         if self._running.get(source.peer_id) is not source:
             raise TransportError("the transport is not running: start it first")
         receiver = self._running.get(target)
-        if receiver is None or receiver is source or not self.linked(source.peer_id, target):
+        if receiver is None or not self.reaches(source.peer_id, target):
             raise TransportError(f"cannot reach the peer {target}")
+        self.link(source.peer_id, target)
         return receiver
 
 
@@ -156,6 +204,7 @@ class MemoryTransport:
         self._network = network
         self._peer_id = identity.peer_id
         self._handlers: dict[str, Handler] = {}
+        self._routes: dict[str, Route] = {}
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
         self._severed: dict[str, float] = {}
@@ -178,6 +227,11 @@ class MemoryTransport:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
 
+    def forward(self, protocol: str, route: Route) -> None:
+        if self._network.running(self._peer_id) is self:
+            raise RuntimeError("forward() comes before start()")
+        self._routes[protocol] = route
+
     def screen(
         self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
     ) -> None:
@@ -189,10 +243,16 @@ class MemoryTransport:
     def handler(self, protocol: str) -> Handler | None:
         return self._handlers.get(protocol)
 
+    def route(self, protocol: str) -> Route | None:
+        return self._routes.get(protocol)
+
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         self._require_running()
         peers = {a.removeprefix(_ADDRESS) for a in addresses if a.startswith(_ADDRESS)}
-        return sum(self._reaches(peer) for peer in peers)
+        reached = [peer for peer in peers if self._reaches(peer)]
+        for peer in reached:
+            self._network.link(self._peer_id, peer)
+        return len(reached)
 
     async def heal(self, addresses: Sequence[str]) -> str:
         self._require_running()
@@ -232,11 +292,7 @@ class MemoryTransport:
         return self._severed.get(peer, 0.0) > asyncio.get_running_loop().time()
 
     def _reaches(self, peer: str) -> bool:
-        return (
-            peer != self._peer_id
-            and self._network.running(peer) is not None
-            and self._network.linked(self._peer_id, peer)
-        )
+        return self._network.reaches(self._peer_id, peer)
 
     def _require_running(self) -> None:
         if self._network.running(self._peer_id) is not self:

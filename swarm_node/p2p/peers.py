@@ -17,6 +17,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from swarm_node.p2p.conduct import Blame, Standing, draw
 from swarm_node.p2p.recent import Recent
@@ -67,13 +68,11 @@ class Peer:
     offered: int = 0
     received: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    trained: int = 0
     standing: Standing = field(default_factory=Standing)
     failures: int = 0
     failed_until: float = 0.0
     refusal: str = ""
-    #: The issuer that admits it, "" if unknown; since when it is a partner; last and next retry.
-    issuer: str = ""
+    #: Since when it is a partner; last and next retry.
     partner_since: float | None = None
     felt_at: float = 0.0
     feel_at: float = 0.0
@@ -186,10 +185,17 @@ class Directory:
             drawn.append(pool.pop())
         return drawn
 
-    def answering(self, now: float) -> tuple[int, int]:
-        """How many partners and how many others may be asked now."""
-        partners, others = self._answering(now, ())
-        return len(partners), len(others)
+    def fewer(self, least: int, now: float, *, partners: bool = False) -> bool:
+        """Whether fewer than `least` peers, or `partners`, may be asked now. It looks at no more
+        peers than it must, because callers ask it every second."""
+        found = (
+            1
+            for peer in self._peers.values()
+            if peer.failed_until <= now
+            and peer.standing.left_until <= now
+            and (peer.partner_since is not None or not partners)
+        )
+        return sum(islice(found, least)) < least
 
     def heard(self) -> float:
         """When anybody was last heard."""
@@ -209,17 +215,19 @@ class Directory:
         ]
         return rng.choice(due) if due else None
 
-    def befriend(self, rng: random.Random, peer: Peer, now: float) -> None:
+    def befriend(
+        self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
+    ) -> None:
         """Make `peer`, which answered, a partner. With enough of them it takes the place of a
-        random one that is no anchor, of the issuer that admits most of them. So partners come to be
-        of many issuers, and an attacker that came first does not stay the only one."""
+        random one that is no anchor, of the `issuer` that admits most of them. So partners come to
+        be of many issuers, and an attacker that came first does not stay the only one."""
         if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
             return
         partners = self.partners(now)
         if len(partners) >= PARTNERS:
-            issuers = Counter(partner.issuer for partner in partners)
-            most = max(issuers.values())
-            newer = [partner for partner in partners[ANCHORS:] if issuers[partner.issuer] == most]
+            admitted = Counter(issuer(partner.peer_id) for partner in partners)
+            most = max(admitted.values())
+            newer = [p for p in partners[ANCHORS:] if admitted[issuer(p.peer_id)] == most]
             rng.choice(newer or partners[ANCHORS:]).partner_since = None
         peer.partner_since = now
 
@@ -234,16 +242,17 @@ class Directory:
         partners: list[Peer] = []
         others: list[Peer] = []
         for key, peer in self._peers.items():
-            if peer.retry_at <= now and key not in without:
+            # As `retry_at`, in a quarter of its time: every list looks at all peers.
+            if peer.failed_until <= now and peer.standing.left_until <= now and key not in without:
                 (others if peer.partner_since is None else partners).append(peer)
         return partners, others
 
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """How many groups could be drawn now, at most `slots(author)` of each author."""
         return sum(
-            min(len(peer.offers), slots(key))
+            min(len(peer.offers), max(0, slots(key)))
             for key, peer in self._peers.items()
-            if peer.offers and peer.retry_at <= now
+            if peer.retry_at <= now
         )
 
     def give_back(self, offer: Offer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections import Counter
@@ -62,12 +61,6 @@ class Puller:
         self._rng = rng
         self._pulling: Counter[str] = Counter()
         self._listing: set[str] = set()
-
-    async def list_some(self, count: int, wanted: int) -> int:
-        """List the newest announcements of up to `count` random peers, about `wanted` in all, and
-        wait for them. Returns how many new offers these peers state, listed or not."""
-        turns = self.turns(count, wanted)
-        return sum(await asyncio.gather(*(self.list_one(turn) for turn in turns)))
 
     def turns(self, count: int, wanted: int) -> list[Turn]:
         """Turns to list `count` different peers, about `wanted` announcements in all.

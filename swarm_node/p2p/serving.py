@@ -20,6 +20,7 @@ from swarm_node.p2p.conduct import REASONS, Blame
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Handler, Transport
 from swarm_node.storage import Storage
 
@@ -42,7 +43,8 @@ Body = TypeVar("Body", bound=wire.Body)
 
 def hello_body(kind: type[Hello], own: Credentials, transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
-    stated = [a for a in transport.addresses() if len(a) <= wire.MAX_ADDRESS_CHARS]
+    own_addresses = circuit.stated(transport.addresses())
+    stated = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
     return kind(
         chain=own.chain,
         agent="swarm-node",
@@ -77,8 +79,7 @@ class Server:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
-        handlers = {
-            HELLO: self._hello,
+        for_members = {
             LIST: self._list,
             PULL: self._pull,
             PEERS: self._peers,
@@ -86,8 +87,10 @@ class Server:
             SECRET: self._secret,
             RENEW: self._renew,
         }
-        for protocol, handler in handlers.items():
-            transport.serve(protocol, functools.partial(self._answer, handler))
+        transport.serve(HELLO, functools.partial(self._answer, self._hello))
+        for protocol, handler in for_members.items():
+            admitted = functools.partial(self._admit, handler)
+            transport.serve(protocol, functools.partial(self._answer, admitted))
         transport.screen(members.vouches, members.is_member)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
@@ -114,7 +117,6 @@ class Server:
         return wire.pack(hello_body(wire.HelloReply, self._credentials, self._transport))
 
     async def _list(self, caller: str, payload: bytes) -> bytes:
-        self._admit(caller)
         request = self._parse(caller, wire.ListRequest, payload)
         listed = await self._storage.run(
             self._storage.announcements, request.epoch, request.since, request.limit
@@ -122,7 +124,6 @@ class Server:
         return wire.pack(wire.ListReply(*listed))
 
     async def _pull(self, caller: str, payload: bytes) -> bytes:
-        self._admit(caller)
         request = self._parse(caller, wire.PullRequest, payload)
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
@@ -130,7 +131,6 @@ class Server:
         return sealed
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:
-        self._admit(caller)
         request = self._parse(caller, wire.PeersRequest, payload)
         known = [
             peer.heartbeat
@@ -142,15 +142,12 @@ class Server:
         return wire.pack(wire.PeersReply(presences=tuple(known)))
 
     async def _revoked(self, caller: str, payload: bytes) -> bytes:
-        self._admit(caller)
         return self._exchanged(caller, self._credentials.lists.exchange(payload))
 
     async def _secret(self, caller: str, payload: bytes) -> bytes:
-        self._admit(caller)
         return self._exchanged(caller, self._credentials.secrets.exchange(payload))
 
     async def _renew(self, caller: str, payload: bytes) -> bytes:
-        self._admit(caller)
         chain = self._credentials.renewal_of(caller)
         if isinstance(chain, Rejected):
             raise TransportError(f"no renewal: {chain.reason}")
@@ -163,11 +160,13 @@ class Server:
             raise TransportError(f"refused: {answer.reason}")
         return answer
 
-    def _admit(self, caller: str) -> None:
+    async def _admit(self, handler: Handler, caller: str, payload: bytes) -> bytes:
+        """Answer a request, if its caller has greeted this node and is a member now."""
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
             raise TransportError(UNKNOWN_MEMBER)
         peer.last_seen = self._clock.now()
+        return await handler(caller, payload)
 
     def _allow(self, caller: str) -> None:
         now = self._clock.now()
@@ -189,9 +188,28 @@ class Server:
         return body
 
     def _refuse(self, caller: str, rejected: Rejected) -> None:
-        """Count what is wrong with a request, in total and against the caller, whose link is cut
-        if no honest program sends that."""
-        self._rejected[rejected.reason] += 1
-        cut = self._directory.refused(caller, rejected.reason, self._clock.now())
-        if REASONS.get(rejected.reason) is Blame.VIOLATION:
-            self._transport.sever(caller, cut or _STRANGER_SECONDS)
+        refuse(
+            caller,
+            rejected,
+            self._clock.now(),
+            transport=self._transport,
+            directory=self._directory,
+            counts=self._rejected,
+        )
+
+
+def refuse(
+    caller: str,
+    rejected: Rejected,
+    now: float,
+    *,
+    transport: Transport,
+    directory: Directory,
+    counts: Counter[str],
+) -> None:
+    """Count what is wrong with a request, in total and against the caller, whose link is cut if no
+    honest program sends that."""
+    counts[rejected.reason] += 1
+    cut = directory.refused(caller, rejected.reason, now)
+    if REASONS.get(rejected.reason) is Blame.VIOLATION:
+        transport.sever(caller, cut or _STRANGER_SECONDS)

@@ -8,7 +8,8 @@ of rollouts, membership or training. Its contract: tests/integration/test_transp
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 #: (remote peer id, request payload) -> reply payload. Raising `TransportError` sends the caller an
 #: error; any other exception is a bug, logged and answered with an error.
@@ -16,6 +17,27 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 8 * 1024 * 1024
+#: Requests for a third peer (reach/): from the asker to a relay, and from the relay to the target.
+#: So one link carries the requests of many, and its peer is not to blame for all that they do.
+RELAY: Final = "/swarm-node/relay/1"
+RELAYED: Final = "/swarm-node/relayed/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """A request that another peer answers, in at most `max_reply` bytes. `sent` is told of the
+    bytes of the reply as they are passed on, and `ended` once that none follow."""
+
+    peer: str
+    protocol: str
+    payload: bytes
+    max_reply: int
+    sent: Callable[[int], None]
+    ended: Callable[[], None]
+
+
+#: (remote peer id, request payload) -> who answers it. Errors are as those of a `Handler`.
+Route = Callable[[str, bytes], Awaitable[Onward]]
 
 
 class Transport(Protocol):
@@ -44,6 +66,11 @@ class Transport(Protocol):
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer `protocol` (such as "/swarm-node/list/1"); call before `start`."""
+        ...
+
+    def forward(self, protocol: str, route: Route) -> None:
+        """Answer `protocol` by asking another peer, and copy its reply as it comes; what is held of
+        it is bounded, and a reply that stalls is given up. Call before `start`."""
         ...
 
     def screen(

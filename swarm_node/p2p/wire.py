@@ -9,7 +9,6 @@ never sends a body that its peers must refuse. docs/protocol.md is the byte-exac
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -40,11 +39,12 @@ MAX_ANNOUNCEMENT_BYTES: Final = 768
 MAX_LIST_ITEMS: Final = 1000
 MAX_PEERS: Final = 100
 MAX_CERTIFICATE_BYTES: Final = 320
-MAX_HEAD_BYTES: Final = 512
+MAX_HEAD_BYTES: Final = 716
 #: A heartbeat, two certificates and their headers.
 MAX_PRESENCE_BYTES: Final = MAX_HEAD_BYTES + 2 * MAX_CERTIFICATE_BYTES + 10
-#: Two addresses of a heartbeat share this many characters, so that it fits MAX_HEAD_BYTES.
-MAX_HEARTBEAT_ADDRESS_CHARS: Final = 281
+#: The addresses of a heartbeat share this many characters, so that it fits MAX_HEAD_BYTES: two of
+#: IPv6, and two circuits (reach/circuit.py) through relays that have such ones.
+MAX_HEARTBEAT_ADDRESS_CHARS: Final = 480
 MAX_ADDRESS_CHARS: Final = 160
 #: Log-softmax in f32 can round to just above zero (one ulp at |logit| = 100 is 8e-6).
 MAX_LOGPROB: Final = 1e-4
@@ -59,11 +59,9 @@ Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Digest = Annotated[bytes, Meta(min_length=_DIGEST, max_length=_DIGEST)]
 ContentId = Annotated[bytes, Meta(min_length=_MULTIHASH, max_length=_MULTIHASH)]
 #: Logs, metrics and pages show names, so control, quote, bracket and path characters are refused.
-Label = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
-Agent = Annotated[str, Meta(max_length=24, pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
-Address = Annotated[
-    str, Meta(max_length=MAX_ADDRESS_CHARS, pattern=r"\A/[A-Za-z0-9._:/%-]{1,159}\Z")
-]
+Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
+Agent = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
+Address = Annotated[str, Meta(pattern=r"\A/[A-Za-z0-9._:/%-]{1,159}\Z")]
 Certificate = Annotated[bytes, Meta(max_length=MAX_CERTIFICATE_BYTES)]
 Chain = Annotated[tuple[Certificate, ...], Meta(max_length=2)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=8)]
@@ -98,10 +96,10 @@ class Heartbeat(Body, frozen=True):
     """What a member publishes of itself (Kind.HEAD): the addresses to dial and the newest sequence
     number of its log (`head`, 0 if the log of this `epoch` is empty). `revoked` and `secret` are
     the numbers of the newest revocation list and of the newest secret that it holds, 0 for none.
-    A node that says `steward` renews memberships."""
+    A node that says `steward` renews memberships, and one that says `relays` forwards requests."""
 
     v: Version1
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=2)]
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=4)]
     policy_version: Counter
     epoch: Counter
     head: Counter
@@ -110,6 +108,7 @@ class Heartbeat(Body, frozen=True):
     revoked: Counter
     secret: Counter
     steward: bool
+    relays: bool
 
     def __post_init__(self) -> None:
         if sum(map(len, self.addresses)) > MAX_HEARTBEAT_ADDRESS_CHARS:
@@ -334,17 +333,6 @@ def _group(wire: _Group) -> RolloutGroup | Rejected:
         completions=tuple(completions),
         claimed=tuple(claimed.tolist()),
     )
-
-
-def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The first addresses, at most two, that fit into a heartbeat."""
-    chosen: list[str] = []
-    left = MAX_HEARTBEAT_ADDRESS_CHARS
-    for address in addresses:
-        if len(chosen) < 2 and len(address) <= min(left, MAX_ADDRESS_CHARS):
-            chosen.append(address)
-            left -= len(address)
-    return tuple(chosen)
 
 
 def printable(text: str, limit: int = 160) -> str:

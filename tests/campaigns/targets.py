@@ -30,6 +30,7 @@ from swarm_node.p2p.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import SwarmInfo
+from swarm_node.p2p.reach import relayed
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
 
@@ -90,7 +91,7 @@ MEMBER_CERTIFICATE = membership.issue_member(
     ISSUER, SWARM, NODE.public_key, name="issuer", not_before=NOW, not_after=NOW + 3600
 )
 CHAIN = (ISSUER_CERTIFICATE, MEMBER_CERTIFICATE)
-HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0, False))
+HEAD = wire.pack(wire.Heartbeat(1, (ADDRESS,), 5, 9, 3, NOW * 1000, "fuzz", 0, 0, False, False))
 
 
 def presence(head: bytes = HEAD) -> bytes:
@@ -112,6 +113,8 @@ CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.CERT: membership.MemberBody,
     Kind.REVOKE: statements.Revocations,
     Kind.SECRET: statements.NewSecret,
+    Kind.RELAY: relayed.Request,
+    Kind.REPLY: relayed.ReplyHead,
 }
 
 
@@ -153,7 +156,8 @@ def _example(kind: Any, numbers: Iterator[int]) -> Any:
         case inspect.BytesType():
             return bytes(range(kind.min_length or 5))
         case inspect.StrType():
-            return "a" if kind.pattern is None or re.search(kind.pattern, "a") else ADDRESS
+            examples = ("a", ADDRESS, "/swarm-node/pull/1")
+            return next(text for text in examples if re.search(kind.pattern or "", text))
     return None
 
 
@@ -175,10 +179,57 @@ def targets() -> list[Target]:
         _forged_presence(),
         _request(),
         _reply(),
+        _relayed_request(),
+        _hostile_asker(),
+        _relayed_reply(),
         _pipe(),
         _judge(),
         *_control(),
     ]
+
+
+_ASKED = relayed.request_to(
+    ISSUER.peer_id, "/swarm-node/pull/1", b"p" * 40, 1000, nonce=bytes(16), wall=NOW
+)
+
+
+def _relayed_request() -> Target:
+    """A relay alters what it passes on."""
+
+    def run(data: bytes) -> bool:
+        return not isinstance(relayed.open_request(data, SWARM.swarm_id), Rejected)
+
+    sealed = relayed.seal_request(NODE, SWARM.swarm_id, _ASKED)
+    return Target("relayed request", [sealed], run, structured=True, signed=True)
+
+
+def _hostile_asker() -> Target:
+    """A member asks for anything, under a good signature."""
+
+    def run(body: bytes) -> bool:
+        sealed = seal(NODE, SWARM.swarm_id, Kind.RELAY, body[: relayed.MAX_PAYLOAD_BYTES])
+        asked = relayed.open_request(sealed, SWARM.swarm_id)
+        if isinstance(asked, Rejected):
+            return False
+        if asked.asker != NODE.peer_id or asked.asker == asked.target:
+            raise Defect(f"a request of nobody: {asked}")
+        return True
+
+    return Target("request of a hostile asker", [wire.pack(_ASKED)], run, structured=True)
+
+
+def _relayed_reply() -> Target:
+    """A relay alters what the other end replied."""
+
+    def run(data: bytes) -> bool:
+        try:
+            opened = relayed.open_reply(data, SWARM.swarm_id, ISSUER.peer_id, _ASKED)
+        except TransportError:
+            raise Defect("an altered reply has the seal of its author") from None
+        return not isinstance(opened, Rejected)
+
+    replied = relayed.seal_reply(ISSUER, SWARM.swarm_id, _ASKED, frames.Reply(b"r" * 300))
+    return Target("relayed reply", [replied], run, signed=True)
 
 
 def _envelope(kind: Kind) -> Target:
@@ -378,7 +429,7 @@ def _forged_presence() -> Target:
     """A member says anything in its heartbeat."""
 
     def run(head: bytes) -> bool:
-        sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head)
+        sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head[: wire.MAX_GROUP_BYTES])
         whole = msgpack.packb([sealed, *CHAIN])
         return not isinstance(members().hear(whole), Rejected)
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swarm_node.cli.main import app
-from swarm_node.cli.members import seconds_of
+from swarm_node.cli.members import dialled_first, seconds_of
 from swarm_node.errors import ConfigError
 from swarm_node.node.home import Home
 from swarm_node.p2p.identity import Identity
@@ -18,6 +18,14 @@ from swarm_node.p2p.ticket import parse_ticket
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 PEER = Identity.generate().peer_id
+
+
+def test_a_ticket_names_the_relays_of_a_node_that_cannot_be_dialled() -> None:
+    relay = "/ip4/203.0.113.5/tcp/4001/p2p/" + Identity.from_seed(bytes(32)).peer_id
+    through = f"{relay}/p2p-circuit/p2p/{ADDRESS.rpartition('/')[2]}"
+    assert dialled_first([ADDRESS, through]) == [relay, ADDRESS]
+    assert dialled_first([ADDRESS] * 9 + [through]) == [relay] + [ADDRESS] * 7
+    assert dialled_first([ADDRESS]) == [ADDRESS]
 
 
 @pytest.fixture

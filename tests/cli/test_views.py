@@ -6,38 +6,15 @@ import io
 from typing import Any
 
 import msgspec
+from builders import quiet_snapshot
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
 from swarm_node.cli.views import peers_view, status_view
 from swarm_node.node.ledger import Admission, Ban
-from swarm_node.node.snapshot import SCHEMA, GroupCounts, MembershipRow, PeerRow, Snapshot
+from swarm_node.node.snapshot import MembershipRow, PeerRow, RelayingRow, Snapshot
 
-QUIET = Snapshot(
-    schema=SCHEMA,
-    peer_id="12D3KooW",
-    swarm="team",
-    swarm_id="00",
-    model="tiny",
-    state="running",
-    seconds=1.0,
-    version=3,
-    updates=3,
-    skipped_updates=0,
-    trainer_restarts=0,
-    groups=GroupCounts(),
-    rejected={},
-    faults={},
-    evals=[],
-    families=[],
-    own_families=[],
-    peers=[],
-    buffer={},
-    update=None,
-    addresses=[],
-    processes={},
-)
-
+QUIET = quiet_snapshot()
 
 #: What a peer would write into its owner's terminal: colours, a new title, markup, a line of its
 #: own, an order of letters that deceives.
@@ -95,6 +72,34 @@ def test_peers_names_people_and_says_what_was_refused_and_why() -> None:
     for said in ("alice", "until 2027-01-15", "…12345678", "1 author", "5 of 11", "0.00"):
         assert said in narrow, narrow
     assert "swarm-node invite" in printed(peers_view(QUIET, {}))
+
+
+def test_peers_and_status_say_who_is_reached_through_whom() -> None:
+    relay, far = "12D3KooWxxxxxxxxrrrrrrrr", "12D3KooWxxxxxxxxffffffff"
+    rows = [
+        peer("alice", relay, via=""),
+        peer("bob", far, via=relay),
+        peer("carol", refused={"stale": 1}),
+    ]
+    relaying = RelayingRow([relay], 200, 50, True, 7, 2_500_000, {"rate": 3})
+    snapshot = msgspec.structs.replace(QUIET, peers=rows, relaying=relaying)
+    for width in (80, 200):
+        text = printed(peers_view(snapshot, {}), width)
+        lines = {line.split()[0]: line.rstrip() for line in text.splitlines()}
+        assert lines["alice"].endswith("direct")
+        assert "bob …ffffffff: via alice …rrrrrrrr" in text
+        assert "carol …12345678: refused 1 stale" in text
+        assert max(map(len, text.splitlines())) <= width
+    assert [line.rstrip().rpartition(" ")[2] for line in text.splitlines()[1:4]] == [
+        *("direct", "relayed", "-"),
+    ]
+    for said in (
+        "50 of 200 requests relayed",
+        "via alice …rrrrrrrr",
+        "7 for others, 2.5 MB",
+        "3 rate",
+    ):
+        assert said in shown(snapshot)
 
 
 def test_nothing_of_a_peer_writes_into_the_terminal() -> None:

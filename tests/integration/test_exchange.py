@@ -58,7 +58,6 @@ from swarm_node.storage import Storage
 MODEL = resolve("tiny")
 CODEC = Codec.from_directory(MODEL)
 POLICY = PolicyRef(*policy_digests(MODEL), 3)
-NOW = SYSTEM_CLOCK.wall()
 WANTS = Wants(groups=50.0, size=4096, external=1.0)
 
 
@@ -151,10 +150,15 @@ class Side:
             made = await self.group([right, "wrong"], index=index)
             await self.exchange.publisher.publish([made], 0)
 
+    async def list_some(self, count: int, wanted: int) -> int:
+        """List `count` peers at once. Returns how many new offers they state, listed or not."""
+        turns = self.exchange.puller.turns(count, wanted)
+        return sum(await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns)))
+
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
         await self.exchange.meeting.beat(0, 20.0)
-        await self.exchange.puller.list_some(8, 64)
+        await self.list_some(8, 64)
         return await self.pull()
 
     def forgive(self) -> None:
@@ -195,11 +199,11 @@ def in_swarm(tmp_path: Path) -> Callable[..., None]:
     """Run a coroutine function with `count` started sides of one swarm."""
 
     def run(body: Callable[..., Awaitable[None]], count: int = 2) -> None:
-        owner = Home(tmp_path / "0")
-        memberships = [owner.found_swarm("test", NOW)]
-        ticket = owner.invite([], now=NOW, valid_seconds=600, member_seconds=600)
+        owner, now = Home(tmp_path / "0"), SYSTEM_CLOCK.wall()
+        memberships = [owner.found_swarm("test", now)]
+        ticket = owner.invite([], now=now, valid_seconds=3600, member_seconds=3600)
         homes = [owner, *(Home(tmp_path / str(index)) for index in range(1, count))]
-        memberships += [home.join_swarm(parse_ticket(ticket, NOW), NOW) for home in homes[1:]]
+        memberships += [home.join_swarm(parse_ticket(ticket, now), now) for home in homes[1:]]
 
         async def main() -> None:
             network = MemoryNetwork(random.Random(1), patience=0.1)
@@ -342,7 +346,7 @@ def test_two_groups_of_one_number_that_arrive_at_once_are_one(in_swarm) -> None:
             sealed[content_id(envelope)] = envelope
             await _announce_raw(mallory, group, envelope, **place)
             await bob.exchange.meeting.beat(0, 20.0)
-            await bob.exchange.puller.list_some(8, 64)
+            await bob.list_some(8, 64)
             peer = bob.directory.get(mallory.peer_id)
             assert peer is not None
             peer.cursor = (0, 0)
@@ -484,7 +488,7 @@ def test_a_restored_home_signs_no_number_twice_and_is_heard_again(in_swarm) -> N
         backup.close()
         await alice.publish(1, 2, 3)
         await bob.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         assert await bob.exchange.puller.pull(lambda _: 64, 0)  # two stay on offer
         await alice.stop()
         (alice.home.path / "backup").rename(alice.home.database)
@@ -624,11 +628,11 @@ def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(in_swarm)
         sealed = bytes(100_000)
         await _announce_raw(mallory, group, sealed, epoch=1, seq=1)
         await bob.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         assert bob.rejected == {"too_long": 1}
         bob.forgive()
         await _announce_raw(mallory, _larger(group), bytes(100), epoch=1, seq=2)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         assert bob.rejected == {"too_long": 1, "too_large": 1}
         assert bob.exchange.puller.on_offer(lambda _: 64) == 0
 
@@ -702,7 +706,7 @@ def test_who_lost_its_database_is_not_dropped_for_beginning_anew(in_swarm) -> No
 
     async def fetch(side: Side) -> list[VerifiedGroup]:
         await side.exchange.meeting.beat(0, 20.0)
-        await side.exchange.puller.list_some(1, 64)
+        await side.list_some(1, 64)
         return await side.pull()
 
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
@@ -741,7 +745,7 @@ def test_a_group_is_served_by_whoever_has_it(in_swarm) -> None:
         await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
         await carol.exchange.meeting.beat(0, 20.0)
-        await carol.exchange.puller.list_some(8, 64)
+        await carol.list_some(8, 64)
         await alice.transport.stop()
         (got,) = await carol.pull()
         assert got.author == alice.peer_id
@@ -757,10 +761,10 @@ def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
         made = [(group, prompt) for group, prompt in made if len(set(group.claimed)) > 1][:6]
         published = await alice.exchange.publisher.publish(made, 0)
         await bob.exchange.meeting.beat(0, 20.0)
-        assert await bob.exchange.puller.list_some(3, 6) == 6
+        assert await bob.list_some(3, 6) == 6
         pulled = await bob.pull()
         assert {group.id for group in pulled} == {group.id for group in published[-2:]}
-        assert await bob.exchange.puller.list_some(3, 6) == 0
+        assert await bob.list_some(3, 6) == 0
 
     in_swarm(body)
 
@@ -790,7 +794,7 @@ def test_not_holding_a_group_is_no_fault_of_a_peer(in_swarm) -> None:
         await alice.exchange.publisher.publish([made], 0)
         for side in (alice, bob, carol):
             await side.exchange.meeting.beat(0, 20.0)
-        await carol.exchange.puller.list_some(8, 64)
+        await carol.list_some(8, 64)
         network.cut(alice.peer_id)
         assert await carol.pull() == []
         assert carol.rejected["not_here"] == 1
@@ -815,7 +819,7 @@ def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) 
                 ghost = Identity.generate()
                 head = wire.Heartbeat(
                     *(1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + ghost.peer_id,), 0, 1, 0),
-                    *(int(NOW * 1000), "ghost", 0, 0, False),
+                    *(int(SYSTEM_CLOCK.wall() * 1000), "ghost", 0, 0, False, False),
                 )
                 sealed = seal(ghost, alice.membership.swarm.swarm_id, Kind.HEAD, wire.pack(head))
                 made.append(wire.pack(wire.Presence(sealed, *bob.membership.chain)))
@@ -836,10 +840,11 @@ def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
         made = await bob.group([await _right_answer(bob, bob.task()), "wrong"])
         await bob.exchange.publisher.publish([made], 3)
         await alice.exchange.meeting.beat(0, 20.0)
-        await alice.exchange.puller.list_some(8, 64)
+        await alice.list_some(8, 64)
         assert alice.exchange.puller.on_offer(lambda _: 64) == 1
         key = bob.membership.identity.public_key
-        alice.members.obey(revocations(1, NOW, NOW + 60, [key]))
+        now = SYSTEM_CLOCK.wall()
+        alice.members.obey(revocations(1, now, now + 60, [key]))
         assert await alice.pull() == []
         assert alice.rejected["revoked"] == 1
         for protocol in (LIST, PULL, PEERS, REVOKED, SECRET, RENEW):
@@ -857,7 +862,7 @@ def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:
 
 def test_who_is_no_member_gets_nothing(in_swarm, tmp_path: Path) -> None:
     async def body(network: MemoryNetwork, alice: Side) -> None:
-        other = Home(tmp_path / "other").found_swarm("other", NOW)
+        other = Home(tmp_path / "other").found_swarm("other", SYSTEM_CLOCK.wall())
         # A member's certificates in a stranger's hands: the link says who is calling.
         hellos = {
             "no member": other.chain,
@@ -915,9 +920,10 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
         await bob.fetch()
         kind = Kind.REVOKE if protocol == REVOKED else Kind.SECRET
         swarm_id = alice.membership.swarm.swarm_id
-        made: Revocations | NewSecret = revocations(1, NOW, NOW + 60, [b"k" * 32])
+        now = SYSTEM_CLOCK.wall()
+        made: Revocations | NewSecret = revocations(1, now, now + 60, [b"k" * 32])
         if protocol == SECRET:
-            made = NewSecret(1, 1, int(NOW), b"s" * 32)
+            made = NewSecret(1, 1, int(now), b"s" * 32)
         sealed = seal(bob.membership.identity, swarm_id, kind, wire.pack(made))
         forged = wire.pack(Signed(b"", sealed))
         with pytest.raises(TransportError, match="refused: wrong_root"):
@@ -929,13 +935,31 @@ def test_a_forged_statement_of_a_member_is_counted_and_cuts_its_link(
     in_swarm(body)
 
 
+def test_a_beat_stores_the_peers_only_if_they_changed(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(0, 20.0)
+        (stored,) = bob.storage.known_peers(9)
+        assert (stored.peer_id, stored.failures, stored.anchor) == (alice.peer_id, 0, True)
+        before = bob.storage._connection.total_changes
+        await bob.exchange.meeting.beat(0, 20.0)
+        assert bob.storage._connection.total_changes == before
+        bob.exchange.meeting._book.failed(alice.peer_id, SYSTEM_CLOCK.now(), float("inf"))
+        await bob.exchange.meeting.beat(0, 20.0)
+        (stored,) = bob.storage.known_peers(9)
+        assert stored.failures == 1
+        assert bob.storage._connection.total_changes > before
+
+    in_swarm(body)
+
+
 def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
         steward = alice.home.steward()
         member = bob.members.admit(bob.membership.chain, bob.peer_id)
         assert steward is not None
         assert isinstance(member, Member)
-        chain = issue_renewal(steward, alice.membership.swarm, member, NOW + 60)
+        later = SYSTEM_CLOCK.wall() + 60
+        chain = issue_renewal(steward, alice.membership.swarm, member, later)
         assert not isinstance(chain, Rejected)
         assert bob.exchange.meeting._credentials.adopt(chain) is None
         await bob.exchange.meeting.beat(0, 20.0)
@@ -943,7 +967,11 @@ def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(in_swarm) -> No
         heard = (await alice.transport.heartbeats())[bob.peer_id]
         alice.exchange.meeting._hear(heard, expected=bob.peer_id, teller=None)
         assert peer.heartbeat == heard
-        assert peer.issuer == member.admitted_by.hex() != steward.key.public_key.hex()
+        assert (
+            alice.members.issuer(bob.peer_id)
+            == member.admitted_by.hex()
+            != steward.key.public_key.hex()
+        )
 
     in_swarm(body)
 
@@ -1032,7 +1060,7 @@ def test_a_holder_that_sends_other_bytes_is_cut_off_and_not_the_author(in_swarm)
         (own,) = await alice.exchange.publisher.publish([made], 0)
         for side in (alice, liar, bob):
             await side.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         size = len(alice.storage.blob(own.id) or b"")
 
         async def junk(_: str, __: bytes) -> bytes:
@@ -1056,7 +1084,7 @@ def test_an_author_that_states_a_wrong_size_makes_no_holder_guilty(in_swarm) -> 
         assert len(await carol.fetch()) == 1
         for side in (mallory, carol, bob):
             await side.exchange.meeting.beat(0, 20.0)
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         peer = bob.directory.get(mallory.peer_id)
         assert peer is not None
         peer.offers[0] = replace(peer.offers[0], size=10)
@@ -1104,7 +1132,7 @@ def test_an_author_that_has_had_its_share_waits_and_others_do_not(in_swarm) -> N
             await side.exchange.publisher.publish([await side.group([right, side.peer_id])], 0)
         await bob.exchange.meeting.beat(0, 20.0)
         bob.effort.judged(costly.peer_id, 1.5 * FREE_SECONDS, SYSTEM_CLOCK.now())
-        await bob.exchange.puller.list_some(8, 64)
+        await bob.list_some(8, 64)
         (got,) = await bob.pull()
         assert got.author == alice.peer_id
         waiting = bob.directory.get(costly.peer_id)

@@ -316,7 +316,7 @@ def test_strangers_with_many_keys_cannot_occupy_the_node(tmp_path: Path) -> None
         for stranger, _, _ in held:
             stranger.feed_eof()
         await asyncio.gather(*(task for _, _, task in held))
-        assert one._strangers_streams == 0
+        assert one._admission._strangers == 0
 
     asyncio.run(main())
 
@@ -345,7 +345,7 @@ def test_streams_that_no_honest_peer_opens_cut_its_link(
             with contextlib.suppress(TransportError):  # its link may be cut before the last
                 for _ in range(streams):
                     await _send_stream(sender, one.peer_id, junk)
-            await until(lambda: sender.peer_id in one._severed)
+            await until(lambda: sender.peer_id in one._admission.severed)
             with pytest.raises(TransportError):
                 await sender.request(one.peer_id, ECHO, b"x")
             assert await other.request(one.peer_id, ECHO, b"x") == b"x"

@@ -17,6 +17,8 @@ from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
+    RELAY,
+    Onward,
     Transport,
 )
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
@@ -343,5 +345,113 @@ def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
                 return False
 
             await until(served)
+
+    asyncio.run(main())
+
+
+class Relay:
+    """A transport that answers RELAY with what `protocol` of `target` replies. It counts what it
+    passed on, and the requests that ended."""
+
+    def __init__(self, make: Factory) -> None:
+        self.transport = prepared(make)
+        self.transport.forward(RELAY, self._route)
+        self.target = ""
+        self.protocol = ECHO
+        self.max_reply = MAX_REPLY_BYTES
+        self.callers: list[str] = []
+        self.passed: list[int] = []
+        self.ended = 0
+
+    async def _route(self, caller: str, payload: bytes) -> Onward:
+        self.callers.append(caller)
+        if payload == b"no":
+            raise TransportError("not for you")
+        if payload == b"bug":
+            raise KeyError("a bug")
+        return Onward(
+            self.target, self.protocol, payload, self.max_reply, self.passed.append, self._end
+        )
+
+    def _end(self) -> None:
+        self.ended += 1
+
+
+@contextlib.asynccontextmanager
+async def relayed(make: Factory) -> AsyncGenerator[tuple[Transport, Relay, Transport]]:
+    """An asker and a target that are both connected to a relay."""
+    relay, asker, target = Relay(make), prepared(make), prepared(make)
+    relay.target = target.peer_id
+    try:
+        async with asyncio.timeout(60):
+            for each in (relay.transport, asker, target):
+                await each.start()
+            for each in (asker, target):
+                assert await each.dial(relay.transport.addresses()) == 1
+            yield asker, relay, target
+    finally:
+        for each in (relay.transport, asker, target):
+            await each.stop()
+
+
+def test_a_request_is_forwarded_and_its_reply_copied(make: Factory) -> None:
+    async def main() -> None:
+        async with relayed(make) as (asker, relay, target):
+            by = relay.transport.peer_id
+            for size in (0, 10_000, MAX_REQUEST_BYTES):
+                payload = random.Random(size).randbytes(size)
+                assert await asker.request(by, RELAY, payload) == payload
+            relay.protocol = SIZED
+            assert await asker.request(by, RELAY, b"3000000") == bytes(3_000_000)
+            assert sum(relay.passed) >= 3_000_000
+            relay.protocol = WHO  # the target sees whom its link leads to
+            assert await asker.request(by, RELAY, b"") == by.encode()
+            assert set(relay.callers) == {asker.peer_id}
+            # Requests run both ways over a link, whoever opened it.
+            relay.target = asker.peer_id
+            assert await target.request(by, RELAY, b"") == by.encode()
+            await until(lambda: ended(relay, 6))
+
+    asyncio.run(main())
+
+
+async def ended(relay: Relay, count: int) -> bool:
+    return relay.ended == count
+
+
+def test_what_is_not_forwarded_is_refused_and_every_request_ends_once(make: Factory) -> None:
+    async def main() -> None:
+        async with relayed(make) as (asker, relay, target):
+            by = relay.transport.peer_id
+            for payload, why in ((b"no", "not for you"), (b"bug", "internal error")):
+                with pytest.raises(TransportError, match=why):
+                    await asker.request(by, RELAY, payload)
+            assert relay.ended == 0
+            relay.protocol = REFUSE
+            with pytest.raises(TransportError, match="not a member of this swarm"):
+                await asker.request(by, RELAY, b"")
+            relay.protocol, relay.max_reply = SIZED, 1000
+            with pytest.raises(TransportError, match="over the limit"):
+                await asker.request(by, RELAY, b"1001")
+            assert len(await asker.request(by, RELAY, b"1000")) == 1000
+            relay.protocol = SLOW
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await asker.request(by, RELAY, b"")
+            await target.stop()
+            relay.protocol = ECHO
+            with pytest.raises(TransportError):
+                await asker.request(by, RELAY, b"")
+            assert await asker.request(by, ECHO, b"on") == b"on"
+            await until(lambda: ended(relay, 5))
+
+    asyncio.run(main())
+
+
+def test_routes_are_set_before_start(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 1) as (one,):
+            with pytest.raises(RuntimeError, match="before start"):
+                one.forward(RELAY, Relay(make)._route)
 
     asyncio.run(main())

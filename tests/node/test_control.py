@@ -9,35 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import ClientSession
+from builders import quiet_snapshot
 
 from swarm_node.errors import NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient, ControlServer
-from swarm_node.node.snapshot import SCHEMA, EvalPoint, GroupCounts, Snapshot
+from swarm_node.node.snapshot import EvalPoint, GroupCounts
 
-SNAPSHOT = Snapshot(
-    schema=SCHEMA,
-    peer_id="12D3KooW",
-    swarm="team",
-    swarm_id="00",
-    model="tiny",
-    state="running",
-    seconds=1.0,
-    version=3,
-    updates=3,
-    skipped_updates=0,
-    trainer_restarts=0,
-    groups=GroupCounts(published=4),
-    rejected={"stale": 1},
-    faults={},
-    evals=[],
-    families=["gcd"],
-    own_families=["gcd"],
-    peers=[],
-    buffer={},
-    update=None,
-    addresses=[],
-    processes={},
-)
+SNAPSHOT = quiet_snapshot(groups=GroupCounts(published=4), rejected={"stale": 1}, families=["gcd"])
 POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
 
 

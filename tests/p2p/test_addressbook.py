@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -58,6 +58,31 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     assert len(book) == 0
     _tell(book, ["peer"], now=IGNORED_SECONDS + 1)
     assert len(book) == 1
+
+
+def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
+    def tell(addresses: Sequence[str], issued_ms: int) -> None:
+        book.tell(
+            *("peer", addresses, 1.0),
+            issuer="i",
+            teller="t",
+            telling_issuer="i",
+            heartbeat=b"h",
+            issued_ms=issued_ms,
+        )
+
+    book = _book()
+    tell(["/behind/nat"], 1)
+    assert [known.peer_id for known in _picked(book, 1.0)] == ["peer"]
+    book.failed("peer", 1.0, heard=0.0)
+    tell(["/behind/nat"], 2)
+    assert len(book) == 0
+    tell(["/relay/p2p-circuit", "/behind/nat"], 3)  # it found a relay
+    assert [known.peer_id for known in _picked(book, 60.0)] == ["peer"]
+    tell(["/relay/p2p-circuit", "/behind/nat"], 4)
+    assert _picked(book, 61.0) == []
+    tell(["/other/p2p-circuit", "/behind/nat"], 5)  # and now another
+    assert [known.peer_id for known in _picked(book, 61.0)] == ["peer"]
 
 
 def test_who_comes_by_itself_is_no_longer_ignored() -> None:
@@ -123,10 +148,60 @@ def test_nobody_displaces_a_configured_peer() -> None:
     book = _book()
     bootstraps = [f"bootstrap {index}" for index in range(8)]
     book.configure([(name, ["/" + name]) for name in bootstraps], 0.0)
-    for issuer in range(20):
-        names = [f"peer {issuer} {index}" for index in range(200)]
+    for issuer in range(200):  # together they reach every bucket
+        names = [f"peer {issuer} {index}" for index in range(50)]
         _tell(book, names, f"teller {issuer}", f"issuer {issuer}")
+    assert len(book.new()) == NEW_BUCKETS * SLOTS
     assert all(book.get(name) for name in bootstraps)
+
+
+def test_of_many_configured_peers_those_that_have_room_are_kept() -> None:
+    book = _book()
+    book.configure([(f"bootstrap {index}", ["/here"]) for index in range(100)], 0.0)
+    reached = {known.bucket for known in book.new()}
+    assert len(book) == len(reached) * SLOTS <= BUCKETS_PER_TELLER * SLOTS
+
+
+def test_a_configured_peer_that_answered_once_leaves_as_others_do() -> None:
+    book = _book()
+    book.configure([("bootstrap", ["/bootstrap"])], 0.0)
+    book.answered("bootstrap", 0.0, "issuer")
+    for second in range(MAX_FAILURES):
+        assert len(book) == 1
+        book.failed("bootstrap", second + 1.0, heard=second + 1.0)
+    assert len(book) == 0
+
+
+def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twice() -> None:
+    book = _book()
+    _tell(book, ["me"])
+    book.tell("peer", [], 0.0, issuer="", teller="", telling_issuer="")
+    book.restore(Known("me", ("/me",), "issuer", ""), anchor=True)
+    book.failed("peer", 0.0, heard=0.0)
+    book.answered("peer", 0.0, "issuer")
+    assert len(book) == 0
+    _tell(book, ["peer"])
+    book.restore(Known("peer", ("/elsewhere",), "issuer", ""), anchor=True)
+    assert [known.addresses for known in book.new()] == [("/peer",)]
+    assert book.tried() == []
+
+
+def test_who_is_passed_over_is_not_picked() -> None:
+    book = _book()
+    _tell(book, ["peer"])
+    book.configure([("bootstrap", ["/bootstrap"])], 0.0)
+    assert book.pick(random.Random(0), 0.0, lambda _: True) is None
+    book = _book()
+    _tell(book, ["peer"])
+    assert book.pick(random.Random(0), 0.0, lambda _: True) is None
+
+
+def test_a_tried_peer_does_not_wait_for_those_that_its_teller_named() -> None:
+    book = _book()
+    _tell(book, ["live", "dead", "other"])
+    book.answered("live", 0.0, "issuer")
+    book.failed("dead", 0.0, heard=0.0)
+    assert [known.peer_id for known in _picked(book, 0.5)] == ["live"]
 
 
 def test_a_peer_that_answers_is_not_displaced_and_one_that_fails_is() -> None:

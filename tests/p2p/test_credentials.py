@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 from swarm_keys import DAY, Swarm
 
 from swarm_node.errors import Rejected
@@ -91,6 +92,11 @@ def test_a_list_that_a_command_wrote_is_taken_at_the_next_refresh() -> None:
     node.own.refresh()
     assert node.own.lists.number == 1
     node.office.save("revoked", b"damaged")
+    with capture_logs() as logs:
+        node.own.refresh()
+        node.own.refresh()
+    assert len(logs) == 1
+    del node.office._files["revoked"]
     node.own.refresh()
     assert node.own.lists.number == 1
 
@@ -141,6 +147,17 @@ def test_a_member_is_renewed_and_keeps_its_new_chain() -> None:
     refused = node.own.adopt(anna.chain)
     assert isinstance(refused, Rejected)
     assert node.own.chain == chain
+
+
+def test_a_renewal_is_checked_and_mends_a_membership_that_is_not_this_nodes() -> None:
+    anna = SWARM.member(1)
+    node = Node(Membership(anna.identity, SWARM.info, SWARM.member(2).chain))
+    early = SWARM.chain(anna.identity, SWARM.steward, "owner", DAY)
+    for wrong in ((b"", b""), SWARM.member(3).chain, early):
+        assert isinstance(node.own.adopt(wrong), Rejected)
+    assert node.own.adopt(anna.chain) is None
+    assert node.own.chain == anna.chain
+    assert isinstance(node.own.adopt((b"", b"")), Rejected)
 
 
 def test_a_renewal_does_not_move_a_node_to_another_ticket() -> None:

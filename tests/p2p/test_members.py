@@ -9,9 +9,17 @@ from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home import Membership
 from swarm_node.p2p import members as members_module
 from swarm_node.p2p.credentials import MemoryOffice
+from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.members import MAX_HEAD_SECONDS, Heard, Member, Members
+from swarm_node.p2p.membership import (
+    CLOCK_SKEW_SECONDS,
+    IssuerBody,
+    SwarmInfo,
+    verify_issuer,
+)
 from swarm_node.p2p.statements import revocations
 from swarm_node.p2p.stewards import issue_renewal
+from swarm_node.p2p.wire import Presence, pack
 
 SWARM = Swarm()
 
@@ -45,6 +53,8 @@ def test_a_presence_brings_the_member_and_its_claims() -> None:
     assert isinstance(heard, Heard)
     assert heard.member.peer_id == anna.identity.peer_id
     assert world.members.is_member(anna.identity.peer_id)
+    world.members.hear(SWARM.presence(SWARM.member(2)))
+    world.members.note("nobody", revoked=9, secret=9)
     assert world.members.stewards() == [anna.identity.peer_id]
     assert world.members.holding(revoked=2) == [anna.identity.peer_id]
     assert world.members.holding(secret=2, revoked=3) == []
@@ -73,6 +83,8 @@ def test_what_is_no_presence_of_a_member_is_refused() -> None:
     assert world.why(world.members.hear(good, other.identity.peer_id)) == "author"
     assert world.why(world.members.hear(b"\x93")) == "schema"
     assert world.why(world.members.hear(good[:-1] + b"\x00")) == "signature"
+    empty = seal(anna.identity, SWARM.info.swarm_id, Kind.HEAD, b"\xc1")
+    assert world.why(world.members.hear(pack(Presence(empty, *anna.chain)))) == "schema"
     stolen = SWARM.member(1)
     object.__setattr__(stolen, "chain", other.chain)
     assert world.why(world.members.hear(SWARM.presence(stolen))) == "wrong_subject"
@@ -124,6 +136,50 @@ def test_an_ended_membership_is_refused_and_dismissed_but_its_record_is_no_lie()
     assert world.members.vouches(presence, peer_id)
     assert world.members.dismiss() == [peer_id]
     assert world.why(world.members.check(peer_id)) == "unknown_member"
+
+
+def test_members_are_looked_at_anew_only_if_one_may_have_ended() -> None:
+    now, times = float(SWARM.begin), 0
+
+    def wall() -> float:
+        nonlocal times
+        times += 1
+        return now
+
+    members, named = Members(SWARM.info, wall), [SWARM.member(index) for index in range(1, 9)]
+    for member in named:
+        members.admit(member.chain, member.identity.peer_id)
+
+    def dismissed() -> tuple[int, bool]:
+        """How many, and whether the clock was read for each member too."""
+        before = times
+        return len(members.dismiss()), times - before >= len(members._known)
+
+    assert dismissed() == (0, True)
+    assert dismissed() == (0, False)
+    members.obey(revocations(1, now, now + DAY, [named[0].identity.public_key]))
+    assert dismissed() == (1, True)
+    now += 30 * DAY + CLOCK_SKEW_SECONDS
+    assert dismissed() == (0, False)
+    now = SWARM.begin - CLOCK_SKEW_SECONDS - 1.0
+    assert dismissed() == (7, True), "the clock was set back before they began"
+
+
+def test_an_issuer_certificate_that_many_show_is_opened_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = []
+
+    def counted(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
+        opened.append(certificate)
+        return verify_issuer(certificate, info)
+
+    monkeypatch.setattr(members_module, "verify_issuer", counted)
+    world, shared = World(), SWARM.issuer("shared")
+    guests = [SWARM.member(index, shared, "shared") for index in range(1, 5)]
+    for guest in [*guests, SWARM.member(9)]:
+        assert isinstance(world.members.admit(guest.chain, guest.identity.peer_id), Member)
+    assert opened == [guests[0].chain[0], SWARM.member(9).chain[0]]
 
 
 @pytest.mark.parametrize("whose", ["member", "first issuer", "steward"])

@@ -16,11 +16,7 @@ ANNA_ID, CARL_ID = ANNA.identity.peer_id, CARL.identity.peer_id
 
 def test_a_banned_peer_is_refused_everywhere_until_the_ban_ends() -> None:
     banned: set[str] = set()
-
-    def covers(peer_id: str, issuer_key: bytes) -> bool:
-        return peer_id in banned or issuer_key.hex() in banned
-
-    members = Members(SWARM.info, lambda: float(SWARM.begin), None, covers)
+    members = Members(SWARM.info, lambda: float(SWARM.begin), None, lambda: frozenset(banned))
     for member in (ANNA, CARL):
         assert isinstance(members.admit(member.chain, member.identity.peer_id), Member)
     for key in (ANNA_ID, SWARM.issuer("Anna").key.public_key.hex()):

@@ -10,6 +10,7 @@ from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     CLOCK_SKEW_SECONDS,
+    MAX_MEMBER_SECONDS,
     Chain,
     IssuerBody,
     MemberBody,
@@ -184,6 +185,11 @@ def test_keys_of_small_order_are_not_certified_and_not_believed() -> None:
     assert reason((seal(ROOT, SWARM.swarm_id, Kind.ISSUER, body), member)) == "key"
 
 
+def test_an_issuer_certificate_that_holds_something_else_is_refused() -> None:
+    nonsense = seal(ROOT, SWARM.swarm_id, Kind.ISSUER, b"\xc1")
+    assert reason((nonsense, chain()[1])) == "schema"
+
+
 def test_only_the_root_names_issuers() -> None:
     with pytest.raises(ValueError, match="only the root"):
         issue_issuer(
@@ -198,7 +204,13 @@ def test_only_the_root_names_issuers() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"name": "<b>"}, {"name": ""}, {"member_seconds": 0}, {"not_before": -1}]
+    "changes",
+    [
+        *({"name": name} for name in ("<b>", "", "n" * 33)),
+        *({"member_seconds": seconds} for seconds in (0, MAX_MEMBER_SECONDS + 1)),
+        *({"not_before": -1}, {"not_after": 253_402_300_800}),
+        *({"uses": uses} for uses in (-1, 1001)),
+    ],
 )
 def test_an_issuer_certificate_outside_its_bounds_is_not_made(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="outside its bounds"):
@@ -323,6 +335,14 @@ def test_a_file_that_is_no_swarm_file_is_refused(tmp_path: Path, data: bytes) ->
     path.write_bytes(data)
     path.chmod(0o600)
     with pytest.raises(HomeError, match="not a usable swarm file"):
+        SwarmInfo.load(path)
+
+
+def test_a_swarm_file_that_is_longer_than_any_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "swarm.json"
+    SWARM.save(path)
+    path.write_text(path.read_text() + " " * 5000)
+    with pytest.raises(HomeError, match="too long"):
         SwarmInfo.load(path)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.memory import MAX_FOUND, MemoryNetwork, MemoryTransport
 
 ECHO = "/test/echo/1"
 
@@ -146,6 +147,26 @@ def test_partition_and_healing() -> None:
         network.partition([])
         assert await a.heal([]) == "ok"
         assert len(await a.heartbeats()) == 3
+
+    run_virtual(main)
+
+
+def test_of_many_heartbeats_a_reader_gets_another_sample_each_time() -> None:
+    async def main() -> None:
+        network = MemoryNetwork(random.Random(0))
+        (reader,) = await swarm(network, 1)
+        await reader.publish_heartbeat(b"own", ttl=60)
+        for index in range(4 * MAX_FOUND):
+            network.publish(f"far {index}", b"far", 60)
+            network.publish(f"ended {index}", b"ended", 0)
+            network.publish(f"near {index}", b"near", 60)
+        network.partition([[f"far {index}" for index in range(4 * MAX_FOUND)]])
+        found = [await reader.heartbeats() for _ in range(20)]
+        assert all(len(each) == MAX_FOUND for each in found)
+        assert {name for each in found for name in each.values()} == {b"near"}
+        times = Counter(peer for each in found for peer in each)
+        assert len(times) > 0.98 * 4 * MAX_FOUND  # each is missed with probability 0.75²⁰ = 0.003
+        assert max(times.values()) < 16  # of a binomial of 20 at 0.25
 
     run_virtual(main)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from swarm_node.p2p.peers import ANCHORS, LOST_TRIES, PARTNERS, TRIES, Directory, Offer, Peer
 
 
@@ -12,8 +14,12 @@ def _directory(partners: int, others: int = 0) -> Directory:
     for index in range(partners + others):
         peer = directory.meet(f"peer {index:03}", 0.0)
         if index < partners:
-            directory.befriend(random.Random(0), peer, float(index))
+            directory.befriend(random.Random(0), peer, _issuer, float(index))
     return directory
+
+
+def _issuer(peer_id: str) -> str:
+    return peer_id.rpartition(" ")[0]
 
 
 def _drawn(directory: Directory, times: int) -> list[str]:
@@ -31,6 +37,20 @@ def test_those_who_greet_a_node_get_at_most_half_of_its_draws() -> None:
     drawn = _drawn(_directory(partners=8, others=100), 1000)
     partners = [name for name in drawn if name < "peer 008"]
     assert 0.45 < len(partners) / len(drawn) < 0.55
+
+
+def test_it_is_known_whether_enough_may_be_asked() -> None:
+    directory = _directory(partners=3, others=2)
+    assert directory.fewer(6, 0.0)
+    assert not directory.fewer(5, 0.0)
+    assert directory.fewer(4, 0.0, partners=True)
+    assert not directory.fewer(3, 0.0, partners=True)
+    directory.meet("peer 000", 0.0).failed(0.0)
+    directory.meet("peer 004", 0.0).standing.left_until = 9.0
+    assert directory.fewer(4, 0.0)
+    assert directory.fewer(3, 0.0, partners=True)
+    assert not directory.fewer(4, 9.0)
+    assert Directory("me").fewer(1, 0.0)
 
 
 def test_no_peer_is_drawn_twice_at_once_and_none_that_is_left_out() -> None:
@@ -79,15 +99,17 @@ def test_partners_come_to_be_of_many_issuers_and_the_oldest_stay() -> None:
     directory, rng = Directory("me"), random.Random(0)
     for index in range(PARTNERS):
         peer = directory.meet(f"crowd {index:03}", 0.0)
-        peer.issuer = "crowd"
-        directory.befriend(rng, peer, float(index))
+        directory.befriend(rng, peer, _issuer, float(index))
     oldest = [peer.peer_id for peer in directory.partners(1e9)][:ANCHORS]
-    for index in range(8):
-        directory.befriend(rng, Peer(f"one {index}", 0.0, issuer=f"issuer {index}"), 100.0 + index)
+    for index in range(20):
+        directory.befriend(rng, Peer(f"issuer {index} one", 0.0), _issuer, 100.0 + index)
     partners = directory.partners(1e9)
     assert len(partners) == PARTNERS
     assert [peer.peer_id for peer in partners][:ANCHORS] == oldest
-    assert {peer.issuer for peer in partners} == {"crowd", *(f"issuer {i}" for i in range(8))}
+    assert {_issuer(peer.peer_id) for peer in partners} == {
+        "crowd",
+        *(f"issuer {i}" for i in range(20)),
+    }
 
 
 def test_an_offer_that_nobody_answered_is_tried_again_and_not_for_ever() -> None:
@@ -109,6 +131,33 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
     assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
     peer.answered(1.0)
     assert directory.offered(lambda _: 9, 1.0) == 1
+
+
+def test_an_author_that_has_no_slot_left_offers_nothing_and_hides_nothing() -> None:
+    directory, slots = _directory(partners=2), {"peer 000": -1, "peer 001": 0}
+    for name in slots:
+        directory.meet(name, 0.0).offers.append(Offer(name.encode(), name, 1, 1, 100))
+    assert directory.offered(slots.__getitem__, 0.0) == 0
+    assert directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0) is None
+    slots["peer 001"] = 1
+    assert directory.offered(slots.__getitem__, 0.0) == 1
+    offer = directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0)
+    assert offer is not None
+    assert offer.author == "peer 001"
+
+
+def test_only_who_was_seen_lately_is_shown() -> None:
+    directory = _directory(partners=2)
+    directory.meet("peer 001", 0.0).answered(50.0)
+    assert [peer.peer_id for peer in directory.live(60.0, 20.0)] == ["peer 001"]
+
+
+def test_a_node_is_not_its_own_peer_and_nothing_is_kept_of_strangers() -> None:
+    directory = _directory(partners=0)
+    with pytest.raises(ValueError, match="own peer"):
+        directory.meet("me", 0.0)
+    assert directory.refused("stranger", "schema", 0.0) == 0.0
+    assert len(directory) == 0
 
 
 def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:

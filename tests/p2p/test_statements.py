@@ -5,6 +5,8 @@ import random
 
 import pytest
 
+from swarm_node.errors import Rejected
+from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import create_swarm, issue_issuer
 from swarm_node.p2p.statements import (
@@ -13,12 +15,14 @@ from swarm_node.p2p.statements import (
     ROOT_ONLY,
     NewSecret,
     Revocations,
+    Signed,
     Statement,
     revocations,
     state,
     verify_revocations,
     verify_secret,
 )
+from swarm_node.p2p.wire import pack
 
 ROOT = Identity.from_seed(b"r" * 32)
 STEWARD = Identity.from_seed(b"s" * 32)
@@ -85,3 +89,12 @@ def test_a_list_and_a_secret_do_not_pass_for_each_other() -> None:
     assert isinstance(verify_secret(secret, SWARM, T0), Statement)
     assert not isinstance(verify_revocations(secret, SWARM, T0), Statement)
     assert not isinstance(verify_secret(listed(1).raw, SWARM, T0), Statement)
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
+def test_what_is_no_statement_is_refused(junk: bytes) -> None:
+    certified = seal(STEWARD, SWARM.swarm_id, Kind.REVOKE, pack(listed(1).body))
+    for raw in (junk, pack(Signed(b"", junk)), pack(Signed(junk[:9] or b"junk", certified))):
+        checked = verify_revocations(raw, SWARM, T0)
+        assert isinstance(checked, Rejected)
+        assert checked.reason == "schema"

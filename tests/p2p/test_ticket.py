@@ -135,6 +135,8 @@ def test_what_is_no_whole_ticket_is_refused_helpfully(text: str, message: str) -
         (6, T0 + DAY, "expiry of this ticket was altered"),
         (7, b"no certificate", "did not sign it"),
         (8, b"x" * 32, "no certificate for"),
+        (8, b"i" * 31, "malformed"),
+        (8, b"i" * 33, "malformed"),
     ],
 )
 def test_a_ticket_that_does_not_fit_together_is_refused(

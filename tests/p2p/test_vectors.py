@@ -20,6 +20,7 @@ from swarm_node.p2p.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.reach.relayed import open_reply, open_request
 from swarm_node.p2p.statements import Statement, verify_revocations, verify_secret
 from swarm_node.p2p.ticket import parse_ticket
 
@@ -107,6 +108,21 @@ def test_a_presence_is_judged_as_published(case: dict[str, Any]) -> None:
     assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
 
 
+@pytest.mark.parametrize("case", BODIES["relayed"], ids=lambda case: case["name"])
+def test_what_passes_a_relay_is_judged_as_published(case: dict[str, Any]) -> None:
+    asked = open_request(bytes.fromhex(case["request"]), SWARM_ID)
+    if isinstance(asked, Rejected):
+        assert asked.reason == case["expect"]
+        return
+    assert [asked.asker, asked.target] == [case["asker"], case["target"]]
+    assert [asked.body.nonce.hex(), asked.body.payload.hex()] == [case["nonce"], case["payload"]]
+    reply = open_reply(bytes.fromhex(case["reply"]), SWARM_ID, asked.target, asked.body)
+    if isinstance(reply, Rejected):
+        assert reply.reason == case["expect"]
+        return
+    assert case["expect"] == ("refused" if reply.refused else "ok")
+
+
 def test_the_published_record_of_the_table_is_accepted_and_no_other() -> None:
     table = MEMBERSHIP["table"]
     key = heartbeat_key(SWARM_ID)
@@ -175,6 +191,7 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     assert verdicts == ["PASS"] * (
         5
         + len(ENVELOPES["cases"])
+        + len(BODIES["relayed"])
         + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))
     )
 

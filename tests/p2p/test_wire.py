@@ -4,6 +4,7 @@ import msgpack
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
@@ -118,28 +119,38 @@ def test_plain_msgpack_reads_a_group() -> None:
         ((1,), 1 << 62),
         ((1,), 1.0),
         ((2,), 0),
+        ((2,), 1 << 62),
         ((2,), None),
+        ((3,), -1),
         ((3,), 1 << 53),
         ((4, 0), "../etc"),
         ((4, 0), "<b>"),
         ((4, 0), "a\nb"),
         ((4, 0), ""),
         ((4, 1), "x" * 65),
+        ((4, 3), -1),
         ((4, 3), SEED_LIMIT),
         ((5, 0), DIGEST + b"x"),
         ((5, 1), DIGEST[:31]),
         ((5, 0), "x" * 32),
         ((6,), []),
-        ((6,), [0] * 65),
+        ((6,), fields()[6][:1] * 65),  # type: ignore[index]
+        ((6, 0, 0), "x" * (wire.MAX_TEXT_BYTES + 1)),
         ((6, 0, 1), b""),
         ((6, 0, 1), bytes(4 * wire.MAX_TOKENS + 4)),
+        ((6, 0, 2), b""),
+        ((6, 0, 2), bytes(4 * wire.MAX_TOKENS + 4)),
         ((6, 0, 3), []),
         ((6, 0, 3), [[1, 0, 1]] * 257),
         ((6, 0, 3, 0), [1, 0, 1, 1]),
         ((6, 0, 3, 0), [1, -1, 1]),
+        ((6, 0, 3, 0), [1, 0, -1]),
+        ((6, 0, 3, 0), [1, wire.MAX_TOKENS + 1, 1]),
+        ((6, 0, 3, 0), [1, 0, wire.MAX_TOKENS + 1]),
         ((6, 0, 4), "given up"),
         ((6, 0), {"text": "x"}),
         ((7,), b""),
+        ((7,), bytes(4 * 65)),
     ],
 )
 def test_a_field_outside_its_type_or_bounds_is_refused(
@@ -302,6 +313,7 @@ def heartbeat(addresses: tuple[str, ...]) -> wire.Heartbeat:
         revoked=BIG,
         secret=BIG,
         steward=True,
+        relays=True,
     )
 
 
@@ -315,7 +327,7 @@ BODIES = [
     wire.PullRequest(b"\x12\x20" + DIGEST),
     wire.PeersRequest(100),
     wire.PeersReply((b"x" * wire.MAX_PRESENCE_BYTES,) * 100),
-    wire.Presence(b"h" * 512, b"i" * 320, b"m" * 320),
+    wire.Presence(b"h" * 716, b"i" * 320, b"m" * 320),
 ]
 
 
@@ -341,8 +353,12 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
         wire.ListReply(1, 2, 0, (b"x",) * 1001),
         wire.ListReply(1, 2, 0, (b"x" * 769,)),
         wire.PullRequest(DIGEST),
+        wire.PullRequest(b"\x12\x20" + DIGEST + b"x"),
+        wire.PeersRequest(0),
+        wire.PeersRequest(101),
+        wire.PeersReply((b"x",) * 101),
         wire.PeersReply((b"x" * (wire.MAX_PRESENCE_BYTES + 1),)),
-        wire.Presence(b"h" * 513, b"", b""),
+        wire.Presence(b"h" * 717, b"", b""),
         wire.Presence(b"", b"i" * 321, b""),
         wire.Presence(b"", b"", b"m" * 321),
         wire.HelloRequest((b"1", b"2", b"3"), "", (), 0, 0),
@@ -352,7 +368,11 @@ def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
         wire.HelloRequest((), "", ("/" + "x" * 160,), 0, 0),
         wire.HelloRequest((), "", ("/ip4/1.2.3.4/tcp/1\x1b[0m",), 0, 0),
         wire.HelloRequest((), "", ("ip4/1.2.3.4",), 0, 0),
-        heartbeat(("/a",) * 3),
+        heartbeat(("/a",) * 5),
+        replace(announcement(), size=0),
+        replace(announcement(), size=wire.MAX_SEALED_BYTES + 1),
+        replace(announcement(), completions=0),
+        replace(announcement(), completions=65),
     ],
 )
 def test_a_body_outside_its_bounds_cannot_be_packed(body: wire.Body) -> None:
@@ -361,26 +381,26 @@ def test_a_body_outside_its_bounds_cannot_be_packed(body: wire.Body) -> None:
 
 
 def test_addresses_that_are_too_long_together_are_refused_both_ways() -> None:
-    long = ["/" + "x" * 155, "/" + "y" * 155]
+    long = ["/" + letter * 155 for letter in "uxyz"]
     with pytest.raises(ValueError, match="too long for a heartbeat"):
         heartbeat(tuple(long))
-    data = msgpack.packb([1, long, 0, 0, 0, 0, "", 0, 0, False])
+    data = msgpack.packb([1, long, 0, 0, 0, 0, "", 0, 0, False, False])
     refused = wire.unpack(wire.Heartbeat, data, max_bytes=wire.MAX_HEAD_BYTES)
     assert isinstance(refused, Rejected)
     assert refused.reason == "schema"
 
 
 def test_the_longest_legal_heartbeat_fits_its_limit_sealed() -> None:
-    addresses = ("/" + "x" * 159, "/" + "y" * 120)
+    addresses = ("/" + "x" * 159, "/" + "y" * 119, *("/" + "z" * 99,) * 2)
     assert sum(map(len, addresses)) == wire.MAX_HEARTBEAT_ADDRESS_CHARS
     identity = Identity.from_seed(bytes(32))
     sealed = seal(identity, DIGEST, Kind.HEAD, wire.pack(heartbeat(addresses)))
-    assert len(sealed) == 511  # as docs/protocol.md says
+    assert len(sealed) == 715  # as docs/protocol.md says
     assert len(sealed) <= wire.MAX_HEAD_BYTES
 
 
 def test_the_longest_legal_presence_fits_its_limit() -> None:
-    longest = wire.pack(wire.Presence(b"h" * 512, b"i" * 320, b"m" * 320))
+    longest = wire.pack(wire.Presence(b"h" * 716, b"i" * 320, b"m" * 320))
     assert len(longest) == wire.MAX_PRESENCE_BYTES
 
 
@@ -388,13 +408,3 @@ def test_the_longest_legal_announcement_fits_its_limit_sealed() -> None:
     identity = Identity.from_seed(bytes(32))
     sealed = seal(identity, DIGEST, Kind.RECORD, wire.pack(announcement()))
     assert len(sealed) <= wire.MAX_ANNOUNCEMENT_BYTES
-
-
-def test_a_heartbeat_gets_the_first_addresses_that_fit() -> None:
-    relayed = "/" + "r" * 155
-    ip6 = "/" + "6" * 100
-    assert wire.fit_heartbeat([relayed, relayed, ip6]) == (relayed, ip6)
-    assert wire.fit_heartbeat(["/a", "/b", "/c"]) == ("/a", "/b")
-    assert wire.fit_heartbeat(["/" + "x" * 160]) == ()
-    assert wire.fit_heartbeat([]) == ()
-    wire.pack(heartbeat(wire.fit_heartbeat([relayed, relayed, ip6])))

@@ -16,8 +16,10 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from msgspec import structs
 
 from swarm_node.p2p.envelope import Kind, content_id, seal, signed_bytes
+from swarm_node.p2p.frames import Reply
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, SwarmAuthorizer, heartbeat_key
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
@@ -27,6 +29,7 @@ from swarm_node.p2p.membership import (
     issue_issuer,
     issue_member,
 )
+from swarm_node.p2p.reach.relayed import Request, request_to, seal_reply, seal_request
 from swarm_node.p2p.ticket import make_ticket
 from swarm_node.p2p.wire import Announcement, Heartbeat, Presence, pack, pack_group
 from swarm_node.rollout import (
@@ -229,7 +232,7 @@ def bodies() -> dict[str, Any]:
     )  # fmt: skip
     head = Heartbeat(
         1, ("/ip4/192.0.2.1/tcp/4001/p2p/" + NODE.peer_id,), 7, 1_800_000_000_000, 5,
-        1_800_000_123_456, "swarm-node/0.1.0", 3, 1, False,
+        1_800_000_123_456, "swarm-node/0.1.0", 3, 1, False, True,
     )  # fmt: skip
     return {
         "rollout": {
@@ -253,7 +256,47 @@ def bodies() -> dict[str, Any]:
         },
         "record": {"body": pack(record).hex(), "id": content_id(sealed).hex(), "size": len(sealed)},
         "head": {"body": pack(head).hex(), "addresses": list(head.addresses)},
+        "relayed": relayed(),
     }
+
+
+def relayed() -> list[dict[str, Any]]:
+    """Requests of NODE to OTHER that a relay passes on, and their replies."""
+    body = request_to(
+        OTHER.peer_id, "/swarm-node/pull/1", b"what is asked for", 4096,
+        nonce=bytes(range(16)), wall=T0,
+    )  # fmt: skip
+    asked, nonce = seal_request(NODE, SWARM.swarm_id, body), bytes(range(1, 17))
+    done = seal_reply(OTHER, SWARM.swarm_id, body, Reply(b"what is replied"))
+    onward = structs.replace(body, protocol="/swarm-node/relay/1")
+
+    def entry(name: str, expect: str, asked: bytes = asked, reply: bytes = done) -> dict[str, Any]:
+        return {
+            "name": name,
+            "request": asked.hex(),
+            "asker": NODE.peer_id,
+            "target": OTHER.peer_id,
+            "nonce": body.nonce.hex(),
+            "payload": body.payload.hex(),
+            "reply": reply.hex(),
+            "expect": expect,
+        }
+
+    def replied(to: Request = body, by: Identity = OTHER, *, refused: bool = False) -> bytes:
+        return seal_reply(by, SWARM.swarm_id, to, Reply(b"what is replied", refused))
+
+    return [
+        entry("a request and its reply", "ok"),
+        entry("a refusal", "refused", reply=replied(refused=True)),
+        entry("an altered request", "signature", asked.replace(b"asked", b"ASKED")),
+        entry("for a second relay", "route", seal_request(NODE, SWARM.swarm_id, onward)),
+        entry("for its asker", "route", seal_request(OTHER, SWARM.swarm_id, body)),
+        entry("an altered reply", "altered", reply=done.replace(b"replied", b"REPLIED")),
+        entry("a reply that is cut", "altered", reply=done[:-1]),
+        entry("a longer reply", "altered", reply=done + b"x"),
+        entry("a reply of the relay", "altered", reply=replied(by=ROOT)),
+        entry("to another request", "altered", reply=replied(structs.replace(body, nonce=nonce))),
+    ]
 
 
 def chains() -> list[dict[str, Any]]:
@@ -398,7 +441,7 @@ def guest_chain(subject: Identity = NODE) -> tuple[bytes, bytes]:
 
 
 def presence(author: Identity = NODE, chain: tuple[bytes, bytes] | None = None) -> bytes:
-    head = pack(Heartbeat(1, (), 7, 1, 5, (T0 + 1000) * 1000, "swarm-node", 0, 0, False))
+    head = pack(Heartbeat(1, (), 7, 1, 5, (T0 + 1000) * 1000, "swarm-node", 0, 0, False, False))
     sealed = seal(author, SWARM.swarm_id, Kind.HEAD, head)
     return pack(Presence(sealed, *(chain or guest_chain())))
 

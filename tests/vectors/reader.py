@@ -25,9 +25,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 P = 2**255 - 19
 D = -121665 * pow(121666, -1, P) % P
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET = (
+ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET, RELAY, REPLY = (
     f"application/vnd.swarm.{name}.v1+msgpack"
-    for name in ("rollout", "record", "head", "cert", "issuer", "revoke", "secret")
+    for name in (
+        *("rollout", "record", "head", "cert", "issuer", "revoke", "secret", "relay", "reply"),
+    )
 )
 
 
@@ -190,8 +192,8 @@ def verify_presence(data: bytes, swarm_id: bytes, root: bytes, now: float) -> No
     parts = msgpack.unpackb(data)
     if not isinstance(parts, list) or [type(part) for part in parts] != [bytes] * 3:
         raise Refused("schema")
-    author, body = open_envelope(parts[0], swarm_id, HEAD, 512)
-    issued = fields(body, list, int, int, int, int, str, int, int, bool)[4] / 1000
+    author, body = open_envelope(parts[0], swarm_id, HEAD, 716)
+    issued = fields(body, list, int, int, int, int, str, int, int, bool, bool)[4] / 1000
     verify_chain(parts[1:], swarm_id, root, author, max(now, issued))
     if issued > now + 300:
         raise Refused("future")
@@ -281,12 +283,38 @@ def judge_table(swarm: dict[str, Any]) -> str:
     signature, value = record[:64], record[64:]
     head = struct.pack(">dHH", table["expiration"], len(hashed), len(subkey))
     signed = b"SWARMNODEv1 dht-record " + head + hashed + subkey + value
-    author, _ = open_envelope(msgpack.unpackb(msgpack.unpackb(value))[0], swarm_id, HEAD, 512)
+    author, _ = open_envelope(msgpack.unpackb(msgpack.unpackb(value))[0], swarm_id, HEAD, 716)
     try:
         Ed25519PublicKey.from_public_bytes(author).verify(signature, signed)
     except InvalidSignature:
         return "signature"
     return "ok" if peer_id(author) == table["peer_id"] else "author"
+
+
+def read_relayed(case: dict[str, Any], swarm_id: bytes) -> str:
+    asker, body = open_envelope(bytes.fromhex(case["request"]), swarm_id, RELAY, 65536)
+    target, protocol, nonce, _, most, payload = fields(body, bytes, str, bytes, int, int, bytes)
+    if protocol in ("/swarm-node/relay/1", "/swarm-node/relayed/1") or target == asker:
+        raise Refused("route")
+    stated = [case[name] for name in ("asker", "target", "nonce", "payload")]
+    if [peer_id(asker), peer_id(target), nonce.hex(), payload.hex()] != stated:
+        raise Refused("fields")
+    raw = bytes.fromhex(case["reply"])
+    (length,) = struct.unpack_from(">H", raw)
+    author, head = open_envelope(raw[2 : 2 + length], swarm_id, REPLY, 512)
+    follows = raw[2 + length :]
+    again, refused, size, digest = fields(head, bytes, bool, int, bytes)
+    same = (target, nonce, len(follows), hashlib.sha256(follows).digest())
+    if (author, again, size, digest) != same or size > most:
+        raise Refused("altered")
+    return "refused" if refused else "ok"
+
+
+def judge_relayed(case: dict[str, Any], swarm_id: bytes) -> str:
+    try:
+        return read_relayed(case, swarm_id)
+    except Refused as refused:
+        return str(refused)
 
 
 def judge_swarm(swarm: dict[str, Any]) -> str:
@@ -385,6 +413,8 @@ def main(directory: Path) -> int:
     ]
     for case in envelopes["cases"]:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
+    for case in bodies["relayed"]:
+        results.append((case["name"], judge_relayed(case, swarm_id), case["expect"]))
     for case in swarm["cases"]:
         results.append((case["name"], judge_chain(case, swarm), case["expect"]))
     for case in swarm["statements"]:

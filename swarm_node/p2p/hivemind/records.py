@@ -244,7 +244,8 @@ class HeartbeatStore:
     hivemind's own store shortens a record's life when it refuses an older one later, returns its
     inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
     hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
-    latest expiration. Records of peers that are no members now are neither kept nor shown.
+    latest expiration. Records of peers that are no members now are not shown, and a reader ends
+    them.
 
     Of more than MAX_RECORDS peers, those with the least keyed hashes are kept, a uniform sample of
     all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So who comes early,
@@ -281,16 +282,18 @@ class HeartbeatStore:
         """
         if key != self._key:
             return False
-        self._forget_expired()
-        held = self._records.get(subkey)
-        if expiration_time <= self._wall() or (held and held[1] >= expiration_time):
+        now, held = self._wall(), self._records.get(subkey)
+        if expiration_time <= now or (held and held[1] >= expiration_time):
             return True
         if not self._is_member(subkey):
             return True
         rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
         self._records[subkey] = (value, expiration_time, rank)
         if len(self._records) > MAX_RECORDS:
-            del self._records[max(self._records, key=lambda peer: self._records[peer][2])]
+            # Expired ones first. A holder is offered a record of every peer of the swarm, so only
+            # readers ask of all that are held whether they are members.
+            of = self._records
+            del of[max(of, key=lambda peer: (of[peer][1] <= now, of[peer][2]))]
         return True
 
     def get(self, key: int) -> Any:

@@ -8,10 +8,9 @@ waits for no peer, dials run in parallel, repair is repeated, and stop has a tim
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import OversizeError, TransportError
+from swarm_node.p2p.admission import Admission, BusyError
+from swarm_node.p2p.forwarding import Stream, forward, routed
 from swarm_node.p2p.frames import (
     Reply,
     answer,
@@ -28,7 +29,6 @@ from swarm_node.p2p.frames import (
     send_reply,
     send_request,
 )
-from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.hivemind.addresses import (
     Address,
     is_endpoint,
@@ -49,11 +49,13 @@ from swarm_node.p2p.hivemind.records import (
     heartbeat_key,
 )
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
+    RELAY,
+    RELAYED,
     Handler,
+    Route,
 )
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
@@ -61,24 +63,26 @@ from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 STREAM_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
+#: To a peer that is connected.
+ONWARD_SECONDS = 5.0
 #: Addresses that one dial() tries; `rng` chooses among more.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
-#: Streams of one peer that may wait while others of it run, and streams of all peers together.
-MAX_WAITING_PER_PEER = 64
-MAX_STREAMS = 512
-#: Streams of all that are no members: keys cost nothing, so a limit for each of them is none.
-MAX_STRANGERS_STREAMS = MAX_STREAMS // 4
-#: Peers whose links are cut; of more, the one cut longest ago is forgotten.
-_MAX_SEVERED = 4096
-#: What a stream over the limit costs its peer, and streams that end early: more than a few a second
-#: are no accident.
-_JUNK_SECONDS = 60.0
-_EARLY_ENDS = (1.0, 64.0)
 
 log = structlog.get_logger(__name__)
 
 _LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One that a peer opened. `read` is whether its request has arrived."""
+
+    protocol: str
+    peer: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    read: bool = False
 
 
 class HivemindTransport:
@@ -116,14 +120,12 @@ class HivemindTransport:
         self._key = heartbeat_key(swarm_id)
         self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
         self._handlers: dict[str, Handler] = {}
+        self._routes: dict[str, Route] = {}
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
-        self._slots = _PeerSlots(max_concurrent_per_peer)
+        self._admission = Admission(max_concurrent_per_peer, clock.now)
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
-        self._strangers_streams = 0
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
-        self._severed: Recent[str, float] = Recent(_MAX_SEVERED)
-        self._early_ends = PeerGates(*_EARLY_ENDS)
         self._published_until = 0.0
         self._node: DhtNode | None = None
         self._started = False
@@ -161,6 +163,11 @@ class HivemindTransport:
         if self._started:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
+
+    def forward(self, protocol: str, route: Route) -> None:
+        if self._started:
+            raise RuntimeError("forward() comes before start()")
+        self._routes[protocol] = route
 
     def screen(
         self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
@@ -256,7 +263,7 @@ class HivemindTransport:
         return peer in (await self._running().connections(PROBE_SECONDS) or ())
 
     def sever(self, peer: str, seconds: float) -> None:
-        self._severed[peer] = self._clock.now() + seconds
+        self._admission.severed.sever(peer, seconds)
 
     def _running(self) -> DhtNode:
         if not self._started:
@@ -283,7 +290,7 @@ class HivemindTransport:
             store=store,
         )
         try:
-            await node.serve(list(self._handlers), self._serve_stream)
+            await node.serve([*self._handlers, *self._routes], self._serve_stream)
         except BaseException:
             await node.stop()
             raise
@@ -312,79 +319,57 @@ class HivemindTransport:
     async def _serve_stream(
         self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        severed = self._severed.get(peer, 0.0) > self._clock.now()
         stranger = not self._is_member(peer)
-        full = len(self._streams) >= 2 * MAX_STREAMS  # too many even to refuse each
-        if severed or full or (stranger and self._strangers_streams >= MAX_STRANGERS_STREAMS):
+        if not self._admission.enter(peer, stranger):
             writer.transport.abort()
-            if severed and self._node is not None:
+            if peer in self._admission.severed and self._node is not None:
                 await self._node.disconnect(peer)
             return
+        stream = _Stream(protocol, peer, reader, writer)
         task = asyncio.current_task()
         assert task is not None
         finished = False
-        self._strangers_streams += stranger
         try:
             async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
-                await self._answer(protocol, peer, reader, writer)
+                await self._answer(stream)
             finished = True
         except (TransportError, TimeoutError) as error:
             log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
-            junk = isinstance(error, OversizeError)
-            if junk or not self._early_ends.take(peer, self._clock.now()):
-                self.sever(peer, _JUNK_SECONDS)
+            # What ends a request for a third peer once it has arrived may be the other end's doing.
+            if not (stream.read and protocol in (RELAY, RELAYED)):
+                self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
         finally:
-            self._strangers_streams -= stranger
+            self._admission.leave(stranger)
             del self._streams[task]
             if finished:
                 writer.close()
             else:
                 writer.transport.abort()  # close() would wait for a peer that may not read
 
-    async def _answer(
-        self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _answer(self, stream: _Stream) -> None:
+        reader, writer, protocol = stream.reader, stream.writer, stream.protocol
         try:
-            async with self._slots.hold(peer):
+            async with self._admission.hold(stream.peer, protocol):
                 payload = await read_request(reader)
-                reply = await answer(self._handlers[protocol], peer, protocol, payload)
-                await send_reply(reader, writer, reply)
-        except _RefusalError as refusal:
+                stream.read = True
+                if protocol in self._routes:
+                    await self._pass_on(stream, payload)
+                else:
+                    handler = self._handlers[protocol]
+                    reply = await answer(handler, stream.peer, protocol, payload)
+                    await send_reply(reader, writer, reply)
+        except BusyError as refusal:
             async with asyncio.timeout(REFUSAL_SECONDS):
                 await read_request(reader)  # an unread request would be read as the ack
                 await send_reply(reader, writer, Reply.refusal(str(refusal)))
 
+    async def _pass_on(self, stream: _Stream, payload: bytes) -> None:
+        """Answer a request with what another peer replies."""
+        route, sink = self._routes[stream.protocol], (stream.reader, stream.writer)
+        onward = await routed(route, stream.peer, stream.protocol, payload)
+        if isinstance(onward, Reply):
+            return await send_reply(*sink, onward)
+        await forward(onward, self._open_onward, sink)
 
-class _RefusalError(TransportError):
-    """A stream is refused before its request is read; the caller gets the text."""
-
-
-class _PeerSlots:
-    """Admits streams: limits those running per peer, those waiting per peer, and those in all."""
-
-    def __init__(self, per_peer: int) -> None:
-        self._per_peer = per_peer
-        self._streams: Counter[str] = Counter()
-        self._working: dict[str, asyncio.Semaphore] = {}
-
-    @contextlib.asynccontextmanager
-    async def hold(self, peer: str) -> AsyncGenerator[None]:
-        """Wait for this peer's turn.
-
-        Raises:
-            _RefusalError: its queue or the node is full.
-        """
-        if self._streams[peer] >= self._per_peer + MAX_WAITING_PER_PEER:
-            raise _RefusalError("too many of your requests at once: slow down")
-        if self._streams.total() >= MAX_STREAMS:
-            raise _RefusalError("busy: ask again later")
-        self._streams[peer] += 1
-        working = self._working.setdefault(peer, asyncio.Semaphore(self._per_peer))
-        try:
-            async with working:
-                yield
-        finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
-                del self._working[peer]
+    async def _open_onward(self, peer: str, protocol: str) -> Stream:
+        return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

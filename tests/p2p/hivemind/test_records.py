@@ -156,9 +156,12 @@ class World:
     def __init__(self) -> None:
         self.now = NOW
         self.members = {"alice", "bob", "carol", "mallory"}
-        self.store = HeartbeatStore(
-            7, lambda: self.now, lambda records: records, self.members.__contains__
-        )
+        self.asked = 0
+        self.store = HeartbeatStore(7, lambda: self.now, lambda records: records, self._is_member)
+
+    def _is_member(self, peer_id: str) -> bool:
+        self.asked += 1
+        return peer_id in self.members
 
     def held(self) -> dict[str, bytes]:
         return {peer: value for peer, value, _ in self.store.get(7) or []}
@@ -213,6 +216,22 @@ def test_members_that_come_after_a_flood_are_found_as_often_as_others() -> None:
         found += sum(name.startswith("late") for name in world.held())
     expected = 8 * MAX_RECORDS * 500 / 5500
     assert 0.6 * expected < found < 1.4 * expected
+
+
+def test_expired_records_make_room_first_and_only_readers_pay_for_asking_who_is_a_member() -> None:
+    world = World()
+    names = [f"peer {number}" for number in range(MAX_RECORDS)]
+    world.members.update(names)
+    world.members.update(["late", "later"])
+    for name in names:
+        assert world.store.store_subkey(7, name, b"1", NOW + (60 if name == names[0] else 90))
+    world.now = NOW + 60
+    world.asked = 0
+    assert world.store.store_subkey(7, "late", b"1", NOW + 90)
+    assert world.asked == 1
+    assert set(world.held()) == {*names[1:], "late"}
+    assert world.store.store_subkey(7, "later", b"1", NOW + 90)
+    assert len(world.held()) == MAX_RECORDS
 
 
 def test_store_lets_go_of_who_is_no_member_any_more() -> None:

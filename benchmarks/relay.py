@@ -1,0 +1,155 @@
+"""What a relay costs: many members, half of which ask the others for groups through one relay.
+
+    python benchmarks/relay.py [--members 20] [--groups 40] [--kilobytes 100]
+
+All run on this machine over real daemons, the relay in a process of its own. Printed are the CPU
+time of the relay per megabyte and its memory (Python and daemon), and requests through it against
+direct ones. Figures of a loaded machine rank; they do not predict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from reach_ends import SIZED, WHO, End
+from swarm_keys import Swarm
+
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.reach import circuit
+
+AT_ONCE = 4
+PINGS = 100
+
+
+def meet(swarm: Swarm, ends: Sequence[End], numbers: Sequence[int], relay: str) -> None:
+    """Let all ends hear of all members; member 0 relays at the address `relay`."""
+    for number in numbers:
+        stated = {"addresses": (relay,), "relays": True} if not number else {"addresses": ()}
+        presence = swarm.presence(swarm.member(number), 60.0, **stated)
+        for end in ends:
+            end.members.hear(presence)
+
+
+async def serve(place: Path, begin: int, count: int) -> None:
+    """The relay's process: until its input ends."""
+    swarm = Swarm(begin)
+    end = End(place, swarm, 0, hidden=False)
+    meet(swarm, [end], range(1, count + 1), "")
+    await end.reaching.start()
+    print(end.reaching.addresses()[0], end.inner.daemon_pid, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    print(end.reaching.carried.requests, end.reaching.carried.bytes, flush=True)
+    await end.reaching.stop()
+
+
+def usage(pids: Sequence[int]) -> list[tuple[float, float]]:
+    """CPU seconds and resident MiB of processes."""
+    found = [psutil.Process(pid) for pid in pids]
+    return [(sum(p.cpu_times()[:2]), p.memory_info().rss / 2**20) for p in found]
+
+
+async def pings(end: End, peer: str) -> float:
+    """The median of the milliseconds of small requests, one after the other."""
+    took = []
+    for _ in range(PINGS):
+        begin = time.perf_counter()
+        await end.reaching.request(peer, WHO, b"")
+        took.append(time.perf_counter() - begin)
+    return 1000 * statistics.median(took)
+
+
+async def pull(end: End, peer: str, groups: int, size: int) -> None:
+    """Ask for `groups` replies of `size` bytes, a few at once."""
+    left = iter(range(groups))
+
+    async def one_after_the_other() -> None:
+        for _ in left:
+            reply = await end.reaching.request(peer, SIZED, b"%d" % size, max_reply=size)
+            assert len(reply) == size
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+
+
+def start_relay(place: Path, begin: int, count: int) -> subprocess.Popen[str]:
+    """The relay of `count` members, in a swarm that began at this Unix second."""
+    return subprocess.Popen(
+        [sys.executable, __file__, "--relay", str(place), str(begin), str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def measure(
+    relay: subprocess.Popen[str], place: Path, begin: int, count: int, groups: int, size: int
+) -> None:
+    assert relay.stdin is not None
+    assert relay.stdout is not None
+    address, daemon = relay.stdout.readline().split()
+    swarm, pids = Swarm(begin), (relay.pid, int(daemon))
+    ends = [End(place, swarm, number, hidden=True) for number in range(1, count + 1)]
+    meet(swarm, ends, range(count + 1), address)
+    for end in ends:
+        await end.reaching.start()
+        while not end.reaching.relays.kept():
+            await end.reaching.keep()
+    pairs = list(zip(ends[::2], ends[1::2], strict=True))
+    for one, other in pairs:
+        stated = circuit.stated(other.reaching.addresses())
+        assert await one.reaching.dial(circuit.completed(stated, other.peer_id)) == 1
+    by = Identity.from_seed(bytes(32)).peer_id
+    (one, other), asker = pairs[0], ends[0]
+    direct, relayed = await pings(asker, by), await pings(one, other.peer_id)
+    print(
+        f"small request  direct {direct:.1f} ms, relayed {relayed:.1f} ms: x{relayed / direct:.1f}"
+    )
+    before, began = usage(pids), time.perf_counter()
+    await asyncio.gather(*(pull(one, other.peer_id, groups, size) for one, other in pairs))
+    seconds, after = time.perf_counter() - began, usage(pids)
+    megabytes = len(pairs) * groups * size / 1e6
+    print(f"relayed        {megabytes:.0f} MB in {seconds:.1f} s: {megabytes / seconds:.1f} MB/s")
+    began = time.perf_counter()
+    await pull(asker, by, groups * len(pairs), size)
+    alone = time.perf_counter() - began
+    print(
+        f"direct         {megabytes / alone:.1f} MB/s from the relay itself: x{seconds / alone:.1f}"
+    )
+    for name, then, now in zip(("Python", "p2pd"), before, after, strict=True):
+        cpu, memory = 1000 * (now[0] - then[0]) / megabytes, f"{then[1]:.0f} to {now[1]:.0f} MiB"
+        print(f"{name:<14} {cpu:.1f} CPU ms/MB, {memory}")
+    relay.stdin.close()
+    print("forwarded     ", *relay.stdout.readline().split())
+    relay.wait(60)
+    for end in ends:
+        await end.reaching.stop()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--relay"]:
+        asyncio.run(serve(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+        return
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--members", type=int, default=20)
+    parser.add_argument("--groups", type=int, default=40)
+    parser.add_argument("--kilobytes", type=int, default=100)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        begin, size = int(time.time()) - 60, 1000 * chosen.kilobytes
+        relay = start_relay(Path(place), begin, chosen.members)
+        asyncio.run(measure(relay, Path(place), begin, chosen.members, chosen.groups, size))
+
+
+if __name__ == "__main__":
+    main()

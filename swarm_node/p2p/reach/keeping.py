@@ -1,0 +1,176 @@
+"""The relays that a node keeps links to, because peers cannot dial it, and how it finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from swarm_node.clock import Clock
+from swarm_node.errors import RefusedError, TransportError
+from swarm_node.p2p.admission import Severed
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.recent import Recent
+from swarm_node.p2p.serving import UNKNOWN_MEMBER
+from swarm_node.p2p.transport import Transport
+
+#: A member asks whether the other end relays for it.
+KEEP: Final = "/swarm-node/keep/1"
+#: Relays that a node keeps links to.
+KEPT: Final = 2
+#: Between two looks at them; how long one may take to answer, and to be dialled.
+KEEP_SECONDS: Final = 2.0
+DIAL_SECONDS: Final = 3.0
+_ANSWER_SECONDS = 2.0
+#: Candidates that are tried at once in the place of a lost relay, and how long one that failed is
+#: left alone.
+_TRIED_AT_ONCE = 4
+_LEFT_SECONDS = 30.0
+_REMEMBERED = 512
+#: Of an address that still fits into a heartbeat as a circuit.
+_MAX_RELAY_CHARS = 148
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A relay that this node keeps a link to: its address, and how often in a row it was silent."""
+
+    address: str
+    misses: int = 0
+
+
+class Relays:
+    """Keeps links over `inner`. `dialable` says whether peers can dial this node, None while that
+    is not known."""
+
+    def __init__(
+        self,
+        inner: Transport,
+        *,
+        dialable: Callable[[], bool | None],
+        members: Members,
+        directory: Directory,
+        severed: Severed,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        #: Greets a peer that is connected, set once the node can: a relay serves members only.
+        self.introduce: Callable[[str], Awaitable[bool]] | None = None
+        self._inner = inner
+        self._dialable = dialable
+        self._members = members
+        self._directory = directory
+        self._severed = severed
+        self._clock = clock
+        self._rng = rng
+        self._kept: dict[str, _Kept] = {}
+        self._introducing: set[str] = set()
+        self._left_until: Recent[str, float] = Recent(_REMEMBERED)
+
+    def kept(self) -> dict[str, str]:
+        """The address of each relay through which peers reach this node, by its id."""
+        return {relay: kept.address for relay, kept in self._kept.items()}
+
+    async def ask(self, relay: str, protocol: str, payload: bytes, max_reply: int) -> bytes:
+        """Ask a relay itself, after a greeting if it does not know this node."""
+        try:
+            return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
+        except RefusedError as error:
+            if UNKNOWN_MEMBER not in str(error) or not await self._introduced(relay):
+                raise
+        return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
+
+    async def joined(self, relay: str, address: str, patience: float) -> bool:
+        """Whether a relay is connected, in the end, and a member that this node knows."""
+        if not await self._inner.connected(relay) and not (
+            address and await self._inner.dial([address], min(patience, DIAL_SECONDS))
+        ):
+            return False
+        return self._members.is_member(relay) or await self._introduced(relay)
+
+    async def _introduced(self, relay: str) -> bool:
+        """Whether a relay took this node's greeting."""
+        if self.introduce is None or relay in self._introducing:
+            return False
+        self._introducing.add(relay)
+        try:
+            return await self.introduce(relay)
+        finally:
+            self._introducing.discard(relay)
+
+    async def keep(self) -> None:
+        """Ask the kept relays whether they are there, and replace those that are not."""
+        if self._dialable() is not False:
+            self._kept.clear()
+            return
+        kept = list(self._kept)
+        for relay, answers in zip(kept, await in_parallel(map(self._answers, kept)), strict=True):
+            kept_relay = self._kept[relay]
+            kept_relay.misses = 0 if answers else kept_relay.misses + 1
+            gone = not answers and not await self._inner.connected(relay)
+            if gone or kept_relay.misses > 1 or relay in self._severed:
+                del self._kept[relay]
+                self._left_until[relay] = self._clock.now() + _LEFT_SECONDS
+        if len(self._kept) >= KEPT:
+            return
+        tried = self._candidates()[:_TRIED_AT_ONCE]
+        taken = await in_parallel(self._take(relay, address) for relay, address in tried)
+        found = [each for each, took in zip(tried, taken, strict=True) if took]
+        while found and len(self._kept) < KEPT:
+            relay, address = min(found, key=self._alike)
+            self._kept[relay] = _Kept(address)
+            found.remove((relay, address))
+
+    def _alike(self, candidate: tuple[str, str]) -> int:
+        """How much a relay shares with those that are kept: issuer and host."""
+        relay, address = candidate
+        issuers = {self._members.issuer(each) for each in self._kept}
+        hosts = {circuit.host_of(kept.address) for kept in self._kept.values()}
+        return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
+
+    def _candidates(self) -> list[tuple[str, str]]:
+        """Members that say that they relay, each with an address: those that answer this node
+        first, then one of each issuer after the other, otherwise at random."""
+        now, nth, found = self._clock.now(), Counter[str](), []
+        relays = sorted(self._members.relays().items())
+        self._rng.shuffle(relays)
+        for relay, addresses in relays:
+            there = [a for a in circuit.reachable_first(addresses) if len(a) <= _MAX_RELAY_CHARS]
+            if (
+                not there
+                or relay == self._inner.peer_id
+                or relay in self._kept
+                or relay in self._severed
+            ):
+                continue
+            if self._left_until.get(relay, 0.0) > now:
+                continue
+            issuer, peer = self._members.issuer(relay), self._directory.get(relay)
+            found.append((peer is None or peer.retry_at > now, nth[issuer], relay, there[0]))
+            nth[issuer] += 1
+        return [(relay, address) for *_, relay, address in sorted(found, key=lambda c: c[:2])]
+
+    async def _take(self, relay: str, address: str) -> bool:
+        """Whether a candidate relays for this node."""
+        took = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
+        if not took:
+            self._left_until[relay] = self._clock.now() + _LEFT_SECONDS
+        return took
+
+    async def _answers(self, relay: str) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self.ask(relay, KEEP, b"", 0)
+        except (TransportError, TimeoutError):
+            return False
+        return True
+
+
+async def in_parallel(calls: Iterable[Awaitable[bool]]) -> list[bool]:
+    """What the calls give, in their order."""
+    return list(await asyncio.gather(*calls))

@@ -1,0 +1,151 @@
+"""Finds members on the same network without any address: presences by UDP multicast.
+
+A datagram is a random nonce and, under a key that follows from the swarm's secret, this node's key
+and its presence, padded to one length (ChaCha20-Poly1305, RFC 8439; HKDF-SHA-256, RFC 5869). So a
+stranger on the network sees that some node of some swarm is there, and neither its swarm nor its
+peer id. Whoever knows the secret can send anything, so what is heard is screened like a heartbeat
+of the DHT, and callers verify it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Collection
+
+import structlog
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from swarm_node.clock import Clock
+from swarm_node.p2p.gates import TokenBucket
+from swarm_node.p2p.identity import Identity, peer_id_of
+from swarm_node.p2p.recent import Recent
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
+
+#: Of the organisation-local scope (RFC 2365), which routers of a site do not let out.
+GROUP, PORT = "239.192.83.78", 31329
+_KEY, _NONCE, _TAG, _LENGTH = 32, 12, 16, 2
+_PADDED = _KEY + _LENGTH + MAX_PRESENCE_BYTES
+DATAGRAM_BYTES = _NONCE + _PADDED + _TAG
+#: Datagrams that are decrypted, of all senders; 128 members announce themselves 6.4 times a second.
+_PER_SECOND, _AT_ONCE = 32.0, 128.0
+_MAX_HEARD = 128
+_log = structlog.get_logger(__name__)
+
+
+class Lan(asyncio.DatagramProtocol):
+    """One node's end. `port` is the multicast group's."""
+
+    def __init__(
+        self, identity: Identity, swarm_id: bytes, secret: bytes, clock: Clock, port: int = PORT
+    ) -> None:
+        self._own = identity.public_key
+        self._swarm_id = swarm_id
+        self._port = port
+        self._clock = clock
+        self._ciphers = [self._cipher(secret)]
+        self._bucket = TokenBucket(_PER_SECOND, _AT_ONCE)
+        self._heard: Recent[str, tuple[bytes, float]] = Recent(_MAX_HEARD)
+        self._joined: set[str] = set()
+        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._is_member: Callable[[str], bool] = lambda peer: True
+        self._socket: socket.socket | None = None
+        self._receiver: asyncio.DatagramTransport | None = None
+
+    def screen(
+        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+    ) -> None:
+        """Whose presences are kept; see `Transport.screen`."""
+        self._vouches, self._is_member = vouches, is_member
+
+    def use(self, secret: bytes) -> None:
+        """Send under this secret from now on. The one before is still understood, so that members
+        that missed the change are met and hear of it."""
+        self._ciphers = [self._cipher(secret), self._ciphers[0]]
+
+    async def announce(self, presence: bytes, hosts: Collection[str]) -> None:
+        """Send `presence` on the networks of these own IPv4 addresses, and listen there. A network
+        that cannot be used is left out."""
+        if not hosts:
+            return
+        if self._socket is None:
+            await self._open()
+        assert self._socket is not None
+        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
+        nonce = os.urandom(_NONCE)
+        sealed = nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
+        for host in hosts:
+            try:
+                self._join(host)
+                self._socket.setsockopt(
+                    socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host)
+                )
+                self._socket.sendto(sealed, (GROUP, self._port))
+            except OSError as error:
+                self._joined.discard(host)
+                _log.debug("nothing sent on this network", host=host, error=str(error))
+
+    def heard(self, seconds: float) -> dict[str, bytes]:
+        """peer id -> presence that was announced within so many seconds."""
+        since = self._clock.now() - seconds
+        return {peer: presence for peer, (presence, at) in self._heard.items() if at >= since}
+
+    def close(self) -> None:
+        """Leave; `announce` opens it again."""
+        if self._receiver is not None:
+            self._receiver.close()
+        self._receiver = self._socket = None
+        self._joined.clear()
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        if len(data) != DATAGRAM_BYTES or not self._bucket.take(self._clock.now()):
+            return
+        nonce, sealed = data[:_NONCE], data[_NONCE:]
+        for cipher in self._ciphers:
+            try:
+                body = cipher.decrypt(nonce, sealed, None)
+            except InvalidTag:
+                continue
+            self._hear(body)
+            return
+
+    def _hear(self, body: bytes) -> None:
+        key, length = body[:_KEY], int.from_bytes(body[_KEY : _KEY + _LENGTH], "big")
+        presence, peer = body[_KEY + _LENGTH :][:length], peer_id_of(key)
+        if key != self._own and self._vouches(presence, peer) and self._is_member(peer):
+            self._heard[peer] = presence, self._clock.now()
+
+    def error_received(self, exc: Exception) -> None:
+        _log.debug("a network refused a datagram", error=str(exc))
+
+    async def _open(self) -> None:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            made.setblocking(False)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            made.bind((GROUP if os.name == "posix" else "", self._port))
+            loop = asyncio.get_running_loop()
+            self._receiver, _ = await loop.create_datagram_endpoint(lambda: self, sock=made)
+        except OSError:
+            made.close()
+            raise
+        self._socket = made
+
+    def _join(self, host: str) -> None:
+        if host in self._joined:
+            return
+        assert self._socket is not None
+        member = socket.inet_aton(GROUP) + socket.inet_aton(host)
+        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+        self._joined.add(host)
+
+    def _cipher(self, secret: bytes) -> ChaCha20Poly1305:
+        info = b"swarm-node/lan/1" + self._swarm_id
+        return ChaCha20Poly1305(HKDF(SHA256(), 32, None, info).derive(secret))

@@ -1,0 +1,254 @@
+"""What passes a relay: requests that the asker seals, and replies that the target seals.
+
+The relay reads all of it and can withhold it. It cannot alter it, send it twice, or pass it on to
+somebody else: a request names its target, its time and a nonce, and a reply repeats the nonce.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p import wire
+from swarm_node.p2p.admission import BusyError, PeerSlots
+from swarm_node.p2p.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.frames import MAX_REASON_BYTES, Reply, answer, check_size
+from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
+from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS
+from swarm_node.p2p.recent import Recent
+from swarm_node.p2p.serving import UNKNOWN_MEMBER
+from swarm_node.p2p.transport import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    RELAY,
+    RELAYED,
+    Handler,
+)
+
+NONCE_BYTES: Final = 16
+#: A sealed request has so much besides its payload, at most, and a sealed reply.
+REQUEST_ROOM: Final = 512
+REPLY_ROOM: Final = 512
+MAX_PAYLOAD_BYTES: Final = MAX_REQUEST_BYTES - REQUEST_ROOM
+#: Requests of one asker that are answered at once, as of one link.
+PER_ASKER: Final = 8
+#: Nonces that are remembered of one asker, and askers.
+_NONCES, _ASKERS = 256, 1024
+#: Of all askers that are no members: they may only greet.
+_STRANGERS_NONCES = 4096
+_LENGTH = struct.Struct(">H")
+
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Protocol = Annotated[str, Meta(max_length=48, pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
+Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
+
+
+class Request(wire.Body, frozen=True):
+    """`/swarm-node/relay/1` (Kind.RELAY): the asker, which seals it, asks the owner of the key
+    `target` for a reply of at most `most` bytes."""
+
+    v: wire.Version1
+    target: wire.Digest
+    protocol: Protocol
+    nonce: Nonce
+    issued_ms: wire.Milliseconds
+    most: Size
+    payload: Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)]
+
+
+class ReplyHead(wire.Body, frozen=True):
+    """What the target seals of its reply (Kind.REPLY): `size` and sha256 of the bytes that follow.
+    Nothing follows if the size is over what the asker takes."""
+
+    v: wire.Version1
+    nonce: Nonce
+    refused: bool
+    size: Size
+    digest: wire.Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with a valid seal: the peer ids of both ends, and its body."""
+
+    asker: str
+    target: str
+    body: Request
+
+
+def request_to(
+    target: str, protocol: str, payload: bytes, most: int, *, nonce: bytes, wall: float
+) -> Request:
+    """A request made at the Unix second `wall`, with a `nonce` of its own.
+
+    Raises:
+        TransportError: the payload is too large to be relayed.
+    """
+    check_size("relayed request", len(payload), MAX_PAYLOAD_BYTES)
+    return Request(
+        v=1,
+        target=public_key_of(target),
+        protocol=protocol,
+        nonce=nonce,
+        issued_ms=int(wall * 1000),
+        most=min(most, MAX_REPLY_BYTES - REPLY_ROOM),
+        payload=payload,
+    )
+
+
+def seal_request(identity: Identity, swarm_id: bytes, body: Request) -> bytes:
+    """The bytes that a relay passes on."""
+    return seal(identity, swarm_id, Kind.RELAY, wire.pack(body))
+
+
+def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
+    """Check a sealed request. Besides the reasons of `open_sealed` and "schema": "route" for one
+    that nobody may forward, because it is for its asker or leads to a second relay."""
+    opened = open_sealed(data, swarm_id, Kind.RELAY, max_bytes=MAX_REQUEST_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    body = wire.unpack(Request, opened.body, max_bytes=MAX_REQUEST_BYTES)
+    if isinstance(body, Rejected):
+        return body
+    if body.protocol in (RELAY, RELAYED) or body.target == opened.author_key:
+        return Rejected("route", "a request that no relay forwards")
+    return Asked(opened.author, peer_id_of(body.target), body)
+
+
+def seal_reply(identity: Identity, swarm_id: bytes, asked: Request, reply: Reply) -> bytes:
+    """A reply: `u16be length of the sealed head || sealed head || payload`."""
+    limit = MAX_REASON_BYTES if reply.refused else asked.most
+    head = ReplyHead(
+        v=1,
+        nonce=asked.nonce,
+        refused=reply.refused,
+        size=len(reply.payload),
+        digest=hashlib.sha256(reply.payload).digest(),
+    )
+    sealed = seal(identity, swarm_id, Kind.REPLY, wire.pack(head))
+    follows = reply.payload if len(reply.payload) <= limit else b""
+    return _LENGTH.pack(len(sealed)) + sealed + follows
+
+
+def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Reply | Rejected:
+    """Check a reply of `target`. The only reason is "altered": the relay or the target sent what no
+    honest one sends, and nobody can tell which.
+
+    Raises:
+        OversizeError: the target says that its reply is over the limit.
+    """
+    length = int.from_bytes(data[: _LENGTH.size], "big")
+    sealed, payload = data[_LENGTH.size :][:length], data[_LENGTH.size + length :]
+    opened = open_sealed(sealed, swarm_id, Kind.REPLY, max_bytes=REPLY_ROOM)
+    if isinstance(opened, Rejected) or opened.author != target:
+        return Rejected("altered", "a relayed reply without the seal of its author")
+    head = wire.unpack(ReplyHead, opened.body, max_bytes=REPLY_ROOM)
+    if isinstance(head, Rejected) or head.nonce != asked.nonce:
+        return Rejected("altered", "a relayed reply to another request")
+    if not head.refused:
+        check_size("reply", head.size, asked.most)
+    if hashlib.sha256(payload).digest() != head.digest or len(payload) != head.size:
+        return Rejected("altered", "a relayed reply with other bytes than its author sealed")
+    return Reply(payload, head.refused)
+
+
+class Replays:
+    """Which requests were here before: the newest nonces of each asker, and the time before which
+    none of its requests is taken, because its nonce would be forgotten. Pure."""
+
+    def __init__(self) -> None:
+        self._askers: Recent[str, tuple[OrderedDict[bytes, int], int]] = Recent(_ASKERS)
+        self._strangers: Recent[bytes, None] = Recent(_STRANGERS_NONCES)
+
+    def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
+        """Why a request is not answered at the Unix second `wall`, None for a new one, which is
+        remembered: "future" and "outdated" for other clocks, "duplicate"."""
+        age = wall - body.issued_ms / 1000
+        if age < -CLOCK_SKEW_SECONDS:
+            return Rejected("future", f"sealed {-age:.0f} s ahead")
+        if age > CLOCK_SKEW_SECONDS:
+            return Rejected("outdated", f"sealed {age:.0f} s ago")
+        if not member:
+            return self._of_stranger(body.nonce)
+        nonces, floor = self._askers.get(asker) or (OrderedDict(), -1)
+        if body.nonce in nonces:
+            return Rejected("duplicate", "the same request a second time")
+        if body.issued_ms <= floor:
+            return Rejected("outdated", "older than many requests that came before it")
+        nonces[body.nonce] = body.issued_ms
+        if len(nonces) > _NONCES:
+            floor = max(floor, nonces.popitem(last=False)[1])
+        self._askers[asker] = nonces, floor
+        return None
+
+    def _of_stranger(self, nonce: bytes) -> Rejected | None:
+        if nonce in self._strangers:
+            return Rejected("duplicate", "the same request a second time")
+        self._strangers[nonce] = None
+        return None
+
+
+class Target:
+    """Answers what relays bring, with this node's `handlers`, as if the asker itself had a link."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        handlers: Mapping[str, Handler],
+        *,
+        is_member: Callable[[str], bool],
+        severed: Container[str],
+        refuse: Callable[[str, Rejected], None],
+        came_by: Callable[[str, str], None],
+        wall: Callable[[], float],
+    ) -> None:
+        """`refuse` counts what a relay should not have passed on. `came_by` is told of the asker
+        and the relay of a request."""
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._handlers = handlers
+        self._is_member = is_member
+        self._severed = severed
+        self._refuse = refuse
+        self._came_by = came_by
+        self._wall = wall
+        self._replays = Replays()
+        self._slots = PeerSlots()
+
+    async def answer(self, relay: str, payload: bytes) -> bytes:
+        """The sealed reply to a sealed request. What is wrong with the request itself is the
+        relay's fault, which checks the same. What is wrong with its asker is not."""
+        if not self._is_member(relay):
+            raise TransportError(UNKNOWN_MEMBER)
+        asked = open_request(payload, self._swarm_id)
+        if isinstance(asked, Asked) and asked.body.target != self._identity.public_key:
+            asked = Rejected("route", "a request for another peer")
+        if isinstance(asked, Rejected):
+            self._refuse(relay, asked)
+            raise TransportError(f"bad request: {asked.reason}")
+        asker, body = asked.asker, asked.body
+        if asker in self._severed:
+            raise TransportError("the asker broke the protocol: ask again later")
+        seen = self._replays.refused(asker, self._is_member(asker), body, self._wall())
+        if seen is not None:
+            raise TransportError(f"not answered: {seen.reason}")
+        handler = self._handlers.get(body.protocol)
+        if handler is None:
+            reply = Reply.refusal(f"the peer does not serve {body.protocol}")
+        else:
+            try:
+                async with self._slots.hold(asker, PER_ASKER):
+                    reply = await answer(handler, asker, body.protocol, body.payload)
+            except BusyError as error:
+                reply = Reply.refusal(str(error))
+        if self._is_member(asker):
+            self._came_by(asker, relay)
+        return seal_reply(self._identity, self._swarm_id, body, reply)

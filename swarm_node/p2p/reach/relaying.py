@@ -1,0 +1,236 @@
+"""A relay's end: which requests it forwards for others, and how much of it.
+
+It forwards sealed requests of members to members that are connected to it, and dials nobody. What
+it carries has budgets by asker and by target, several times what the node wants of its peers.
+Circuits have limits, so that who stalls keeps no others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Final
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p.budgets import AT_ONCE, Traffic, Wants
+from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach.relayed import REPLY_ROOM, Asked, open_request
+from swarm_node.p2p.serving import UNKNOWN_MEMBER
+from swarm_node.p2p.transport import RELAYED, Onward
+from swarm_node.p2p.wire import MAX_SEALED_BYTES
+
+#: Circuits at once in all, of one asker, to one target, and between two.
+CIRCUITS: Final = 64
+PER_ASKER, PER_TARGET, PER_PAIR = 8, 16, 4
+#: How long a request waits for a circuit.
+WAIT_SECONDS: Final = 10.0
+#: A relay carries so many times what its node wants of its peers. A target gets more than an asker,
+#: so that one asker cannot use up what a target may be asked.
+_SHARE, _TARGETS = 4.0, 2.0
+#: Per second, and at once.
+_KEEPS = (2.0, 16.0)
+NOT_SERVING: Final = "no relay now"
+NOT_CONNECTED: Final = "not connected to that member"
+
+
+@dataclass
+class Carried:
+    """What a relay forwarded: requests, bytes in both directions, and what it refused by reason."""
+
+    requests: int = 0
+    bytes: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Circuits:
+    """The circuits under way. The members of an issuer hold at most as many as are free, so that
+    those of others always find some."""
+
+    def __init__(self, issuer: Callable[[str], str]) -> None:
+        self._issuer = issuer
+        self._total = 0
+        self._held: Counter[tuple[str, ...]] = Counter()
+        self._freed = asyncio.Event()
+
+    async def enter(self, asker: str, target: str) -> Callable[[], None]:
+        """Wait for a circuit and take it. What is returned gives it back.
+
+        Raises:
+            TransportError: there is none within WAIT_SECONDS.
+        """
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not self._fits(asker, target):
+                    await self._freed.wait()
+        except TimeoutError:
+            raise TransportError("the relay is busy: ask again later") from None
+        keys = (
+            *(("issuer", self._issuer(asker)), ("asker", asker)),
+            *(("target", target), ("pair", asker, target)),
+        )
+        self._total += 1
+        self._held.update(keys)
+
+        def leave() -> None:
+            self._total -= 1
+            for key in keys:
+                self._held[key] -= 1
+                if not self._held[key]:
+                    del self._held[key]
+            self._freed.set()
+            self._freed = asyncio.Event()
+
+        return leave
+
+    def __len__(self) -> int:
+        return self._total
+
+    def _fits(self, asker: str, target: str) -> bool:
+        held, issuer = self._held, self._issuer(asker)
+        return (
+            held["issuer", issuer] < CIRCUITS - self._total
+            and held["asker", asker] < PER_ASKER
+            and held["target", target] < PER_TARGET
+            and held["pair", asker, target] < PER_PAIR
+        )
+
+
+@dataclass
+class _Charge:
+    """What one circuit costs both ends. The most that it may carry is charged before, so that large
+    replies at once cannot use up what others are due, and the rest is given back."""
+
+    carried: Carried
+    askers: Traffic
+    targets: Traffic
+    asker: str
+    target: str
+    now: Callable[[], float]
+    reserved: int = 0
+
+    def reserves(self, size: int) -> bool:
+        """Whether both ends may have so many bytes carried. If so, they are charged."""
+        now = self.now()
+        if not self.targets.asks(self.target, now, guest=False):
+            return False
+        if not self.askers.reserves(self.asker, now, size):
+            return False
+        if not self.targets.reserves(self.target, now, size):
+            self.askers.sent(self.asker, now, -size)
+            return False
+        self.reserved = size
+        return True
+
+    def sent(self, size: int) -> None:
+        """Count bytes that were carried."""
+        self.reserved -= size
+        self.carried.bytes += size
+
+    def settle(self) -> None:
+        """Give back what was not carried."""
+        self.askers.sent(self.asker, self.now(), -self.reserved)
+        self.targets.sent(self.target, self.now(), -self.reserved)
+
+
+def _wants(wants: Wants, times: float) -> Wants:
+    """What a relay carries, of which one asker may take two of the largest groups at once."""
+    least = ceil(2 * (MAX_SEALED_BYTES + 2 * REPLY_ROOM) / AT_ONCE / wants.groups / _SHARE)
+    size = max(wants.size, least)
+    return replace(wants, groups=_SHARE * times * wants.groups, size=size)
+
+
+class Relaying:
+    """Forwards for others while `serves()`. `connected` says whether a peer has a link to this
+    node, and `refuse` counts what an asker does that no honest program does."""
+
+    def __init__(
+        self,
+        own_id: str,
+        swarm_id: bytes,
+        *,
+        serves: Callable[[], bool],
+        connected: Callable[[str], Awaitable[bool]],
+        refuse: Callable[[str, Rejected], None],
+        members: Members,
+        directory: Directory,
+        wants: Wants,
+        clock: Clock,
+    ) -> None:
+        self.carried = Carried()
+        self._own_id = own_id
+        self._swarm_id = swarm_id
+        self._serves = serves
+        self._connected = connected
+        self._refuse = refuse
+        self._members = members
+        self._directory = directory
+        self._clock = clock
+        self._circuits = Circuits(members.issuer)
+        self._keepers = PeerGates(*_KEEPS)
+        self._askers, self._targets = (
+            Traffic(_wants(wants, times), members.issuer) for times in (1.0, _TARGETS)
+        )
+
+    async def keep(self, caller: str, payload: bytes) -> bytes:
+        """Tell a member that is connected whether this node forwards requests to it."""
+        self._admit(caller)
+        if not self._keepers.take(caller, self._clock.now()):
+            self._flooded(caller)
+        return b""
+
+    async def route(self, caller: str, payload: bytes) -> Onward:
+        """Where a sealed request goes. The bytes that were received are passed on."""
+        self._admit(caller)
+        if not self._askers.asks(caller, self._clock.now(), guest=False):
+            self._flooded(caller)
+        asked = open_request(payload, self._swarm_id)
+        if isinstance(asked, Asked) and asked.asker != caller:
+            asked = Rejected("author", "a request that another peer sealed")
+        if isinstance(asked, Asked) and asked.target == self._own_id:
+            asked = Rejected("route", "a relay is no target of its own")
+        if isinstance(asked, Rejected):
+            self._refuse(caller, asked)
+            raise self._refusal(asked.reason, f"bad request: {asked.reason}")
+        target = asked.target
+        if not self._members.is_member(target) or not await self._connected(target):
+            raise self._refusal("not_connected", NOT_CONNECTED)
+        leave = await self._circuits.enter(caller, target)
+        if not (self._members.is_member(caller) and self._members.is_member(target)):
+            leave()  # one was expelled meanwhile
+            raise self._refusal("not_connected", NOT_CONNECTED)
+        most = asked.body.most + REPLY_ROOM
+        charge = _Charge(self.carried, self._askers, self._targets, caller, target, self._clock.now)
+        if not charge.reserves(len(payload) + most):
+            leave()
+            raise self._refusal("rate", "too many bytes; slow down")
+        self.carried.requests += 1
+        charge.sent(len(payload))
+
+        def ended() -> None:
+            leave()
+            charge.settle()
+
+        return Onward(target, RELAYED, payload, most, charge.sent, ended)
+
+    def _admit(self, caller: str) -> None:
+        if not self._serves():
+            raise TransportError(NOT_SERVING)
+        if not self._members.is_member(caller):
+            raise TransportError(UNKNOWN_MEMBER)
+        if self._directory.cut(caller, self._clock.now()):
+            raise TransportError("you broke the protocol: ask again later")
+
+    def _flooded(self, caller: str) -> None:
+        if self._askers.floods(caller, self._clock.now()):
+            self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
+        raise self._refusal("rate", "too many requests; slow down")
+
+    def _refusal(self, reason: str, text: str) -> TransportError:
+        self.carried.refused[reason] += 1
+        return TransportError(text)

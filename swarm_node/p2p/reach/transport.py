@@ -1,0 +1,340 @@
+"""A transport that reaches peers through relays where it cannot reach them directly.
+
+It wraps the one of the network. A request goes over a link to its peer if there is one. Otherwise
+it goes, sealed, to a relay that the peer names (relayed.py), and direct addresses are tried again
+now and then. A node that cannot be dialled keeps links to two relays (keeping.py), and says so in
+its addresses. One that can be dialled relays for others (relaying.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p.admission import Severed
+from swarm_node.p2p.budgets import Wants
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.circuit import Circuit
+from swarm_node.p2p.reach.keeping import DIAL_SECONDS, KEEP, Relays, in_parallel
+from swarm_node.p2p.reach.relayed import (
+    NONCE_BYTES,
+    REPLY_ROOM,
+    Target,
+    open_reply,
+    request_to,
+    seal_request,
+)
+from swarm_node.p2p.reach.relaying import Carried, Relaying
+from swarm_node.p2p.recent import Recent
+from swarm_node.p2p.serving import refuse
+from swarm_node.p2p.transport import (
+    MAX_REPLY_BYTES,
+    RELAY,
+    RELAYED,
+    Handler,
+    Route,
+    Transport,
+)
+
+#: Peers whose ways are remembered, and relays of one.
+_WAYS, _RELAYS_OF_A_PEER = 512, 4
+#: Between two tries to reach a relayed peer directly.
+_DIRECT_SECONDS = 120.0
+
+Mode = Literal["auto", "off", "serve"]
+
+
+@dataclass(slots=True)
+class Way:
+    """How a peer is reached: its relays, each with its address ("" if only its link is known), in
+    the order in which they are asked, and its direct addresses."""
+
+    relays: dict[str, str] = field(default_factory=dict)
+    direct: tuple[str, ...] = ()
+    direct_at: float = 0.0
+
+    def learn(self, relay: str, address: str) -> None:
+        """Take up a relay; the one that failed longest ago makes room."""
+        self.relays[relay] = address or self.relays.get(relay, "")
+        if len(self.relays) > _RELAYS_OF_A_PEER:
+            del self.relays[list(self.relays)[-2]]
+
+    def failed(self, relay: str) -> None:
+        """Ask this relay last from now on."""
+        self.relays[relay] = self.relays.pop(relay, "")
+
+
+@dataclass
+class Usage:
+    """How peers were reached: own requests in all and through relays. `via` is the relay of each
+    peer that answered lately, "" for a direct link."""
+
+    asked: int = 0
+    relayed: int = 0
+    via: Recent[str, str] = field(default_factory=lambda: Recent(_WAYS))
+
+
+class ReachingTransport:
+    """Keeps the Transport contract. `dialable` says whether peers can dial this node, None while
+    that is not known. `wants` are those of the node's budgets, and `rejected` its counts."""
+
+    def __init__(
+        self,
+        inner: Transport,
+        identity: Identity,
+        swarm_id: bytes,
+        *,
+        mode: Mode,
+        dialable: Callable[[], bool | None],
+        members: Members,
+        directory: Directory,
+        wants: Wants,
+        rejected: Counter[str],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self.usage = Usage()
+        self._inner = inner
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._mode = mode
+        self._dialable = dialable
+        self._directory = directory
+        self._rejected = rejected
+        self._clock = clock
+        self._handlers: dict[str, Handler] = {}
+        self._severed = Severed(clock.now)
+        self._ways: Recent[str, Way] = Recent(_WAYS)
+        self.relays = Relays(
+            inner,
+            dialable=dialable,
+            members=members,
+            directory=directory,
+            severed=self._severed,
+            clock=clock,
+            rng=rng,
+        )
+        self._relaying = Relaying(
+            inner.peer_id,
+            swarm_id,
+            serves=lambda: self.serves,
+            connected=inner.connected,
+            refuse=self._refuse,
+            members=members,
+            directory=directory,
+            wants=wants,
+            clock=clock,
+        )
+        target = Target(
+            identity,
+            swarm_id,
+            self._handlers,
+            is_member=members.is_member,
+            severed=self._severed,
+            refuse=self._refuse,
+            came_by=lambda asker, relay: self._way(asker).learn(relay, ""),
+            wall=clock.wall,
+        )
+        inner.forward(RELAY, self._relaying.route)
+        inner.serve(RELAYED, target.answer)
+        inner.serve(KEEP, self._relaying.keep)
+
+    @property
+    def peer_id(self) -> str:
+        return self._inner.peer_id
+
+    @property
+    def serves(self) -> bool:
+        """Whether this node forwards requests of others now."""
+        return self._mode == "serve" or (self._mode == "auto" and self._dialable() is True)
+
+    @property
+    def carried(self) -> Carried:
+        """What this node forwarded."""
+        return self._relaying.carried
+
+    async def start(self) -> None:
+        await self._inner.start()
+
+    async def stop(self) -> None:
+        await self._inner.stop()
+
+    def addresses(self) -> list[str]:
+        """See `Transport.addresses`; circuits through the kept relays come last."""
+        through = (
+            str(Circuit(address, relay, self.peer_id))
+            for relay, address in self.relays.kept().items()
+        )
+        return [*self._inner.addresses(), *through]
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        self._handlers[protocol] = handler
+        self._inner.serve(protocol, handler)
+
+    def forward(self, protocol: str, route: Route) -> None:
+        self._inner.forward(protocol, route)
+
+    def screen(
+        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+    ) -> None:
+        self._inner.screen(vouches, is_member)
+
+    def use_secret(self, secret: bytes) -> None:
+        self._inner.use_secret(secret)
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        await self._inner.publish_heartbeat(heartbeat, ttl)
+
+    async def heartbeats(self) -> dict[str, bytes]:
+        return await self._inner.heartbeats()
+
+    async def heal(self, addresses: Sequence[str]) -> str:
+        return await self._inner.heal(circuit.dialled(addresses))
+
+    def sever(self, peer: str, seconds: float) -> None:
+        self._severed.sever(peer, seconds)
+        self._inner.sever(peer, seconds)
+
+    async def connected(self, peer: str) -> bool:
+        """Whether a link to `peer`, or to one of its relays, is open."""
+        if await self._inner.connected(peer):
+            return True
+        way = self._ways.get(peer)
+        return way is not None and any(await in_parallel(map(self._inner.connected, way.relays)))
+
+    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+        """See `Transport.dial`. A peer with circuits counts as reached once a relay of it is. Its
+        direct addresses are left to `keep` then, because a dial that is not answered takes long."""
+        targets: dict[str, Way] = {}
+        for text in addresses:
+            found = circuit.parse(text)
+            if found is not None and found.target not in ("", self.peer_id):
+                way = targets.setdefault(found.target, self._way(found.target))
+                if found.relay != self.peer_id:
+                    way.learn(found.relay, found.address)
+        direct = [text for text in addresses if circuit.parse(text) is None]
+        for target, way in targets.items():
+            own = tuple(text for text in direct if text.endswith("/" + target))
+            if own != way.direct:
+                way.direct, way.direct_at = own, 0.0
+        reached = await in_parallel(self._approach(*item, patience) for item in targets.items())
+        there = {target for target, found in zip(targets, reached, strict=True) if found}
+        left = [text for text in direct if text.rpartition("/")[2] not in there]
+        return len(there) + (await self._inner.dial(left, patience) if left else 0)
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        way = self._ways.get(peer)
+        if way is None or not way.relays or await self._inner.connected(peer):
+            self.usage.asked += 1
+            reply = await self._inner.request(peer, protocol, payload, max_reply=max_reply)
+            self.usage.via[peer] = ""
+            return reply
+        return await self._through(peer, way, protocol, payload, max_reply)
+
+    async def keep(self) -> None:
+        """Look after the relays of this node, and try one relayed peer directly. The node does
+        it every KEEP_SECONDS."""
+        await asyncio.gather(self.relays.keep(), self._try_directly())
+
+    async def _through(
+        self, peer: str, way: Way, protocol: str, payload: bytes, max_reply: int
+    ) -> bytes:
+        """Ask through one relay after the other. One that does not deliver is asked last from then
+        on, also when the caller gives up on it."""
+        error = _UndeliveredError(f"no relay of {peer} can be reached: ask again later")
+        for relay, address in list(way.relays.items()):
+            try:
+                if await self.relays.joined(relay, address, DIAL_SECONDS):
+                    return await self._ask(relay, peer, protocol, payload, max_reply)
+            except _UndeliveredError as found:
+                error = found
+            except asyncio.CancelledError:
+                way.failed(relay)
+                raise
+            way.failed(relay)
+        raise error
+
+    async def _ask(
+        self, relay: str, peer: str, protocol: str, payload: bytes, max_reply: int
+    ) -> bytes:
+        """
+        Raises:
+            _UndeliveredError: the relay brought no reply of this peer.
+            TransportError: the peer refused, or its reply is over the limit.
+        """
+        body = request_to(
+            peer,
+            protocol,
+            payload,
+            max_reply,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            wall=self._clock.wall(),
+        )
+        sealed = seal_request(self._identity, self._swarm_id, body)
+        most = body.most + REPLY_ROOM
+        self.usage.asked += 1
+        try:
+            raw = await self.relays.ask(relay, RELAY, sealed, most)
+        except TransportError as error:
+            raise _UndeliveredError(f"a relay did not deliver: {error}") from error
+        reply = open_reply(raw, self._swarm_id, peer, body)
+        if isinstance(reply, Rejected):
+            self._rejected[reply.reason] += 1
+            raise _UndeliveredError(reply.detail)
+        self.usage.relayed += 1
+        self.usage.via[peer] = relay
+        return reply.unwrap(max_reply)
+
+    async def _approach(self, target: str, way: Way, patience: float) -> bool:
+        """Whether `target`, or one of its relays, is connected in the end."""
+        if await self.connected(target):
+            return True
+        return any(
+            await in_parallel(self.relays.joined(*item, patience) for item in way.relays.items())
+        )
+
+    async def _try_directly(self) -> None:
+        """Dial one relayed peer at its own addresses, the one that was tried longest ago."""
+        now = self._clock.now()
+        due = [
+            (way.direct_at, peer)
+            for peer, way in self._ways.items()
+            if way.relays and way.direct and way.direct_at <= now
+        ]
+        if due:
+            _, peer = min(due)
+            way = self._ways[peer]
+            way.direct_at = now + _DIRECT_SECONDS
+            if not await self._inner.connected(peer):
+                await self._inner.dial(way.direct, DIAL_SECONDS)
+
+    def _way(self, peer: str) -> Way:
+        way = self._ways.get(peer) or Way()
+        self._ways[peer] = way
+        return way
+
+    def _refuse(self, peer: str, rejected: Rejected) -> None:
+        refuse(
+            peer,
+            rejected,
+            self._clock.now(),
+            transport=self,
+            directory=self._directory,
+            counts=self._rejected,
+        )
+
+
+class _UndeliveredError(TransportError):
+    """A relay brought no reply of the peer that was asked."""

@@ -1,0 +1,180 @@
+"""Members of one network hear each other's presences, and strangers' bytes are nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.reach.lan import DATAGRAM_BYTES, Lan
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
+
+SWARM, SECRET = bytes(32), b"s" * 32
+HOSTS = ("127.0.0.1",)
+LONG = 60.0
+
+
+@contextlib.asynccontextmanager
+async def network(
+    *secrets: bytes, swarm: bytes = SWARM
+) -> AsyncGenerator[list[tuple[Identity, Lan]]]:
+    """A node for each secret, on a group of their own."""
+    port = random.randrange(40_000, 60_000)
+    nodes = []
+    for secret in secrets:
+        identity = Identity.generate()
+        nodes.append((identity, Lan(identity, swarm, secret, SYSTEM_CLOCK, port)))
+    try:
+        for identity, lan in nodes:  # each listens from its first announcement on
+            await lan.announce(b"first of " + identity.public_key, HOSTS)
+        yield nodes
+    finally:
+        for _, lan in nodes:
+            lan.close()
+
+
+async def heard(lan: Lan, presence: bytes) -> str:
+    """The peer that announced `presence`, as soon as `lan` has heard it."""
+    async with asyncio.timeout(20):
+        while True:
+            for peer, found in lan.heard(LONG).items():
+                if found == presence:
+                    return peer
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("size", [1, MAX_PRESENCE_BYTES])
+def test_members_hear_each_other_and_not_themselves(size: int) -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET) as [(one, first), (_, second)]:
+            presence = os.urandom(size)
+            await first.announce(presence, HOSTS)
+            assert await heard(second, presence) == one.peer_id
+            assert one.peer_id not in first.heard(LONG)
+            assert second.heard(-1.0) == {}
+
+    asyncio.run(run())
+
+
+def test_another_secret_or_swarm_is_not_understood() -> None:
+    async def run() -> None:
+        async with network(SECRET, b"t" * 32, SECRET) as [(_, one), (_, other), (_, third)]:
+            await one.announce(b"sent last", HOSTS)
+            await heard(third, b"sent last")
+            assert other.heard(LONG) == {}
+        cipher = Lan(Identity.generate(), b"x" * 32, SECRET, SYSTEM_CLOCK)
+        assert cipher._ciphers[0].encrypt(bytes(12), b"", None) != one._ciphers[0].encrypt(
+            bytes(12), b"", None
+        )
+
+    asyncio.run(run())
+
+
+def test_a_member_that_missed_a_new_secret_is_still_heard() -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET) as [(_, late), (_, early)]:
+            early.use(b"new" * 11)
+            await late.announce(b"old secret", HOSTS)
+            await heard(early, b"old secret")
+            await early.announce(b"new secret", HOSTS)
+            late.use(b"new" * 11)
+            await early.announce(b"again", HOSTS)
+            await heard(late, b"again")
+            assert b"new secret" not in late.heard(LONG).values()
+
+    asyncio.run(run())
+
+
+def test_what_is_not_vouched_for_or_no_members_is_not_kept() -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET, SECRET) as [(good, one), (bad, two), (_, judge)]:
+            judge.screen(lambda presence, peer: presence != b"forged", lambda p: p != bad.peer_id)
+            await two.announce(b"expelled", HOSTS)
+            await one.announce(b"forged", HOSTS)
+            await one.announce(b"true", HOSTS)
+            assert await heard(judge, b"true") == good.peer_id
+            assert not {b"expelled", b"forged"} & set(judge.heard(LONG).values())
+
+    asyncio.run(run())
+
+
+def test_junk_is_dropped_and_a_flood_costs_a_bounded_number_of_decryptions() -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET) as [_, (_, two)]:
+            tried: list[int] = []
+            cipher = two._ciphers[0]
+            two._ciphers = [_Counting(cipher, tried)]  # type: ignore[list-item]
+            for size in (0, 1, DATAGRAM_BYTES - 1, DATAGRAM_BYTES + 1, 9000):
+                two.datagram_received(os.urandom(size), None)
+            assert tried == []
+            for _ in range(5000):
+                two.datagram_received(os.urandom(DATAGRAM_BYTES), None)
+            assert 0 < len(tried) < 1000
+            assert len(two.heard(LONG)) <= 1
+
+    asyncio.run(run())
+
+
+class _Counting:
+    def __init__(self, cipher: object, tried: list[int]) -> None:
+        self._cipher, self._tried = cipher, tried
+
+    def decrypt(self, nonce: bytes, sealed: bytes, extra: None) -> bytes:
+        self._tried.append(len(sealed))
+        return self._cipher.decrypt(nonce, sealed, extra)  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_network_that_is_not_there_is_left_out() -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET) as [(_, one), (_, two)]:
+            await one.announce(b"reaches", ("192.0.2.1", *HOSTS))
+            await heard(two, b"reaches")
+
+    asyncio.run(run())
+
+
+def test_strangers_see_random_bytes_of_one_length() -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET) as [(identity, one), (_, two)]:
+            seen: list[bytes] = []
+            take = two.datagram_received
+            two.datagram_received = lambda data, addr: (seen.append(data), take(data, addr))[1]  # type: ignore[method-assign]
+            for presence in (b"short", b"short", b"a long one" * 60):
+                await one.announce(presence, HOSTS)
+            await heard(two, b"a long one" * 60)
+            assert {len(data) for data in seen} == {DATAGRAM_BYTES}
+            assert len(set(seen)) == len(seen)
+            everything = b"".join(seen)
+            for told in (identity.public_key, SWARM, b"short", identity.peer_id.encode()):
+                assert told not in everything
+
+    asyncio.run(run())
+
+
+def test_it_can_be_closed_twice_and_opened_again() -> None:
+    async def run() -> None:
+        async with network(SECRET, SECRET) as [(_, one), (_, two)]:
+            one.close()
+            one.close()
+            await one.announce(b"back", HOSTS)
+            await heard(two, b"back")
+
+    asyncio.run(run())
+
+
+def test_without_a_network_nothing_is_opened() -> None:
+    async def run() -> None:
+        lan = Lan(Identity.generate(), SWARM, SECRET, SYSTEM_CLOCK)
+        await lan.announce(b"unsent", ())
+        assert lan.heard(LONG) == {}
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+            free.bind(("239.192.83.78", 31329))  # no SO_REUSEADDR: nobody listens there
+
+    asyncio.run(run())

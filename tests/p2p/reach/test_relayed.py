@@ -1,0 +1,312 @@
+"""What a relay, an asker or a target can do with a sealed request and its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from swarm_keys import Swarm
+
+from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
+from swarm_node.p2p import wire
+from swarm_node.p2p.admission import Severed
+from swarm_node.p2p.envelope import Kind, seal
+from swarm_node.p2p.frames import Reply
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.reach.relayed import (
+    _NONCES,
+    MAX_PAYLOAD_BYTES,
+    PER_ASKER,
+    REPLY_ROOM,
+    Replays,
+    Request,
+    Target,
+    open_reply,
+    open_request,
+    request_to,
+    seal_reply,
+    seal_request,
+)
+from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, RELAY, RELAYED
+
+SWARM = bytes([7]) * 32
+ASKER, TARGET, THIRD = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+WHO = "/swarm-node/who/1"
+NOW = 1_800_000_000.0
+
+
+def request(number: int = 0, **changes: Any) -> Request:
+    body = request_to(TARGET.peer_id, WHO, b"x", 100, nonce=number.to_bytes(16, "big"), wall=NOW)
+    return structs.replace(body, **changes)
+
+
+def test_a_request_is_read_as_it_was_sealed() -> None:
+    body = request()
+    asked = open_request(seal_request(ASKER, SWARM, body), SWARM)
+    assert not isinstance(asked, Rejected)
+    assert (asked.asker, asked.target, asked.body) == (ASKER.peer_id, TARGET.peer_id, body)
+
+
+def test_the_largest_request_and_reply_fit_their_limits() -> None:
+    nonce = bytes(16)
+    body = request_to(
+        *(TARGET.peer_id, "/swarm-node/" + "p" * 24 + "/999", bytes(MAX_PAYLOAD_BYTES)),
+        *(MAX_REPLY_BYTES,),
+        nonce=nonce,
+        wall=NOW,
+    )
+    assert len(seal_request(ASKER, SWARM, body)) <= MAX_REQUEST_BYTES
+    reply = Reply(bytes(body.most))
+    assert body.most == MAX_REPLY_BYTES - REPLY_ROOM
+    assert len(seal_reply(TARGET, SWARM, body, reply)) <= MAX_REPLY_BYTES
+    with pytest.raises(TransportError, match="over the limit"):
+        request_to(TARGET.peer_id, WHO, bytes(MAX_PAYLOAD_BYTES + 1), 1, nonce=nonce, wall=NOW)
+
+
+@pytest.mark.parametrize(
+    ("sealed", "reason"),
+    [
+        (lambda: b"x" * (MAX_REQUEST_BYTES + 1), "size"),
+        (lambda: b"junk", "schema"),
+        (lambda: seal(ASKER, SWARM, Kind.REPLY, wire.pack(request())), "kind"),
+        (lambda: seal(ASKER, SWARM, Kind.RELAY, b"junk"), "schema"),
+        (lambda: seal_request(ASKER, bytes(32), request()), "signature"),
+        (
+            lambda: seal_request(ASKER, SWARM, request()).replace(WHO.encode(), b"x" * 17),
+            "signature",
+        ),
+        (lambda: seal_request(ASKER, SWARM, request(protocol=RELAY)), "route"),
+        (lambda: seal_request(ASKER, SWARM, request(protocol=RELAYED)), "route"),
+        (lambda: seal_request(TARGET, SWARM, request()), "route"),
+    ],
+)
+def test_a_request_that_nobody_may_pass_on_is_refused(
+    sealed: Callable[[], bytes], reason: str
+) -> None:
+    refused = open_request(sealed(), SWARM)
+    assert isinstance(refused, Rejected)
+    assert refused.reason == reason
+
+
+@given(st.binary(max_size=400), st.integers(0, 600), st.integers(0, 255))
+def test_no_changed_byte_of_a_request_or_reply_passes(junk: bytes, at: int, byte: int) -> None:
+    body = request()
+    whole = seal_request(ASKER, SWARM, body)
+    place = at % len(whole)
+    changed = whole[:place] + bytes([byte]) + whole[place + 1 :]
+    assert changed == whole or isinstance(open_request(changed, SWARM), Rejected)
+    assert isinstance(open_request(junk, SWARM), Rejected)
+    reply = seal_reply(TARGET, SWARM, body, Reply(b"the reply"))
+    place = at % len(reply)
+    changed = reply[:place] + bytes([byte]) + reply[place + 1 :]
+    assert changed == reply or isinstance(
+        open_reply(changed, SWARM, TARGET.peer_id, body), Rejected
+    )
+    assert isinstance(open_reply(junk, SWARM, TARGET.peer_id, body), Rejected)
+
+
+def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
+    body = request()
+    reply = seal_reply(TARGET, SWARM, body, Reply(b"done"))
+    assert open_reply(reply, SWARM, TARGET.peer_id, body) == Reply(b"done")
+    refusal = seal_reply(TARGET, SWARM, body, Reply.refusal("say hello first"))
+    opened = open_reply(refusal, SWARM, TARGET.peer_id, body)
+    assert isinstance(opened, Reply)
+    with pytest.raises(RefusedError, match="say hello first"):
+        opened.unwrap(100)
+    for altered, author, asked in (
+        (reply, THIRD.peer_id, body),
+        (reply, TARGET.peer_id, request(1)),
+        (reply + b"x", TARGET.peer_id, body),
+        (seal_reply(THIRD, SWARM, body, Reply(b"done")), TARGET.peer_id, body),
+        (seal_reply(TARGET, bytes(32), body, Reply(b"done")), TARGET.peer_id, body),
+        (b"", TARGET.peer_id, body),
+    ):
+        refused = open_reply(altered, SWARM, author, asked)
+        assert isinstance(refused, Rejected)
+        assert refused.reason == "altered"
+
+
+def test_a_reply_over_the_askers_limit_is_stated_and_not_sent() -> None:
+    body = request(most=10)
+    reply = seal_reply(TARGET, SWARM, body, Reply(bytes(11)))
+    assert len(reply) <= REPLY_ROOM
+    with pytest.raises(OversizeError):
+        open_reply(reply, SWARM, TARGET.peer_id, body)
+    # A refusal may be longer than the reply that is asked for.
+    long = seal_reply(TARGET, SWARM, body, Reply.refusal("r" * 200))
+    assert open_reply(long, SWARM, TARGET.peer_id, body) == Reply.refusal("r" * 200)
+
+
+def reasons(*outcomes: Rejected | None) -> list[str]:
+    return [outcome.reason if outcome else "" for outcome in outcomes]
+
+
+def test_a_request_is_answered_once_and_in_its_time() -> None:
+    replays = Replays()
+
+    def seen(body: Request, wall: float = NOW, asker: str = "asker", member: bool = True) -> Any:
+        return replays.refused(asker, member, body, wall)
+
+    assert reasons(seen(request(1)), seen(request(1)), seen(request(2))) == ["", "duplicate", ""]
+    assert reasons(seen(request(1), asker="another")) == [""]
+    assert reasons(seen(request(3), NOW + 301), seen(request(4), NOW - 301)) == [
+        "outdated",
+        "future",
+    ]
+    assert reasons(seen(request(3), NOW + 300), seen(request(4), NOW - 300)) == ["", ""]
+    assert reasons(*(seen(request(5), asker=a, member=False) for a in "ab")) == ["", "duplicate"]
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 50))
+def test_nothing_is_answered_twice_however_late_it_is_replayed(
+    rng: random.Random, spread: int
+) -> None:
+    replays, answered = Replays(), set()
+    issued = [
+        request(number, issued_ms=int(NOW * 1000) + number + rng.randrange(spread + 1))
+        for number in range(2 * _NONCES)
+    ]
+    for body in [*issued, *issued]:
+        if replays.refused("asker", True, body, NOW) is None:
+            assert body.nonce not in answered
+            answered.add(body.nonce)
+    # In order, as one asker sends them, all are answered.
+    assert spread or len(answered) == len(issued)
+
+
+class World:
+    """The target's end, with a handler that says who asks."""
+
+    def __init__(self) -> None:
+        swarm = Swarm()
+        self.target, self.asker, self.relay = (swarm.member(n).identity for n in (1, 2, 3))
+        self.now = float(swarm.begin)
+        self.members = {self.asker.peer_id, self.relay.peer_id}
+        self.severed = Severed(lambda: 0.0)
+        self.refused: list[tuple[str, str]] = []
+        self.came_by: list[tuple[str, str]] = []
+        self.running = self.most = 0
+        self.numbers = iter(range(1_000_000))
+        self.end = Target(
+            self.target,
+            SWARM,
+            {WHO: self._who},
+            is_member=self.members.__contains__,
+            severed=self.severed,
+            refuse=lambda peer, why: self.refused.append((peer, why.reason)),
+            came_by=lambda asker, relay: self.came_by.append((asker, relay)),
+            wall=lambda: self.now,
+        )
+
+    async def _who(self, caller: str, payload: bytes) -> bytes:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        if payload == b"no":
+            raise TransportError("not for you")
+        return caller.encode()
+
+    def body(
+        self, payload: bytes = b"", protocol: str = WHO, to: Identity | None = None
+    ) -> Request:
+        return request_to(
+            *((to or self.target).peer_id, protocol, payload, 1000),
+            nonce=next(self.numbers).to_bytes(16, "big"),
+            wall=self.now,
+        )
+
+    async def ask(self, body: Request, asker: Identity | None = None) -> Reply | Rejected:
+        sealed = seal_request(asker or self.asker, SWARM, body)
+        raw = await self.end.answer(self.relay.peer_id, sealed)
+        return open_reply(raw, SWARM, self.target.peer_id, body)
+
+
+def in_world(body: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await body(World())
+
+    asyncio.run(main())
+
+
+def test_the_handler_gets_the_asker_and_not_the_relay() -> None:
+    async def body(world: World) -> None:
+        assert await world.ask(world.body()) == Reply(world.asker.peer_id.encode())
+        assert world.came_by == [(world.asker.peer_id, world.relay.peer_id)]
+        refused = await world.ask(world.body(b"no"))
+        assert refused == Reply.refusal("not for you")
+        unserved = await world.ask(world.body(protocol="/swarm-node/other/1"))
+        assert isinstance(unserved, Reply)
+        assert unserved.refused
+        # Whoever holds no certificate yet may greet; the handler decides. It is no way back.
+        stranger = Identity.generate()
+        assert await world.ask(world.body(), stranger) == Reply(stranger.peer_id.encode())
+        assert stranger.peer_id not in dict(world.came_by)
+
+    in_world(body)
+
+
+def test_a_relay_is_blamed_for_what_it_should_not_have_passed_on() -> None:
+    async def body(world: World) -> None:
+        good = seal_request(world.asker, SWARM, world.body())
+        another = seal_request(world.asker, SWARM, world.body(to=THIRD))
+        for sealed, reason in (
+            (good[:-1] + b"x", "signature"),
+            (b"junk", "schema"),
+            (another, "route"),
+        ):
+            with pytest.raises(TransportError, match=reason):
+                await world.end.answer(world.relay.peer_id, sealed)
+        assert world.refused == [
+            (world.relay.peer_id, reason) for reason in ("signature", "schema", "route")
+        ]
+
+    in_world(body)
+
+
+def test_a_relay_is_not_blamed_for_its_askers() -> None:
+    async def body(world: World) -> None:
+        asked = seal_request(world.asker, SWARM, world.body())
+        await world.end.answer(world.relay.peer_id, asked)
+        with pytest.raises(TransportError, match="duplicate"):
+            await world.end.answer(world.relay.peer_id, asked)
+        late = world.body()
+        world.now += 400
+        with pytest.raises(TransportError, match="outdated"):
+            await world.ask(late)
+        world.severed.sever(world.asker.peer_id, 60.0)
+        with pytest.raises(TransportError, match="broke the protocol"):
+            await world.ask(world.body())
+        assert world.refused == []
+
+    in_world(body)
+
+
+def test_only_members_relay() -> None:
+    async def body(world: World) -> None:
+        world.members.discard(world.relay.peer_id)
+        with pytest.raises(TransportError, match="say hello first"):
+            await world.ask(world.body())
+        assert world.came_by == []
+
+    in_world(body)
+
+
+def test_one_asker_runs_no_more_at_once_than_over_a_link_of_its_own() -> None:
+    async def body(world: World) -> None:
+        replies = await asyncio.gather(*(world.ask(world.body()) for _ in range(3 * PER_ASKER)))
+        assert all(reply == Reply(world.asker.peer_id.encode()) for reply in replies)
+        assert world.most == PER_ASKER
+        # What is over its queue is refused by the target itself, and not for want of a relay.
+        outcomes = await asyncio.gather(*(world.ask(world.body()) for _ in range(80)))
+        busy = [reply for reply in outcomes if isinstance(reply, Reply) and reply.refused]
+        assert len(busy) == 80 - 64 - PER_ASKER
+
+    in_world(body)

@@ -1,0 +1,412 @@
+"""Requests through relays in a network where some peers cannot be dialled, and relays that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from light_nodes import WANTS, LightNode, SilentNetwork, SilentTransport, address_of, virtual
+from swarm_keys import Swarm
+
+from swarm_node.clock import Clock
+from swarm_node.errors import OversizeError, RefusedError, TransportError
+from swarm_node.node.home import Membership
+from swarm_node.p2p import wire
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.transport import Mode, ReachingTransport
+from swarm_node.p2p.transport import RELAY, RELAYED, Onward
+from swarm_node.simulation.seeded import Seeded
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+WHO = "/swarm-node/who/1"
+SIZED = "/swarm-node/sized/1"
+
+
+class End:
+    """A transport of a member that knows all others, without a node around it."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        swarm: Swarm,
+        membership: Membership,
+        loop: VirtualTimeLoop,
+        mode: Mode = "auto",
+    ) -> None:
+        self.identity, self.peer_id = membership.identity, membership.identity.peer_id
+        self.dialable: bool | None = None
+        self.members = Members(swarm.info, lambda: swarm.begin + loop.time())
+        self.directory = Directory(self.peer_id)
+        self.rejected: Counter[str] = Counter()
+        self.inner = MemoryTransport(network, membership.identity)
+        self.reaching = ReachingTransport(
+            self.inner,
+            membership.identity,
+            swarm.info.swarm_id,
+            mode=mode,
+            dialable=lambda: self.dialable,
+            members=self.members,
+            directory=self.directory,
+            wants=WANTS,
+            rejected=self.rejected,
+            clock=Clock(now=loop.time, wall=lambda: swarm.begin + loop.time()),
+            rng=random.Random(self.peer_id),
+        )
+        self.reaching.serve(WHO, self._who)
+        self.reaching.serve(SIZED, self._sized)
+
+    async def _who(self, caller: str, payload: bytes) -> bytes:
+        if payload == b"no":
+            raise TransportError("say hello first")
+        return caller.encode()
+
+    async def _sized(self, caller: str, payload: bytes) -> bytes:
+        return bytes(int(payload))
+
+    async def keep(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self.reaching.keep()
+            await asyncio.sleep(2.0)
+
+    async def asks(self, other: End, payload: bytes = b"") -> str:
+        return (await self.reaching.request(other.peer_id, WHO, payload)).decode()
+
+    async def told_of(self, other: End) -> None:
+        """Dial a peer at what it states of itself, as a greeting does."""
+        stated = circuit.stated(other.reaching.addresses())
+        await self.reaching.dial(circuit.completed(stated, other.peer_id))
+
+
+class World:
+    """Two ends behind NAT, and relays at which they meet."""
+
+    def __init__(self, loop: VirtualTimeLoop, relays: int = 2) -> None:
+        self.loop, self.swarm = loop, Swarm()
+        self.network = MemoryNetwork(random.Random(0), patience=1.0)
+        other = self.swarm.issuer("other")
+        self.relays = [
+            End(self.network, self.swarm, self.swarm.member(n, other if n % 2 else None), loop)
+            for n in range(10, 10 + relays)
+        ]
+        self.one, self.two = (
+            End(self.network, self.swarm, self.swarm.member(n), loop) for n in (1, 2)
+        )
+        self.ends = [self.one, self.two, *self.relays]
+
+    async def start(self) -> None:
+        for each in self.ends:
+            await each.reaching.start()
+            for other in self.ends:
+                self.meet(each, other)
+        for relay in self.relays:
+            relay.dialable = True
+        for hidden in (self.one, self.two):
+            hidden.dialable = False
+        self.network.hide([self.one.peer_id, self.two.peer_id])
+
+    def meet(self, one: End, other: End) -> None:
+        """Let one hear the heartbeat of the other."""
+        membership = Membership(
+            other.identity,
+            self.swarm.info,
+            self.swarm.chain(other.identity, self.swarm.steward, "owner"),
+        )
+        if other in self.relays and self.relays.index(other) % 2:
+            issuer = self.swarm.issuer("other")
+            membership = Membership(
+                other.identity, self.swarm.info, self.swarm.chain(other.identity, issuer, "other")
+            )
+        heard = one.members.hear(
+            self.swarm.presence(
+                membership,
+                self.loop.time(),
+                addresses=circuit.fit_heartbeat(other.reaching.addresses()),
+                relays=other in self.relays,
+            )
+        )
+        assert not hasattr(heard, "reason"), heard
+
+    async def joined(self) -> None:
+        """Let both hidden ends keep their relays, and one be told of the other."""
+        for each in (self.one, self.two):
+            await each.keep()
+        await self.one.told_of(self.two)
+
+
+def in_world(body: Callable[[World], Awaitable[None]], relays: int = 2) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        world = World(loop, relays)
+        await world.start()
+        await body(world)
+
+    run_virtual(main)
+
+
+def test_two_ends_behind_nat_ask_each_other_through_a_relay() -> None:
+    async def body(world: World) -> None:
+        one, two = world.one, world.two
+        with pytest.raises(TransportError):
+            await one.asks(two)
+        await world.joined()
+        assert len(two.reaching.relays.kept()) == 2
+        assert await one.asks(two) == one.peer_id
+        # The target knows the way back, and the relay sees neither as a caller of its own.
+        assert await two.asks(one) == two.peer_id
+        via = one.reaching.usage.via[two.peer_id]
+        assert via in two.reaching.relays.kept()
+        assert one.reaching.usage.relayed == two.reaching.usage.relayed == 1
+        assert sum(relay.reaching.carried.requests for relay in world.relays) == 2
+        assert await one.asks(world.relays[0]) == one.peer_id
+        assert one.reaching.usage.via[world.relays[0].peer_id] == ""
+        assert one.reaching.usage.asked == 3  # with the one that nobody could answer
+
+    in_world(body)
+
+
+def test_what_the_target_refuses_or_cannot_send_is_its_own_word() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        with pytest.raises(RefusedError, match="say hello first"):
+            await one.asks(two, b"no")
+        with pytest.raises(RefusedError, match="does not serve"):
+            await one.reaching.request(two.peer_id, "/swarm-node/other/1", b"")
+        with pytest.raises(OversizeError):
+            await one.reaching.request(two.peer_id, SIZED, b"1001", max_reply=1000)
+        reply = await one.reaching.request(two.peer_id, SIZED, b"1000000")
+        assert reply == bytes(1_000_000)
+        assert sum(relay.reaching.carried.requests for relay in world.relays) == 4
+
+    in_world(body)
+
+
+def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_meanwhile() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        before = two.reaching.relays.kept()
+        lost = next(relay for relay in world.relays if relay.peer_id in before)
+        await lost.reaching.stop()
+        assert await one.asks(two) == one.peer_id
+        began = world.loop.time()
+        while len(two.reaching.relays.kept()) < 2 or lost.peer_id in two.reaching.relays.kept():
+            await two.keep()
+        assert world.loop.time() - began <= 10
+        # Those who greet it again hear of the new one.
+        stated = circuit.fit_heartbeat(two.reaching.addresses())
+        assert not any(lost.peer_id in address for address in stated)
+        for relay in world.relays:
+            if relay.peer_id in before:
+                await relay.reaching.stop()
+        await one.told_of(two)
+        assert await one.asks(two) == one.peer_id
+
+    in_world(body, relays=4)
+
+
+def test_relays_are_of_different_issuers_where_there_are_some() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        for each in (world.one, world.two):
+            issuers = {each.members.issuer(relay) for relay in each.reaching.relays.kept()}
+            assert len(issuers) == 2
+
+    in_world(body, relays=6)
+
+
+def test_who_can_be_dialled_or_does_not_know_keeps_no_relay() -> None:
+    async def body(world: World) -> None:
+        for known in (True, None):
+            await world.joined()
+            assert world.two.reaching.relays.kept()
+            world.two.dialable = known
+            await world.two.keep()
+            assert not world.two.reaching.relays.kept()
+            assert world.two.reaching.addresses() == world.two.inner.addresses()
+            world.two.dialable = False
+
+    in_world(body)
+
+
+@pytest.mark.parametrize(("mode", "served"), [("off", [False] * 3), ("serve", [True] * 3)])
+def test_a_node_relays_as_its_setting_says(mode: Mode, served: Sequence[bool]) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm = Swarm()
+        end = End(MemoryNetwork(random.Random(0)), swarm, swarm.member(1), loop, mode)
+        states = []
+        for end.dialable in (True, False, None):
+            states.append(end.reaching.serves)
+        assert states == list(served)
+
+    run_virtual(main)
+
+
+def test_by_itself_a_node_relays_once_it_is_proven_dialable() -> None:
+    async def body(world: World) -> None:
+        relay = world.relays[0]
+        for known, serves in ((None, False), (False, False), (True, True)):
+            relay.dialable = known
+            assert relay.reaching.serves is serves
+        for each in world.relays:
+            each.dialable = None
+        await world.joined()
+        assert not world.two.reaching.relays.kept()
+
+    in_world(body)
+
+
+def test_a_relay_that_withholds_is_asked_last_from_then_on() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        way = one.reaching._ways[two.peer_id]
+        bad = next(relay for relay in world.relays if relay.peer_id == next(iter(way.relays)))
+
+        async def withholds(caller: str, payload: bytes) -> Onward:
+            await asyncio.sleep(3600)
+            raise TransportError("never")
+
+        bad.inner._routes[RELAY] = withholds
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await one.asks(two)
+        for _ in range(3):
+            async with asyncio.timeout(1):
+                assert await one.asks(two) == one.peer_id
+        assert bad.reaching.carried.requests == 0
+
+    in_world(body)
+
+
+def test_a_relay_that_alters_replies_is_not_believed() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        way = one.reaching._ways[two.peer_id]
+        bad = next(relay for relay in world.relays if relay.peer_id == next(iter(way.relays)))
+
+        async def lies(caller: str, payload: bytes) -> bytes:
+            return b"\x00\x00lies"
+
+        del bad.inner._routes[RELAY]
+        bad.inner._handlers[RELAY] = lies
+        assert await one.asks(two) == one.peer_id  # by the other relay, in the same call
+        assert one.rejected == {"altered": 1}
+        assert list(way.relays)[-1] == bad.peer_id
+        assert one.directory.cut(two.peer_id, 0.0) == 0.0  # nobody can tell whose fault it is
+
+    in_world(body)
+
+
+def test_a_target_that_cut_an_asker_serves_it_through_no_relay_and_blames_none() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        two.reaching.sever(one.peer_id, 60.0)
+        with pytest.raises(TransportError, match="broke the protocol"):
+            await one.asks(two)
+        assert two.rejected == {}
+        for relay in world.relays:
+            assert await two.asks(relay) == two.peer_id
+            assert await relay.asks(two) == relay.peer_id
+        await asyncio.sleep(61.0)
+        assert await one.asks(two) == one.peer_id
+
+    in_world(body)
+
+
+def test_a_relay_that_passes_on_what_it_should_not_is_cut_off_and_replaced() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        two = world.two
+        bad = next(relay for relay in world.relays if relay.peer_id in two.reaching.relays.kept())
+        with pytest.raises(TransportError, match="bad request"):
+            await bad.inner.request(two.peer_id, RELAYED, b"junk")
+        assert two.rejected["schema"] == 1
+        with pytest.raises(TransportError, match="cut the link"):
+            await bad.asks(two)
+        await two.keep()
+        assert bad.peer_id not in two.reaching.relays.kept()
+        assert len(two.reaching.relays.kept()) == 2
+
+    in_world(body, relays=3)
+
+
+def test_a_peer_that_can_be_reached_directly_is_not_relayed_for_long() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        await one.asks(two)
+        assert one.reaching.usage.via[two.peer_id]
+        world.network.hide([one.peer_id])
+        await one.keep()
+        assert await one.asks(two) == one.peer_id
+        assert one.reaching.usage.via[two.peer_id] == ""
+
+    in_world(body)
+
+
+def test_nobody_is_its_own_relay_and_a_relay_of_a_peer_needs_no_other() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        relay, two = world.relays[0], world.two
+        await relay.told_of(two)
+        assert relay.peer_id not in relay.reaching._ways[two.peer_id].relays
+        assert await relay.asks(two) == relay.peer_id
+        assert relay.reaching.usage.via[two.peer_id] == ""
+        own = f"/memory/p2p/{relay.peer_id}/p2p-circuit/p2p/{two.peer_id}"
+        assert await two.reaching.dial([own]) == 0  # a circuit to itself
+
+    in_world(body)
+
+
+class Nodes:
+    """Whole nodes, some of which nobody can dial."""
+
+    def __init__(self, loop: VirtualTimeLoop, place: Path, count: int, hidden: int) -> None:
+        network = SilentNetwork(random.Random(0))
+        members = Seeded(0).memberships(count)
+        self.nodes = []
+        for member in members:
+            transport = SilentTransport(network, member.identity)
+            known = [address_of(members[-1])]
+            self.nodes.append(LightNode(place, virtual(loop), transport, member, known))
+        self.hidden, self.open = self.nodes[:hidden], self.nodes[hidden:]
+        for node in self.nodes:
+            node.dialable = node in self.open
+            node.start()
+        network.hide([node.peer_id for node in self.hidden])
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            await node.stop()
+
+
+def test_whole_nodes_behind_nat_find_and_list_each_other(tmp_path: Path) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm = Nodes(loop, tmp_path, count=5, hidden=3)
+        await asyncio.sleep(180.0)
+        for node in swarm.hidden:
+            others = {other.peer_id for other in swarm.nodes if other is not node}
+            assert set(node.partners()) == others
+            via = node.reaching.usage.via
+            relays = {relay.peer_id for relay in swarm.open}
+            assert {via[other.peer_id] for other in swarm.hidden if other is not node} <= relays
+            assert {via[relay] for relay in relays} == {""}
+            assert not node.rejected.keys() - {"unreachable", "not_here", "rate"}
+            stated = circuit.fit_heartbeat(node.reaching.addresses())
+            assert sum(address.endswith("/p2p-circuit") for address in stated) == 2
+            assert node.directory.heartbeat
+            presence = wire.unpack(wire.Presence, node.directory.heartbeat, max_bytes=2000)
+            assert isinstance(presence, wire.Presence)
+            assert b"p2p-circuit" in presence.head
+        await swarm.stop()
+
+    run_virtual(main)

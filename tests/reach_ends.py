@@ -1,0 +1,75 @@
+"""Transports on real daemons that reach each other through relays, without nodes around them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+from swarm_keys import Swarm
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.errors import TransportError
+from swarm_node.p2p.budgets import Wants
+from swarm_node.p2p.hivemind.transport import HivemindTransport
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.transport import ReachingTransport
+
+WHO = "/swarm-node/who/1"
+SIZED = "/swarm-node/sized/1"
+#: Nobody listens there.
+NOWHERE = "/ip4/127.0.0.1/tcp/1"
+WANTS = Wants(groups=200.0, size=400_000, external=1.0)
+
+
+class End:
+    """A transport of member `number`. A hidden one announces an address at which nobody answers."""
+
+    def __init__(self, place: Path, swarm: Swarm, number: int, *, hidden: bool) -> None:
+        self.membership = swarm.member(number)
+        self.peer_id = self.membership.identity.peer_id
+        self.hidden = hidden
+        self.members = Members(swarm.info, SYSTEM_CLOCK.wall)
+        self.rejected: Counter[str] = Counter()
+        self.inner = HivemindTransport(
+            self.membership.identity,
+            swarm_id=swarm.info.swarm_id,
+            secret=swarm.info.secret,
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            announce=[NOWHERE] if hidden else [],
+            state_dir=place / str(number),
+            rng=random.Random(number),
+        )
+        self.reaching = ReachingTransport(
+            self.inner,
+            self.membership.identity,
+            swarm.info.swarm_id,
+            mode="auto",
+            dialable=lambda: not hidden,
+            members=self.members,
+            directory=Directory(self.peer_id),
+            wants=WANTS,
+            rejected=self.rejected,
+            clock=SYSTEM_CLOCK,
+            rng=random.Random(number),
+        )
+        self.reaching.screen(self.members.vouches, self.members.is_member)
+        self.reaching.serve(WHO, self._who)
+        self.reaching.serve(SIZED, self._sized)
+
+    async def _who(self, caller: str, payload: bytes) -> bytes:
+        if payload == b"no":
+            raise TransportError("not for you")
+        return caller.encode()
+
+    async def _sized(self, caller: str, payload: bytes) -> bytes:
+        return bytes(int(payload))
+
+    async def asks(self, other: End, protocol: str = WHO, payload: bytes = b"") -> bytes:
+        return await self.reaching.request(other.peer_id, protocol, payload)
+
+    async def told_of(self, other: End) -> int:
+        stated = circuit.stated(other.reaching.addresses())
+        return await self.reaching.dial(circuit.completed(stated, other.peer_id))
