@@ -145,6 +145,10 @@ def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Pa
     host, model = node_of(tmp_path, QWEN2)
 
     async def body(sampler: VllmSampler) -> None:
+        elsewhere = tmp_path / "elsewhere" / "adapter-0"
+        shutil.copytree(host.published, elsewhere)
+        with pytest.raises(ModelError, match="shares no base in"):
+            await sampler.load(elsewhere, 0)
         sharing: SharingSampler = FallbackSampler(sampler, lambda: sampler)
         await sampler.load(host.published, 0)
         call = asyncio.ensure_future(sampler.sample([LONG]))
@@ -160,6 +164,7 @@ def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Pa
         (group,) = await call
         assert {span.version for one in group for span in one.spans} == {5}
         assert largest_gap(host.core.model, group) < 1e-4
+        assert not sampler.faults
 
     run(model, body)
 

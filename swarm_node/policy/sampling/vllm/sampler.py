@@ -260,6 +260,7 @@ class VllmSampler:
         """See `SharingSampler.let_go`. The engine ends, and what was under way is sent again."""
         if self._plan.shares_base:
             self._awake.clear()
+            self._shared = ""
             await self._child.stop(grace=0.0)
 
     async def stats(self) -> dict[str, int]:
@@ -348,6 +349,8 @@ class VllmSampler:
                 await self._awake.wait()
                 if self._life != life:
                     return
+                if self._plan.shares_base and not self._shared:
+                    error = None  # it was let go
                 # Once it failed for good, nothing is restarted for those who still wait.
                 if error is not None and self._failures <= TRIES:
                     self._failures += 1
@@ -374,6 +377,8 @@ class VllmSampler:
             assert self._adapter is not None
             shared = self._adapter.path.parent
             self._shared = base_index(shared)
+            if not self._shared:
+                raise ModelError(f"the trainer shares no base in {shared}")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         await self._child.start(env=engine_environment(self._plan, visible))
         start = Start(
