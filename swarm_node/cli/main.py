@@ -200,7 +200,8 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
     Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
     none, how many of its groups came here of those that it published, its share of what was trained
-    on, a lower bound of the share of its groups that are of use, and what was refused and why.
+    on, a lower bound of the share of its groups that are of use, and what was refused and why. The
+    last line says how they reach this node.
     `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
@@ -209,7 +210,12 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
     snapshot = ask(home, lambda client: client.status())
     names = {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
-    listed = {"schema": SCHEMA, "peers": snapshot.peers, "former": snapshot.former}
+    listed = {
+        "schema": SCHEMA,
+        "peers": snapshot.peers,
+        "former": snapshot.former,
+        "reach": snapshot.reach,
+    }
     show(json, listed, lambda: peers_view(snapshot, names))
 
 

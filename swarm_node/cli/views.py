@@ -34,6 +34,7 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         "node": f"{snapshot.peer_id} ({snapshot.state}, {_span(snapshot.seconds)})",
         "swarm": f"{snapshot.swarm}, {len(snapshot.peers)} peers known",
         "membership": _membership(snapshot.membership),
+        "reach": snapshot.reach.text if snapshot.reach else "not known yet",
         "policy": f"{snapshot.model}, version {snapshot.version}, {snapshot.updates} updates",
         "held-out reward": _curve(snapshot.evals),
         "own groups": f"{groups.published} published, {groups.trained_own} trained",
@@ -50,6 +51,8 @@ def status_view(snapshot: Snapshot) -> RenderableType:
         rows["trainer"] = f"restarted {snapshot.trainer_restarts} times"
     for name, text in rows.items():
         table.add_row(name, plain(text))
+        if name == "reach" and snapshot.reach is not None and snapshot.reach.remedy:
+            table.add_row("", plain(f"→ {snapshot.reach.remedy}"))
     for alarm in snapshot.alarms:
         table.add_row("[bold red]alarm[/bold red]", plain(alarm))
     return table
@@ -90,6 +93,8 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
         if said:
             who = f"{_who(peer, known_as)} {short(peer.peer_id)}"
             notes.append(plain(f"{who}: {'; '.join(said)}"))
+    if snapshot.reach is not None:
+        notes.append(plain(f"this node: {snapshot.reach.text}"))
     return Group(table, *notes)
 
 

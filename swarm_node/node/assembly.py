@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.node import Node, Work
+from swarm_node.node.overview import name_of
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
@@ -28,8 +29,10 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
 from swarm_node.p2p.reach.transport import ReachingTransport
-from swarm_node.p2p.serving import Server
+from swarm_node.p2p.reach.verdict import Relay
+from swarm_node.p2p.serving import Answer, Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -42,6 +45,9 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     shared = make_shared(settings, membership, parts.clock, parts.office, parts.banned)
     reaching = _reaching(settings, membership, parts, shared)
     parts = replace(parts, transport=reaching)
+    parts.reach.relays = lambda: [
+        Relay(name_of(shared.members, relay)) for relay in reaching.relays.kept()
+    ]
     return Node(
         settings=settings,
         membership=membership,
@@ -143,11 +149,11 @@ def _open_work(
     # Server and exchange draw from one generator.
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
-    _serve(own, parts, shared, rng)
     exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
-    reaching.relays.introduce = exchange.asker.introduce
+    further, prober = _probing(exchange, parts, shared, _rng("probe", settings, peer_id))
+    _serve(own, parts, shared, rng, further)
     company = _company(settings, parts, shared, exchange.meeting, reaching)
-    return Work(maker, evaluator, exchange, company)
+    return Work(maker, evaluator, exchange, company, prober)
 
 
 def _reaching(
@@ -208,7 +214,13 @@ def _credentials(membership: Membership, parts: Parts, members: Members) -> Cred
     )
 
 
-def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -> None:
+def _serve(
+    own: Credentials,
+    parts: Parts,
+    shared: Shared,
+    rng: random.Random,
+    further: Mapping[str, Answer],
+) -> None:
     """Answer peers over the node's transport, which holds the server."""
     Server(
         transport=parts.transport,
@@ -220,7 +232,35 @@ def _serve(own: Credentials, parts: Parts, shared: Shared, rng: random.Random) -
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=rng,
+        further=further,
     )
+
+
+def _probing(
+    exchange: Exchange, parts: Parts, shared: Shared, rng: random.Random
+) -> tuple[Mapping[str, Answer], Prober | None]:
+    """What answers members that ask for a probe, and what asks them."""
+    if parts.knock is None:
+        return {}, None
+    asker, transport, directory = exchange.asker, parts.transport, shared.directory
+    server = ProbeServer(
+        asker,
+        transport=transport,
+        directory=directory,
+        knock=parts.knock,
+        clock=parts.clock,
+        rng=rng,
+    )
+    prober = Prober(
+        asker,
+        parts.reach,
+        transport=transport,
+        directory=directory,
+        members=shared.members,
+        clock=parts.clock,
+        rng=rng,
+    )
+    return {PROBE: server.answer, PROBE_FOR: server.answer_for}, prober
 
 
 def _exchange(
@@ -239,7 +279,7 @@ def _exchange(
         shared.directory.forget(peer_id)
         shared.buffer.forget(peer_id)
 
-    return open_exchange(
+    exchange = open_exchange(
         transport=parts.transport,
         identity=membership.identity,
         swarm_id=membership.swarm.swarm_id,
@@ -256,6 +296,8 @@ def _exchange(
         rng=rng,
         relays=lambda: reaching.serves,
     )
+    reaching.relays.introduce = exchange.asker.introduce
+    return exchange
 
 
 def _rng(purpose: str, settings: Settings, peer_id: str) -> random.Random:

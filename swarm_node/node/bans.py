@@ -65,7 +65,7 @@ class Bans:
         self._banned: frozenset[str] = frozenset()
 
     def covered(self) -> frozenset[str]:
-        """The peer ids, and the keys (hex) of issuers all of whose members are banned."""
+        """Who is banned: peer ids, and keys (hex) of issuers, which stand for all their members."""
         try:
             found = self._path.stat()
             state = (found.st_mtime_ns, found.st_ino)

@@ -24,6 +24,9 @@ from swarm_node.node.fit import Fit, shared_bytes
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
+from swarm_node.p2p.libp2p.transport import Libp2pTransport
+from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -52,16 +55,8 @@ def build_parts(
             f"{codec.positions} positions, for prompt and answer together: lower it"
         )
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
-    transport = HivemindTransport(
-        membership.identity,
-        swarm_id=membership.swarm.swarm_id,
-        secret=membership.swarm.secret,
-        listen=listen_addresses(settings, home.port),
-        announce=settings.network.announce,
-        configured=settings.network.bootstrap,
-        state_dir=home.path,
-        rng=random.Random(),  # noqa: S311 - spreads retries, keeps no secret
-    )
+    reach = Reach()
+    transport = _make_transport(settings, home, membership, reach)
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
     storage = Storage(home.database)
     storage.begin_epoch()
@@ -86,6 +81,36 @@ def build_parts(
         office=home,
         engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
         banned=Bans(home).covered,
+        knock=knock,
+        reach=reach,
+        dialable=reach.dialable,
+    )
+
+
+def _make_transport(
+    settings: Settings, home: Home, membership: Membership, reach: Reach
+) -> HivemindTransport | Libp2pTransport:
+    listen = listen_addresses(settings, home.port)
+    network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
+    if network.stack == "libp2p":
+        return Libp2pTransport(
+            membership.identity,
+            listen=listen,
+            announce=network.announce,
+            configured=network.bootstrap,
+            found=reach.found,
+            rng=rng,
+        )
+    return HivemindTransport(
+        membership.identity,
+        swarm_id=membership.swarm.swarm_id,
+        secret=membership.swarm.secret,
+        listen=listen,
+        announce=network.announce,
+        configured=network.bootstrap,
+        found=reach.found,
+        state_dir=home.path,
+        rng=rng,
     )
 
 
@@ -159,6 +184,7 @@ async def run_node(
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
+        network=node.network,
         evaluate=node.evaluate,
         stop=node.stop,
     )

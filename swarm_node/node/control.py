@@ -5,6 +5,7 @@ next to the port: who can read the home directory can talk to the node. The Host
 so that no web page can reach it by DNS rebinding.
 
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
+    GET  /v1/network    ask members how this node is reached
     POST /v1/stop       leave cleanly
 """
 
@@ -22,7 +23,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
-from swarm_node.node.snapshot import EvalPoint, Snapshot
+from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
@@ -43,11 +44,13 @@ class ControlServer:
         file: Path,
         *,
         snapshot: Callable[[], Snapshot],
+        network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
     ) -> None:
         self._file = file
         self._snapshot = snapshot
+        self._network = network
         self._evaluate = evaluate
         self._stop = stop
         self._token = secrets.token_urlsafe(32)
@@ -63,6 +66,7 @@ class ControlServer:
         app.add_routes(
             [
                 web.get("/v1/status", self._get_status),
+                web.get("/v1/network", self._get_network),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
             ]
@@ -100,9 +104,15 @@ class ControlServer:
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
 
+    async def _get_network(self, _: web.Request) -> web.Response:
+        return await self._answered(self._network)
+
     async def _post_eval(self, _: web.Request) -> web.Response:
+        return await self._answered(self._evaluate)
+
+    async def _answered(self, work: Callable[[], Awaitable[Any]]) -> web.Response:
         try:
-            return _json(await self._evaluate())
+            return _json(await work())
         except SwarmNodeError as error:
             return web.Response(status=503, text=str(error))
 
@@ -132,6 +142,14 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
         """
         return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
+
+    async def network(self) -> NetworkReport:
+        """What the node finds of its network now; it asks members, which takes seconds.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", "/v1/network", 60), NetworkReport)
 
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""

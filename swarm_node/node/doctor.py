@@ -22,6 +22,7 @@ from swarm_node.node.fit import (
     job_of,
     shared_bytes,
 )
+from swarm_node.p2p.libp2p.daemon import INSTALL
 from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.sampling.vllm.engine import INSTALL_CUDA, VLLM_VERSION
@@ -58,7 +59,7 @@ def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":  # a plan depends on the engine
             findings += _model(facts, settings, machine, shape)
-    findings += [_clock(facts), _port(facts, settings)]
+    findings += [_clock(facts), *_stack(facts, settings), _port(facts, settings)]
     return [*findings, *_ticket(facts), *_membership(facts)]
 
 
@@ -257,6 +258,17 @@ def _clock(facts: Facts) -> Finding:
         remedy = "run `timedatectl set-ntp true`: memberships depend on the clock"
         return Finding("clock", "warning", text + ", which nothing synchronizes", remedy)
     return Finding("clock", "ok", text)
+
+
+def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
+    """Only for the stack that is not always installed."""
+    if settings.network.stack != "libp2p":
+        return
+    if facts.libp2p:
+        yield Finding("stack", "ok", "py-libp2p is installed")
+    else:
+        remedy = f"run `{INSTALL}`, or take `--set network.stack=hivemind`"
+        yield Finding("stack", "error", "py-libp2p is not installed", remedy)
 
 
 def _port(facts: Facts, settings: Settings) -> Finding:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
 from swarm_node.node.home import Home
+from swarm_node.p2p.libp2p.daemon import installed
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
 from swarm_node.policy.placement import Hardware, has_bitsandbytes
@@ -96,7 +97,8 @@ class Paper(NamedTuple):
 class Facts:
     """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
 
-    With `ipc`, processes can share the GPU's memory; with `bitsandbytes`, it is installed.
+    With `ipc`, processes can share the GPU's memory; with `bitsandbytes` or `libp2p`, it is
+    installed.
     `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
     is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
     without /dev/shm. `disk` is what the home's checkpoints may take. `busy` are
@@ -112,6 +114,7 @@ class Facts:
     vllm: VllmBuild | None
     ipc: bool
     bitsandbytes: bool
+    libp2p: bool
     compiler: str | None
     headers: bool
     memory: int
@@ -158,6 +161,7 @@ def gather(
         vllm=installed_vllm(),
         ipc=has_ipc(),
         bitsandbytes=has_bitsandbytes(),
+        libp2p=installed(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),

@@ -14,6 +14,7 @@
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
 | feel     | one peer that is no partner, at a time     | –                       |
+| probe    | ten minutes, or another address            | –                       |
 | reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
 
@@ -43,13 +44,14 @@ from swarm_node.node.consequences import watch
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
-from swarm_node.node.overview import take_snapshot
+from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import EvalPoint, Snapshot
+from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
+from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
@@ -71,6 +73,7 @@ class Work:
     evaluator: Evaluator
     exchange: Exchange
     company: Company
+    prober: Prober | None = None
 
 
 #: Makes the work, given what the environment says of itself and the families that the node samples.
@@ -166,6 +169,17 @@ class Node:
         self._tally.evals.append(point)
         return point
 
+    async def network(self) -> NetworkReport:
+        """What this node finds of its network now.
+
+        Raises:
+            SwarmNodeError: the node has not started, or asks nobody.
+        """
+        if self._state != "running" or self._work.prober is None:
+            raise SwarmNodeError("the node is not running yet; try again in a few seconds")
+        await self._work.prober.refresh()
+        return await take_report(self._parts, self._shared, self._reaching)
+
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
         return take_snapshot(
@@ -202,6 +216,7 @@ class Node:
             "pull": self._pull,
             "meet": self._work.company.meet,
             "feel": self._work.company.feel,
+            **({} if self._work.prober is None else {"probe": self._work.prober.run}),
             "reach": self._work.company.reach,
             "evaluate": self._evaluate,
             "report": self._report,

@@ -1,19 +1,32 @@
-"""Takes the snapshot of a node."""
+"""Takes the snapshot of a node, and what it finds of its network."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
 
+import msgspec
+
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.errors import TransportError
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared
-from swarm_node.node.snapshot import SCHEMA, BusyRow, MembershipRow, RelayingRow, Snapshot
+from swarm_node.node.snapshot import (
+    SCHEMA,
+    BusyRow,
+    MembershipRow,
+    NetworkReport,
+    RelayingRow,
+    Snapshot,
+)
+from swarm_node.p2p.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Relay
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
+_SEEN_SECONDS = 60.0
 
 
 def take_snapshot(
@@ -66,10 +79,37 @@ def take_snapshot(
         engine=parts.engine(),
         membership=own,
         former=former_rows(shared, now),
+        reach=parts.reach.verdict() if parts.knock is not None else None,
         relaying=RelayingRow.of(reaching),
         alarms=[
             *(own.alarms(parts.clock.wall()) if own else ()),
             *refusals(shared.directory.live(now, float("inf"))),
             *tally.alarms.values(),
         ],
+    )
+
+
+def name_of(members: Members, peer_id: str) -> str:
+    """How a person knows a peer: the name in its certificate, or the end of its id."""
+    shown = members.shown(peer_id)
+    return shown[0].name if shown else peer_id[-8:]
+
+
+async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
+    """What a running node finds of its network, after a lookup in the transport's table and a
+    round trip to each relay."""
+    begun, heard, fault = parts.clock.now(), None, ""
+    try:
+        heard = await parts.transport.heartbeats()
+    except TransportError as error:
+        fault = str(error)
+    seconds, trips = parts.clock.now() - begun, await reaching.relays.round_trips()
+    relays = [Relay(name_of(shared.members, relay), trip) for relay, trip in trips.items()]
+    return NetworkReport(
+        reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
+        addresses=parts.transport.addresses(),
+        peers=len(shared.directory.live(parts.clock.now(), _SEEN_SECONDS)),
+        heartbeats=None if heard is None else len(heard),
+        seconds=seconds,
+        fault=fault,
     )

@@ -13,6 +13,8 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members, nobody
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach.probe import Knock
+from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.transport import Transport
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -47,6 +49,8 @@ class Parts:
     dialable: Callable[[], bool | None] = lambda: None
     banned: Callable[[], frozenset[str]] = nobody
     office: Office = field(default_factory=MemoryOffice)
+    knock: Knock | None = None
+    reach: Reach = field(default_factory=Reach)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import msgspec
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Verdict
 from swarm_node.p2p.stewards import in_last_third
 from swarm_node.policy.experience.mixture import MixtureState
 
@@ -260,6 +261,21 @@ class Snapshot(msgspec.Struct, frozen=True):
     #: Peers that this node knew and let go of: their membership ended, was revoked, or they are
     #: banned here.
     former: list[PeerRow] = []
+    #: How this node is reached, by what members found.
+    reach: Verdict | None = None
     relaying: RelayingRow | None = None
     #: What the owner should look at, one sentence each.
     alarms: list[str] = []
+
+
+class NetworkReport(msgspec.Struct, frozen=True):
+    """What `doctor --network` learns of a running node: how it is reached, which addresses it tells
+    others, how many peers answer, and how many heartbeats the transport's table gave within so many
+    `seconds` (None: it has none), or why none (`fault`)."""
+
+    reach: Verdict
+    addresses: list[str]
+    peers: int
+    heartbeats: int | None
+    seconds: float
+    fault: str = ""

@@ -78,6 +78,7 @@ class Meeting:
         self._rng = rng
         self._relays = relays
         self._unread = 0  # further beats before the next read of the transport's table
+        self._asked_per_beat = 1
         self._next_feeler = 0.0
         self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
 
@@ -99,7 +100,7 @@ class Meeting:
         self._book.configure(peers.items(), self._clock.now())
 
     async def beat(self, version: int, seconds: float) -> None:
-        """Publish this node's heartbeat, ask one peer for those of others, and store which peers
+        """Publish this node's heartbeat, ask a peer for those of others, and store which peers
         answer. With few peers, read heartbeats from the transport and try the peers at once."""
         await self._affairs.tend()
         own = self._credentials
@@ -127,8 +128,8 @@ class Meeting:
         for peer in self._directory.live(now, seconds):
             issuer = self._members.issuer(peer.peer_id)
             self._book.welcome(peer.peer_id, peer.addresses, now, issuer)
-        for peer in self._directory.draw(self._rng, 1, self._clock.now()):
-            await self._exchange_peers(peer)
+        asked = self._directory.draw(self._rng, self._asked_per_beat, self._clock.now())
+        await asyncio.gather(*map(self._exchange_peers, asked))
         await self._save()
 
     async def feel(self) -> bool | None:
@@ -195,6 +196,8 @@ class Meeting:
             return
         self._unread = _BEATS_PER_READ
         found = await self._transport.heartbeats()
+        if found is None:  # peers are all that it hears of others, so it asks more of them
+            found, self._asked_per_beat = {}, FEW
         heard = self._rng.sample(sorted(found), min(len(found), _HEARD_PER_READ))
         for peer_id in heard:
             self._hear(found[peer_id], expected=peer_id, teller=None)

@@ -55,6 +55,7 @@ class MemoryNetwork:
         self._patience = patience
         self._running: dict[str, MemoryTransport] = {}
         self._group: dict[str, int] = {}
+        self._places: dict[str, tuple[str, ...]] = {}
         self._hidden: frozenset[str] = frozenset()
         self._links: set[frozenset[str]] = set()
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
@@ -70,6 +71,16 @@ class MemoryNetwork:
         them, until either end stops."""
         self._hidden = frozenset(peers)
         self._links.clear()
+
+    def place(self, peer: str, *seen: str) -> None:
+        """Others see `peer` at the multiaddr `seen`. Of several, which is a router that gives each
+        connection another port, each of the others sees one."""
+        self._places[peer] = seen
+
+    def seen(self, peer: str, observer: str) -> str:
+        """The multiaddr at which `observer` sees `peer`."""
+        places = self._places.get(peer) or ("/ip4/127.0.0.1/tcp/1",)
+        return places[self.peers().index(observer) % len(places)]
 
     def cut(self, peer: str) -> None:
         """Crash `peer`: it answers nobody from now on. Its heartbeat stays until its ttl."""
@@ -283,6 +294,9 @@ class MemoryTransport:
 
     async def connected(self, peer: str) -> bool:
         return self._reaches(peer)
+
+    async def seen(self, peer: str) -> str | None:
+        return self._network.seen(peer, self._peer_id) if self._reaches(peer) else None
 
     def sever(self, peer: str, seconds: float) -> None:
         self._severed[peer] = asyncio.get_running_loop().time() + seconds

@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from swarm_node.clock import Clock
@@ -37,6 +39,8 @@ NOT_HERE = "not here (any more)"
 #: How long the link of a stranger that breaks the protocol is cut.
 _STRANGER_SECONDS = 60.0
 
+#: (caller, payload) -> the reply, or what is wrong with the request.
+Answer = Callable[[str, bytes], Awaitable[bytes | Rejected]]
 Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 Body = TypeVar("Body", bound=wire.Body)
 
@@ -69,7 +73,9 @@ class Server:
         rejected: Counter[str],
         clock: Clock,
         rng: random.Random,
+        further: Mapping[str, Answer] = MappingProxyType({}),
     ) -> None:
+        """`further` are handlers of protocols for members that need nothing of this class."""
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
@@ -79,13 +85,14 @@ class Server:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
-        for_members = {
+        for_members: dict[str, Handler] = {
             LIST: self._list,
             PULL: self._pull,
             PEERS: self._peers,
             REVOKED: self._revoked,
             SECRET: self._secret,
             RENEW: self._renew,
+            **{name: functools.partial(self._further, answer) for name, answer in further.items()},
         }
         transport.serve(HELLO, functools.partial(self._answer, self._hello))
         for protocol, handler in for_members.items():
@@ -153,8 +160,12 @@ class Server:
             raise TransportError(f"no renewal: {chain.reason}")
         return wire.pack(wire.RenewReply(*chain))
 
+    async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
+        return self._exchanged(caller, await answer(caller, payload))
+
     def _exchanged(self, caller: str, answer: bytes | Rejected) -> bytes:
-        """The answer to a statement. A node checks what it passes on, so it answers for it."""
+        """The answer, if the request is in order. A node answers for statements too: it checks what
+        it passes on."""
         if isinstance(answer, Rejected):
             self._refuse(caller, answer)
             raise TransportError(f"refused: {answer.reason}")

@@ -116,14 +116,20 @@ class Transport(Protocol):
         place of the previous one. Best effort: a node without peers succeeds."""
         ...
 
-    async def heartbeats(self) -> dict[str, bytes]:
+    async def heartbeats(self) -> dict[str, bytes] | None:
         """peer id -> newest heartbeat of peers that can be found, without this node's own; of a
-        large swarm a random sample, so that the cost does not depend on the swarm's size.
+        large swarm a random sample, so that the cost does not depend on the swarm's size. None
+        where the stack has no table of them: `publish_heartbeat` does nothing there.
         The bytes are as that peer published them; the caller verifies them."""
         ...
 
     async def connected(self, peer: str) -> bool:
         """Whether a link to `peer` is open, so that a request needs no dialling."""
+        ...
+
+    async def seen(self, peer: str) -> str | None:
+        """The address from which `peer` is connected to this node now, as a multiaddr of an IP
+        address and a TCP port without peer id; None without a link."""
         ...
 
     def sever(self, peer: str, seconds: float) -> None:

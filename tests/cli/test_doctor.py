@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.doctor import findings_view
 from swarm_node.cli.main import app
 from swarm_node.node.doctor import Finding
+from swarm_node.p2p.identity import Identity
 
 
 def run(home: Path, *options: str) -> tuple[int, str]:
@@ -81,6 +82,16 @@ def test_a_home_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     code, shown = run(tmp_path / "file" / "home")
     assert code == 1
     assert "file is not a directory; choose another with --home" in " ".join(shown.split())
+
+
+def test_before_a_start_the_network_is_that_of_the_nodes_to_dial(tmp_path: Path) -> None:
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
+    code, shown = run(tmp_path, "--network", "--set", f'network.bootstrap=["{address}"]')
+    assert code == 0
+    subjects = re.findall(r"^[✓!] +(\w+) ", shown, re.M)
+    assert subjects == ["clock", "port", "reach", "peer"]
+    assert "/ip4/127.0.0.1/tcp/1 refuses connections" in shown
+    assert "start it, and ask again" in shown
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -13,6 +13,7 @@ from swarm_node.cli.members_view import members_view, ticket_rows
 from swarm_node.cli.views import peers_view, status_view
 from swarm_node.node.ledger import Admission, Ban
 from swarm_node.node.snapshot import MembershipRow, PeerRow, RelayingRow, Snapshot
+from swarm_node.p2p.reach.verdict import Probed, Verdict, judge
 
 QUIET = quiet_snapshot()
 
@@ -44,6 +45,18 @@ def test_status_shows_every_alarm_as_plain_text() -> None:
     text = shown(msgspec.structs.replace(QUIET, alarms=alarms))
     assert all(alarm in text for alarm in alarms)
     assert "alarm" not in shown(QUIET)
+
+
+def test_status_says_how_the_node_is_reached_and_what_to_do() -> None:
+    probe = Probed("id", "alice", "11.0.0.1", "11.0.1.1", 7, False, {7: "timeout"}, 0.0)
+    text = shown(msgspec.structs.replace(QUIET, reach=judge([probe], (7,))))
+    assert "unreachable, because nothing answers at 11.0.1.1:7 (asked: alice)" in text
+    assert "→ forward TCP port 7 of the router to this machine" in text
+    known = msgspec.structs.replace(QUIET, reach=judge([probe], (7,)), peers=[peer("bob")])
+    assert "this node: unreachable, because nothing answers" in printed(peers_view(known, {}))
+    text = shown(msgspec.structs.replace(QUIET, reach=judge([], ())))
+    assert "not probed yet: no member to ask" in text
+    assert "→" not in text
 
 
 def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:
@@ -111,6 +124,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
         alarms=[HOSTILE],
         rejected={HOSTILE: 1},
         membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
+        reach=Verdict("unreachable", HOSTILE, HOSTILE),
     )
     tickets = ticket_rows([Admission("a", KEY, 1, 2, 1, 3)], [row], frozenset(), [], 1.0)
     for text in (

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import TransportError
+from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.transport import (
     MAX_REPLY_BYTES,
@@ -58,12 +60,17 @@ async def slow(peer: str, payload: bytes) -> bytes:
     return b""
 
 
-@pytest.fixture(params=["memory", "hivemind"])
+@pytest.fixture(params=["memory", "hivemind", "libp2p"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Factory:
     """Makes transports that share one network."""
     if request.param == "memory":
         network = MemoryNetwork(random.Random(0))
         return lambda identity: MemoryTransport(network, identity)
+    if request.param == "libp2p":
+        pytest.importorskip("trio", reason="py-libp2p is not installed")
+        return lambda identity: Libp2pTransport(
+            identity, listen=["/ip4/127.0.0.1/tcp/0"], rng=random.Random(0)
+        )
     return lambda identity: HivemindTransport(
         identity,
         swarm_id=bytes(32),
@@ -90,14 +97,14 @@ def prepared(make: Factory, identity: Identity | None = None) -> Transport:
 
 @contextlib.asynccontextmanager
 async def swarm(make: Factory, count: int) -> AsyncGenerator[list[Transport]]:
-    """`count` running transports; all but the first have dialled the first."""
+    """`count` running transports; each has dialled all that started before it."""
     transports = [prepared(make) for _ in range(count)]
     try:
         async with asyncio.timeout(60):
-            for transport in transports:
+            for index, transport in enumerate(transports):
                 await transport.start()
-                if transport is not transports[0]:
-                    assert await transport.dial(transports[0].addresses()) == 1
+                before = [other.addresses()[0] for other in transports[:index]]
+                assert await transport.dial(before) == index
             yield transports
     finally:
         for transport in transports:
@@ -136,6 +143,26 @@ def test_oversize_is_refused_and_nothing_else_suffers(make: Factory) -> None:
             with pytest.raises(TransportError, match="over the limit"):
                 await one.request(other.peer_id, SIZED, b"%d" % (MAX_REPLY_BYTES + 1))
             assert await one.request(other.peer_id, ECHO, b"last") == b"last"
+
+    asyncio.run(main())
+
+
+def test_a_peer_is_seen_at_its_address_while_a_link_is_open(make: Factory) -> None:
+    async def main() -> None:
+        async with swarm(make, 3) as (one, two, three):
+            for observer, seen in ((one, two), (two, one)):
+                address = await observer.seen(seen.peer_id)
+                assert address is not None
+                kind, host, port = split_endpoint(address) or ("", "", 0)
+                assert (kind, host) == ("ip4", "127.0.0.1")
+                assert port > 0
+            assert await one.seen(Identity.generate().peer_id) is None
+            await three.stop()
+
+            async def gone() -> bool:
+                return await one.seen(three.peer_id) is None
+
+            await until(gone)
 
     asyncio.run(main())
 
@@ -203,6 +230,7 @@ def test_cancelled_requests_leave_the_transport_usable(make: Factory) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("make", ["memory", "hivemind"], indirect=True)
 def test_heartbeats_are_found_replaced_and_forgotten(make: Factory) -> None:
     async def main() -> None:
         async with swarm(make, 4) as transports:
@@ -232,7 +260,7 @@ def test_oversize_heartbeat_is_refused_where_it_is_made(make: Factory) -> None:
             with pytest.raises(TransportError, match="over the limit"):
                 await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES + 1), ttl=60)
             await lonely.publish_heartbeat(bytes(MAX_PRESENCE_BYTES), ttl=60)
-            assert await lonely.heartbeats() == {}
+            assert not await lonely.heartbeats()
 
     asyncio.run(main())
 
@@ -299,7 +327,7 @@ def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
             after = prepared(make, identity)
             await after.start()
             try:
-                assert await after.dial(one.addresses()) == 1
+                assert await after.dial([one.addresses()[0], other.addresses()[0]]) == 2
                 for transport in (one, other):
                     assert await transport.request(identity.peer_id, ECHO, b"y") == b"y"
                     assert await after.request(transport.peer_id, ECHO, b"z") == b"z"

@@ -13,10 +13,18 @@ from builders import quiet_snapshot
 
 from swarm_node.errors import NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient, ControlServer
-from swarm_node.node.snapshot import EvalPoint, GroupCounts
+from swarm_node.node.snapshot import EvalPoint, GroupCounts, NetworkReport
+from swarm_node.p2p.reach.verdict import Probed, Relay, judge
 
 SNAPSHOT = quiet_snapshot(groups=GroupCounts(published=4), rejected={"stale": 1}, families=["gcd"])
 POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
+PROBED = Probed("12D3KooWa", "alice", "192.0.2.1", "192.0.2.2", 7, False, {7: "timeout"}, 0.5)
+REACH = judge([PROBED], (7,), [Relay("bob", 0.03), Relay("carol")])
+REPORT = NetworkReport(REACH, ["/ip4/192.0.2.2/tcp/7"], 2, 3, 0.5)
+
+
+async def network() -> NetworkReport:
+    return REPORT
 
 
 def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
@@ -28,13 +36,18 @@ def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
     async def main() -> None:
         file = tmp_path / "control.json"
         server = ControlServer(
-            file, snapshot=lambda: SNAPSHOT, evaluate=evaluate, stop=lambda: stopped.append(True)
+            file,
+            snapshot=lambda: SNAPSHOT,
+            network=network,
+            evaluate=evaluate,
+            stop=lambda: stopped.append(True),
         )
         await server.start()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         client = ControlClient(file)
         assert await client.status() == SNAPSHOT
         assert await client.evaluate() == POINT
+        assert await client.network() == REPORT
         await client.stop()
         await _refuses_strangers(json.loads(file.read_text()))
         await server.close()
@@ -64,7 +77,11 @@ def test_an_evaluation_that_fails_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         file = tmp_path / "control.json"
         server = ControlServer(
-            file, snapshot=lambda: SNAPSHOT, evaluate=evaluate, stop=lambda: None
+            file,
+            snapshot=lambda: SNAPSHOT,
+            network=network,
+            evaluate=evaluate,
+            stop=lambda: None,
         )
         await server.start()
         with pytest.raises(SwarmNodeError, match="still starting"):
@@ -93,6 +110,7 @@ def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
         server = ControlServer(
             tmp_path / "control.json",
             snapshot=lambda: msgspec.structs.replace(SNAPSHOT, state=state),
+            network=network,
             evaluate=evaluate,
             stop=lambda: None,
         )

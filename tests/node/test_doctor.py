@@ -35,6 +35,7 @@ LAPTOP = Facts(
     vllm=None,
     ipc=True,
     bitsandbytes=False,
+    libp2p=False,
     compiler=None,
     headers=False,
     memory=12 * GB,
@@ -103,6 +104,14 @@ def test_a_healthy_card_of_12_gb_is_well_and_the_plan_is_shown() -> None:
     assert "RTX 4070 with driver 580.65 (CUDA 13.0)" in found["gpu"].found
     assert found["sampler"].found == "vllm 0.32.0: built for the GPU"
     assert "LoRA rank 32" in found["model"].found
+
+
+def test_a_missing_network_stack_is_named_with_its_remedy() -> None:
+    assert "stack" not in judged(LAPTOP)
+    stack = judged(LAPTOP, network__stack="libp2p")["stack"]
+    assert stack.level == "error"
+    assert '`pip install "swarm-node[libp2p]"`' in stack.remedy
+    assert wrong(replace(LAPTOP, libp2p=True), network__stack="libp2p") == {}
 
 
 def test_a_torch_for_cpus_beside_a_gpu_is_named() -> None:

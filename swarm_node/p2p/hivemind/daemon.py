@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind.addresses import Address
+from swarm_node.p2p.addresses import Address, endpoint_text
 from swarm_node.p2p.hivemind.process import (
     CONFIGURATION,
-    STOP_SECONDS,
     private_file,
     private_key,
     start_p2pd,
@@ -26,9 +25,7 @@ from swarm_node.p2p.hivemind.process import (
 )
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, HeartbeatStore, SwarmAuthorizer
 from swarm_node.p2p.identity import Identity
-
-#: (protocol, remote peer id, reader, writer); owns the stream and must close it.
-StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+from swarm_node.p2p.streams import STOP_SECONDS, StreamServer
 
 STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
@@ -221,14 +218,18 @@ class DhtNode:
                     _, _, writer = await self._command(request)
                     writer.close()
 
-    async def connections(self, patience: float) -> frozenset[str] | None:
-        """The peers that p2pd is connected to; None if it died or does not answer in time."""
+    async def connections(self, patience: float) -> dict[str, list[str]] | None:
+        """The peers that p2pd is connected to, each with the other end's TCP multiaddrs; None if it
+        died or does not answer in time."""
         if self.dead:
             return None
         try:
             async with asyncio.timeout(patience):
                 with hivemind_errors("the network daemon does not answer"):
-                    return frozenset(peer.to_base58() for peer in await self._connected())
+                    found: dict[str, list[str]] = {}
+                    for peer, addresses in await self._connected():
+                        found.setdefault(peer.to_base58(), []).extend(addresses)
+                    return found
         except (TimeoutError, TransportError):
             return None
 
@@ -237,7 +238,8 @@ class DhtNode:
         table; the others leave it."""
         protocol = self._node.protocol
         with hivemind_errors("cannot list the connected peers"):
-            peers = {*await self._connected(), *protocol.routing_table.peer_id_to_uid}
+            connected = [peer for peer, _ in await self._connected()]
+            peers = {*connected, *protocol.routing_table.peer_id_to_uid}
         await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
         await asyncio.sleep(0)  # hivemind updates its table in a task of its own
 
@@ -278,15 +280,18 @@ class DhtNode:
         except TimeoutError:
             raise TransportError("a DHT lookup took too long: the node tries again later") from None
 
-    async def _connected(self) -> list[Any]:
-        """PeerIDs of all peers p2pd is connected to."""
+    async def _connected(self) -> list[tuple[Any, list[str]]]:
+        """The PeerID of every connection of p2pd, and the other end's address if it is TCP."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
 
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         response, _, writer = await self._command(request)
         writer.close()
-        return [PeerID(peer.id) for peer in response.peers]
+        return [
+            (PeerID(peer.id), [text for raw in peer.addrs if (text := endpoint_text(raw))])
+            for peer in response.peers
+        ]
 
     async def _command(
         self, request: Any

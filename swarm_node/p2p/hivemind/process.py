@@ -15,7 +15,6 @@ from typing import Any
 from swarm_node.durable import create_private
 from swarm_node.p2p.identity import Identity
 
-STOP_SECONDS = 3.0
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
 _PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
 #: Otherwise p2pd relays for anyone, without the secret. Its flag -relay=0 does not stop that.

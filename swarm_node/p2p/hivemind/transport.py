@@ -1,46 +1,19 @@
 """The hivemind transport: libp2p streams for requests, a Kademlia DHT for heartbeats.
 
 A Go daemon (p2pd) carries TCP, Noise and the streams; hivemind's DHT node runs on this process's
-own loop. A hung or dead peer, or a dead daemon, delays the node by seconds and never ends it: start
-waits for no peer, dials run in parallel, repair is repeated, and stop has a time limit.
+own loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import structlog
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.errors import OversizeError, TransportError
-from swarm_node.p2p.admission import Admission, BusyError
-from swarm_node.p2p.forwarding import Stream, forward, routed
-from swarm_node.p2p.frames import (
-    Reply,
-    answer,
-    check_size,
-    read_reply,
-    read_request,
-    send_reply,
-    send_request,
-)
-from swarm_node.p2p.hivemind.addresses import (
-    Address,
-    is_endpoint,
-    is_peer_id,
-    parse_address,
-    pin_ports,
-    require_free_ports,
-    resolve,
-)
+from swarm_node.p2p.addresses import require_free_ports
+from swarm_node.p2p.frames import check_size
 from swarm_node.p2p.hivemind.daemon import DhtNode, new_store
-from swarm_node.p2p.hivemind.dialing import Dialing
-from swarm_node.p2p.hivemind.process import STOP_SECONDS
 from swarm_node.p2p.hivemind.records import (
     MAX_TTL_SECONDS,
     HeartbeatRecords,
@@ -49,49 +22,15 @@ from swarm_node.p2p.hivemind.records import (
     heartbeat_key,
 )
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.transport import (
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    RELAY,
-    RELAYED,
-    Handler,
-    Route,
-)
+from swarm_node.p2p.streams import StreamTransport
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
-#: From accepting a stream to the ack of its reply.
-STREAM_SECONDS = 60.0
-REFUSAL_SECONDS = 5.0
-OPEN_SECONDS = 10.0
-#: To a peer that is connected.
-ONWARD_SECONDS = 5.0
-#: Addresses that one dial() tries; `rng` chooses among more.
-MAX_DIALS = 32
-PROBE_SECONDS = 3.0
 
-log = structlog.get_logger(__name__)
-
-_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One that a peer opened. `read` is whether its request has arrived."""
-
-    protocol: str
-    peer: str
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    read: bool = False
-
-
-class HivemindTransport:
+class HivemindTransport(StreamTransport[DhtNode]):
     """Transport on hivemind 1.1.12 (TCP only, no relay, no NAT help yet).
 
-    `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `secret` is the swarm's, from
-    its ticket; without it nobody reads or writes the DHT. `configured` are the addresses in
-    settings and ticket. `state_dir` holds p2pd's copy of the key while p2pd starts. At most
-    `max_concurrent_per_peer` requests of one peer run at once.
+    `secret` is the swarm's, from its ticket; without it nobody reads or writes the DHT. `state_dir`
+    holds p2pd's copy of the key while p2pd starts. For the rest see `StreamTransport`.
     """
 
     def __init__(
@@ -107,142 +46,32 @@ class HivemindTransport:
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
         configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        for text in (*listen, *announce):
-            if not is_endpoint(text):
-                raise TransportError(f"{text!r} is not an address like /ip4/0.0.0.0/tcp/31330")
-        self._identity = identity
-        self._listen = tuple(listen)
-        self._announce = tuple(announce)
+        super().__init__(
+            identity,
+            listen=listen,
+            announce=announce,
+            configured=configured,
+            found=found,
+            max_concurrent_per_peer=max_concurrent_per_peer,
+            rng=rng,
+            clock=clock,
+        )
         self._state_dir = state_dir
-        self._rng = rng
-        self._clock = clock
         self._key = heartbeat_key(swarm_id)
         self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
-        self._handlers: dict[str, Handler] = {}
-        self._routes: dict[str, Route] = {}
-        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
-        self._is_member: Callable[[str], bool] = lambda peer: True
-        self._admission = Admission(max_concurrent_per_peer, clock.now)
-        self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
         self._published_until = 0.0
-        self._node: DhtNode | None = None
-        self._started = False
-        self._changing = asyncio.Lock()
-        self._dialing = Dialing(configured)
-
-    @property
-    def peer_id(self) -> str:
-        return self._identity.peer_id
-
-    @property
-    def daemon_pid(self) -> int | None:
-        """Process id of the running p2pd."""
-        return None if self._node is None or self._node.dead else self._node.pid
-
-    async def start(self) -> None:
-        async with self._changing:
-            if self._started:
-                raise RuntimeError("start() was called twice")
-            self._node = await self._start_node(self._listen)
-            self._started = True
-
-    async def stop(self) -> None:
-        async with self._changing:
-            self._started = False
-            await self._stop_node()
-
-    def addresses(self) -> list[str]:
-        if self._node is None:
-            return []
-        # Peers learn the first few only, and loopback addresses are of no use to other machines.
-        return sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        if self._started:
-            raise RuntimeError("serve() comes before start()")
-        self._handlers[protocol] = handler
-
-    def forward(self, protocol: str, route: Route) -> None:
-        if self._started:
-            raise RuntimeError("forward() comes before start()")
-        self._routes[protocol] = route
-
-    def screen(
-        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
-    ) -> None:
-        if self._started:
-            raise RuntimeError("screen() comes before start()")
-        self._vouches, self._is_member = vouches, is_member
 
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
 
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
-        node = self._running()
-        wanted = await self._wanted(addresses)
-        answers = await asyncio.gather(*(node.connect(target, patience) for target in wanted))
-        for target, answered in zip(wanted, answers, strict=True):
-            if answered:
-                self._dialing.answered(target)
-        if any(answers):
-            await node.fill_table(patience)
-        return sum(answers)
-
-    async def _wanted(self, addresses: Sequence[str]) -> list[Address]:
-        """The addresses that are dialled now, in a stable order."""
-        parsed = {text: parse_address(text) for text in sorted(addresses)}
-        targets = {t: text for text, t in parsed.items() if t and t.peer_id != self.peer_id}
-        if len(targets) > MAX_DIALS:
-            targets = dict(self._rng.sample(list(targets.items()), MAX_DIALS))
-        own, now = self.addresses(), self._clock.now()
-        wanted = [target for target, text in targets.items() if self._dialing.is_configured(text)]
-        told = [target for target in targets if target not in wanted]
-        for found in await asyncio.gather(*map(resolve, told)):
-            wanted += [target for target in found if self._dialing.take(target, own, now)]
-        return wanted
-
-    async def heal(self, addresses: Sequence[str]) -> str:
-        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (a peer
-        answers again) or "alone".
-
-        Raises:
-            TransportError: not started, or the daemon cannot be restarted; call again later.
-        """
-        async with self._changing:
-            if not self._started:
-                raise TransportError("the transport is not running: start it first")
-            node = self._node
-            connections = None if node is None else await node.connections(PROBE_SECONDS)
-            if connections is None:
-                await self._restart_node()
-        node = self._running()
-        if connections is None:
-            await self.dial(addresses)
-            return "restarted"
-        if connections and not node.lonely:
-            return "ok"
-        await node.ping_known()
-        found = not node.lonely or await self.dial(addresses) > 0
-        return "healed" if found else "alone"
-
-    async def request(
-        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
-    ) -> bytes:
-        node = self._running()
-        check_size("request", len(payload), MAX_REQUEST_BYTES)
-        if not is_peer_id(peer) or peer == self.peer_id:
-            raise TransportError(f"{peer[:64]!r} is not the id of another peer")
-        reader, writer = await node.open_stream(peer, protocol, OPEN_SECONDS)
-        try:
-            await send_request(writer, payload)
-            reply = await read_reply(reader, writer, max_reply)
-        except BaseException:
-            writer.transport.abort()  # close() would wait for a peer that may not read
-            raise
-        writer.close()
-        return reply
+        answered = await super().dial(addresses, patience)
+        if answered:
+            await self._running().fill_table(patience)
+        return answered
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
@@ -259,18 +88,12 @@ class HivemindTransport:
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
-    async def connected(self, peer: str) -> bool:
-        return peer in (await self._running().connections(PROBE_SECONDS) or ())
-
-    def sever(self, peer: str, seconds: float) -> None:
-        self._admission.severed.sever(peer, seconds)
-
-    def _running(self) -> DhtNode:
-        if not self._started:
-            raise TransportError("the transport is not running: start it first")
-        if self._node is None or self._node.dead:
-            raise TransportError("the network daemon died: heal() restarts it")
-        return self._node
+    async def _mend(self, connected: bool, addresses: Sequence[str]) -> str:
+        node = self._running()
+        if connected and not node.lonely:
+            return "ok"
+        await node.ping_known()
+        return "healed" if not node.lonely or await self.dial(addresses) else "alone"
 
     async def _start_node(self, listen: Sequence[str]) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats
@@ -295,81 +118,3 @@ class HivemindTransport:
             await node.stop()
             raise
         return node
-
-    async def _restart_node(self) -> None:
-        """Replace a dead or stuck daemon, on the same ports if they are free."""
-        known = [] if self._node is None else self._node.addresses
-        await self._stop_node(grace=0.0)
-        log.warning("the network daemon died or got stuck: starting a new one")
-        try:
-            self._node = await self._start_node(pin_ports(self._listen, known))
-        except TransportError:
-            self._node = await self._start_node(self._listen)
-
-    async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
-        # Streams end by their deadline: asyncio logs a cancelled connection as an error.
-        for deadline in self._streams.values():
-            if not deadline.expired():
-                deadline.reschedule(0.0)
-        await asyncio.gather(*self._streams, return_exceptions=True)
-        node, self._node = self._node, None
-        if node is not None:
-            await node.stop(grace)
-
-    async def _serve_stream(
-        self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        stranger = not self._is_member(peer)
-        if not self._admission.enter(peer, stranger):
-            writer.transport.abort()
-            if peer in self._admission.severed and self._node is not None:
-                await self._node.disconnect(peer)
-            return
-        stream = _Stream(protocol, peer, reader, writer)
-        task = asyncio.current_task()
-        assert task is not None
-        finished = False
-        try:
-            async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
-                await self._answer(stream)
-            finished = True
-        except (TransportError, TimeoutError) as error:
-            log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
-            # What ends a request for a third peer once it has arrived may be the other end's doing.
-            if not (stream.read and protocol in (RELAY, RELAYED)):
-                self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
-        finally:
-            self._admission.leave(stranger)
-            del self._streams[task]
-            if finished:
-                writer.close()
-            else:
-                writer.transport.abort()  # close() would wait for a peer that may not read
-
-    async def _answer(self, stream: _Stream) -> None:
-        reader, writer, protocol = stream.reader, stream.writer, stream.protocol
-        try:
-            async with self._admission.hold(stream.peer, protocol):
-                payload = await read_request(reader)
-                stream.read = True
-                if protocol in self._routes:
-                    await self._pass_on(stream, payload)
-                else:
-                    handler = self._handlers[protocol]
-                    reply = await answer(handler, stream.peer, protocol, payload)
-                    await send_reply(reader, writer, reply)
-        except BusyError as refusal:
-            async with asyncio.timeout(REFUSAL_SECONDS):
-                await read_request(reader)  # an unread request would be read as the ack
-                await send_reply(reader, writer, Reply.refusal(str(refusal)))
-
-    async def _pass_on(self, stream: _Stream, payload: bytes) -> None:
-        """Answer a request with what another peer replies."""
-        route, sink = self._routes[stream.protocol], (stream.reader, stream.writer)
-        onward = await routed(route, stream.peer, stream.protocol, payload)
-        if isinstance(onward, Reply):
-            return await send_reply(*sink, onward)
-        await forward(onward, self._open_onward, sink)
-
-    async def _open_onward(self, peer: str, protocol: str) -> Stream:
-        return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

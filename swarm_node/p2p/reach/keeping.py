@@ -76,6 +76,17 @@ class Relays:
         """The address of each relay through which peers reach this node, by its id."""
         return {relay: kept.address for relay, kept in self._kept.items()}
 
+    async def round_trips(self) -> dict[str, float | None]:
+        """The seconds in which each relay answers, by its id, None for one that does not."""
+        begun, seconds = self._clock.now(), dict[str, float | None]()
+
+        async def measure(relay: str) -> None:
+            answers = await self._answers(relay)
+            seconds[relay] = self._clock.now() - begun if answers else None
+
+        await asyncio.gather(*map(measure, self._kept))
+        return seconds
+
     async def ask(self, relay: str, protocol: str, payload: bytes, max_reply: int) -> bytes:
         """Ask a relay itself, after a greeting if it does not know this node."""
         try:

@@ -195,7 +195,7 @@ class ReachingTransport:
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         await self._inner.publish_heartbeat(heartbeat, ttl)
 
-    async def heartbeats(self) -> dict[str, bytes]:
+    async def heartbeats(self) -> dict[str, bytes] | None:
         return await self._inner.heartbeats()
 
     async def heal(self, addresses: Sequence[str]) -> str:
@@ -204,6 +204,9 @@ class ReachingTransport:
     def sever(self, peer: str, seconds: float) -> None:
         self._severed.sever(peer, seconds)
         self._inner.sever(peer, seconds)
+
+    async def seen(self, peer: str) -> str | None:
+        return await self._inner.seen(peer)
 
     async def connected(self, peer: str) -> bool:
         """Whether a link to `peer`, or to one of its relays, is open."""

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from swarm_node.p2p.hivemind import addresses
-from swarm_node.p2p.hivemind.addresses import Address, resolve
-from swarm_node.p2p.hivemind.dialing import DIALS_PER_HOST, Dialing
+from swarm_node.p2p import addresses
+from swarm_node.p2p.addresses import Address, resolve
+from swarm_node.p2p.dialing import DIALS_PER_HOST, Dialing
 from swarm_node.p2p.identity import Identity
 
 PEER = Identity.from_seed(b"a" * 32).peer_id

@@ -96,6 +96,15 @@ def split_endpoint(text: str) -> tuple[str, str, int] | None:
     return (kind, host, int(port)) if _is_host(kind, host) else None
 
 
+def endpoint_text(raw: bytes) -> str | None:
+    """The text of a binary multiaddr of an IP address and a TCP port, None for any other."""
+    for code, size in ((4, 4), (41, 16)):
+        if len(raw) == size + 4 and raw[0] == code and raw[-3] == 6:
+            ip, port = ipaddress.ip_address(raw[1:-3]), int.from_bytes(raw[-2:], "big")
+            return f"/ip{ip.version}/{ip}/tcp/{port}"
+    return None
+
+
 def require_free_ports(listen: Iterable[str]) -> None:
     """
     Raises:

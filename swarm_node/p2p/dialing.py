@@ -11,11 +11,10 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
+from swarm_node.p2p.addresses import Address, split_endpoint
 from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.hivemind.addresses import Address, split_endpoint
+from swarm_node.p2p.internet import IpAddress, is_embedding, is_internet
 from swarm_node.p2p.recent import Recent
-
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: Connections to one host of the Internet that no member has answered at, per minute.
 DIALS_PER_HOST: Final = 3
@@ -31,19 +30,6 @@ _SITE = tuple(
         ),
     )
 )
-#: Forms that carry an IPv4 address to somewhere else (mapped, NAT64, Teredo, 6to4 and its relays).
-#: `is_global` holds for some of them, and for multicast.
-_EMBEDDING = tuple(
-    map(
-        ipaddress.ip_network,
-        (
-            *("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48"),
-            *("2001::/32", "2002::/16", "192.88.99.0/24"),
-        ),
-    )
-)
-#: `is_global` holds for all that IANA has not assigned, and for the old site-local addresses.
-_ASSIGNED = ipaddress.ip_network("2000::/3")
 
 
 class Dialing:
@@ -83,7 +69,7 @@ class Dialing:
         used = [ip for text in own if (ip := _host(text.rpartition("/p2p/")[0])) is not None]
         if host.is_loopback:
             return all(ip.is_loopback for ip in used)
-        if any(host in net for net in _EMBEDDING):
+        if is_embedding(host):
             return False
         used += [
             ip
@@ -93,7 +79,7 @@ class Dialing:
         for site in _SITE:
             if host in site:
                 return any(ip in site for ip in used)
-        return host.is_global and (host.version == 4 or host in _ASSIGNED)
+        return is_internet(host)
 
 
 def _host(multiaddr: str) -> IpAddress | None:

@@ -1,0 +1,32 @@
+"""Which IP addresses are those of hosts of the Internet. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+#: Forms that carry an IPv4 address to somewhere else (mapped, NAT64, Teredo, 6to4 and its relays).
+#: `is_global` holds for some of them, and for multicast.
+_EMBEDDING = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            *("::ffff:0:0/96", "::/96", "64:ff9b::/96", "64:ff9b:1::/48"),
+            *("2001::/32", "2002::/16", "192.88.99.0/24"),
+        ),
+    )
+)
+#: `is_global` holds for all that IANA has not assigned, and for the old site-local addresses.
+_ASSIGNED = ipaddress.ip_network("2000::/3")
+
+
+def is_internet(host: IpAddress) -> bool:
+    """Whether it is the address of one host of the Internet, in a form that leads nowhere else."""
+    assigned = host.version == 4 or host in _ASSIGNED
+    return host.is_global and assigned and not host.is_multicast and not is_embedding(host)
+
+
+def is_embedding(host: IpAddress) -> bool:
+    """Whether it stands for an IPv4 address somewhere else."""
+    return any(host in net for net in _EMBEDDING)

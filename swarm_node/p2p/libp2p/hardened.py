@@ -1,0 +1,241 @@
+"""py-libp2p's Noise, multistream-select and Yamux, with the limits that they lack.
+
+py-libp2p 0.8.1 also offers plaintext, over which anybody can claim to be anybody, and its swarm
+dials what peers name. So this program takes the three protocols, and `host.py` keeps the links.
+What is limited here, and why, was measured against that version, which pyproject.toml pins.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.crypto import serialization
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import KeyType
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux import yamux
+from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils import encode_delim
+
+CHUNK_BYTES = 1 << 16
+#: What one message of Noise holds, with Yamux's header.
+PIECE_BYTES = 65_519 - yamux.HEADER_SIZE
+#: What a peer may send before its link stands: Noise's three messages and two negotiations.
+_HANDSHAKE_BYTES = 16 * 1024
+#: And before a stream's protocol is known; what follows is among them.
+_NEGOTIATION_BYTES = 1024
+#: From one look at a stream's window to the next, at first.
+_LEAST_PAUSE_SECONDS = 0.0005
+#: A peer that reads nothing for so long has gone.
+STALL_SECONDS = 30.0
+_PING_EVERY_SECONDS, PING_SECONDS = 15.0, 10.0
+#: Received bytes that nobody has read, of one link and of all: py-libp2p only logs that a peer
+#: sends more than its windows allow.
+MAX_HELD, MAX_HELD_IN_ALL = 64 << 20, 256 << 20
+#: What any link may hold.
+_FREE = yamux.DEFAULT_WINDOW_SIZE
+#: py-libp2p lets a stream's window grow to 16 MiB.
+yamux.MAX_WINDOW_SIZE = 1 << 20
+_PING = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_PING, yamux.FLAG_SYN, 0, 1)
+
+# Parsers for the keys of strangers that no peer of this swarm has. One of them is plain Python.
+for _kind in (KeyType.RSA, KeyType.Secp256k1):
+    serialization.key_type_to_public_key_deserializer.pop(_kind.value)
+# What peers do is no fault of this node, and must not fill its log.
+logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+
+
+def make_upgrader(seed: bytes) -> TransportUpgrader:
+    """What makes links of TCP connections: Noise and Yamux, nothing else."""
+    noise = NoiseTransport(create_new_key_pair(seed), create_noise_key_pair().private_key)
+    return TransportUpgrader({NOISE: noise}, {yamux.PROTOCOL_ID: Link})
+
+
+class Scant:
+    """A stream that is read up to `left` bytes: multistream-select believes any length. It is
+    read as it comes, not byte by byte, each of which py-libp2p would acknowledge; `rest` is what
+    was read and belongs to what follows."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.left = _NEGOTIATION_BYTES
+        self.rest = b""
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self.rest:
+            if self.left <= 0:
+                raise ConnectionClosedError("the peer negotiates without end")
+            self.rest = await self._stream.read(self.left)
+            self.left -= len(self.rest)
+        data, self.rest = self.rest[:n], self.rest[n:] if n is not None else b""
+        return data
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.write(data)
+
+
+async def select(stream: Any, protocol: str) -> bytes:
+    """Agree on a protocol with who accepts the stream, in one round trip; returns what it said
+    already. Raises whatever py-libp2p raises, and ConnectionError where it does not serve it."""
+    scant = Scant(stream)
+    lines = (MULTISELECT_PROTOCOL_ID, protocol)
+    await scant.write(b"".join(encode_delim(line.encode()) for line in lines))
+    communicator = MultiselectCommunicator(scant)
+    if (await communicator.read(), await communicator.read()) != lines:
+        raise ConnectionError("the peer does not serve it")
+    return scant.rest
+
+
+class Socket(TrioTCPStream):  # type: ignore[misc]
+    """A TCP connection. Writes end whole or end the connection, because Noise counts messages."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        super().__init__(stream)
+        #: Bytes that the peer may still send; None: any number.
+        self.left: int | None = _HANDSHAKE_BYTES
+        self._buffer = bytearray()
+        host, port = stream.socket.getpeername()[:2]
+        #: The multiaddr of the other end. py-libp2p has none for IPv6.
+        self.seen = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
+        _notice_dead_peers(stream)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """`n` bytes, but at most CHUNK_BYTES; fewer where the connection ends. py-libp2p itself
+        gives a message up that comes in more than a hundred pieces."""
+        wanted = min(CHUNK_BYTES if n is None else n, CHUNK_BYTES)
+        while len(self._buffer) < wanted:
+            data = await super().read(CHUNK_BYTES)
+            if not data:
+                break
+            self._buffer += data
+            if self.left is not None:
+                self.left -= len(data)
+                if self.left < 0:
+                    raise ConnectionClosedError("the peer says too much before it is known")
+        data = bytes(self._buffer[:wanted])
+        del self._buffer[:wanted]
+        return data
+
+    async def write(self, data: bytes) -> None:
+        with trio.move_on_after(STALL_SECONDS, shield=True) as scope:
+            await super().write(data)
+        if scope.cancelled_caught:
+            await self.close()
+            raise ConnectionClosedError("the peer reads nothing")
+
+
+class Link(yamux.Yamux):  # type: ignore[misc]
+    """A connection of many streams to a peer. `held_in_all` says what all links hold unread."""
+
+    def __init__(
+        self, secured: Any, peer: ID, stream: Socket, held_in_all: Callable[[], int]
+    ) -> None:
+        super().__init__(secured, peer, is_initiator=secured.is_initiator)
+        self.peer = str(peer)
+        self.stream = stream
+        self.used = trio.current_time()
+        #: Streams that the peer opened and that run.
+        self.served = 0
+        self._held_in_all = held_in_all
+        self._asking = trio.Lock()
+
+    @property
+    def held(self) -> int:
+        """Received bytes that nobody has read."""
+        return sum(map(len, self.stream_buffers.values()))
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.event_shutting_down.is_set())
+
+    async def end(self) -> None:
+        """Close the connection, without a word to the peer, which may not read."""
+        await self.stream.close()
+
+    async def answers(self) -> bool:
+        """Whether the peer answers a ping. One that does not is cut off."""
+        async with self._asking:
+            self._ping_event = trio.Event()
+            try:
+                with trio.fail_after(PING_SECONDS):
+                    self._ping_sent_time = trio.current_time()
+                    await self._write_frame(_PING)
+                    await self._ping_event.wait()
+            except Exception:  # noqa: BLE001 - whatever it is, the link does not work
+                await self.end()
+                return False
+        return not self.ended
+
+    async def _measure_rtt_loop(self) -> None:
+        """In the place of py-libp2p's, which waits for ever for who is frozen."""
+        pause = 0.5  # windows grow by the round trip's time
+        while True:
+            await trio.sleep(pause)
+            if not await self.answers():
+                return
+            pause = _PING_EVERY_SECONDS
+
+    async def _read_data_body(self, length: int) -> bytes:
+        held = self.held + length
+        if held > MAX_HELD or (held > _FREE and self._held_in_all() + length > MAX_HELD_IN_ALL):
+            raise trio.TooSlowError  # the one error after which py-libp2p closes the connection
+        data: bytes = await super()._read_data_body(length)
+        return data
+
+    async def _write_frame(self, data: bytes) -> None:
+        with trio.CancelScope(shield=True):
+            await super()._write_frame(data)
+
+
+async def upgrade(
+    upgrader: TransportUpgrader,
+    tcp: trio.SocketStream,
+    peer: ID | None,
+    held_in_all: Callable[[], int],
+) -> Link:
+    """Noise and Yamux over a TCP connection, to `peer` where this node dialled. Raises whatever
+    py-libp2p raises; the caller closes the connection."""
+    stream = Socket(tcp)
+    raw = RawConnection(stream, peer is not None)
+    secured = await upgrader.upgrade_security(raw, raw.is_initiator, peer)
+    await upgrader.muxer_multistream.select_transport(secured)
+    stream.left = None
+    return Link(secured, secured.get_remote_peer(), stream, held_in_all)
+
+
+async def send(stream: Any, data: bytes) -> None:
+    """Write to a stream as fast as its reader reads.
+
+    Raises:
+        trio.TooSlowError: it reads nothing. py-libp2p itself gives up after five seconds, and does
+            not say how much it wrote.
+    """
+    view, pause = memoryview(data), _LEAST_PAUSE_SECONDS
+    while view:
+        with trio.fail_after(2 * STALL_SECONDS):
+            while stream.send_window <= 0 and not stream.closed:
+                await trio.sleep(pause)
+                pause = min(2 * pause, 0.02)
+        piece = view[: max(1, min(stream.send_window, PIECE_BYTES))]
+        await stream.write(bytes(piece))
+        view, pause = view[len(piece) :], _LEAST_PAUSE_SECONDS
+
+
+def _notice_dead_peers(stream: trio.SocketStream) -> None:
+    """Let the kernel end a connection to a machine that is gone."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_SECONDS * 1000))

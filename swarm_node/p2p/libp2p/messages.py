@@ -1,0 +1,85 @@
+"""What the node and the process of py-libp2p say to each other.
+
+The process is started by one `Start` over its standard input. Every further request has a
+connection of its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back.
+After `Opened`, the bytes of the libp2p stream follow. For each stream that a peer opens, the
+process connects to the node's socket NODE and says `Incoming`; the bytes of the stream follow.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+HOST, NODE = "host", "node"
+#: Of the first frame of a connection.
+MAX_REQUEST_BYTES = 4096
+#: Of a frame that answers it: `Linked` names all peers.
+MAX_REPLY_BYTES = 1 << 20
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """One of them."""
+
+
+class Start(Message, frozen=True):
+    """Listen as the owner of this Ed25519 seed, and serve `protocols`."""
+
+    seed: bytes
+    listen: tuple[str, ...]
+    protocols: tuple[str, ...]
+    sockets: str
+
+
+class Started(Message, frozen=True):
+    """The multiaddrs that are listened on, with the ports that were chosen."""
+
+    listening: tuple[str, ...]
+
+
+class Connect(Message, frozen=True):
+    """Connect to a peer at a multiaddr, or see whether its open link answers."""
+
+    peer: str
+    address: str
+
+
+class Open(Message, frozen=True):
+    """Open a stream to a peer."""
+
+    peer: str
+    protocol: str
+
+
+class Links(Message, frozen=True):
+    """List all links."""
+
+
+class Disconnect(Message, frozen=True):
+    """Close all links to a peer."""
+
+    peer: str
+
+
+class Done(Message, frozen=True):
+    """It is done."""
+
+
+class Opened(Message, frozen=True):
+    """The bytes of the stream follow."""
+
+
+class Linked(Message, frozen=True):
+    """Peer ids, and the multiaddrs from which each is linked."""
+
+    peers: dict[str, list[str]]
+
+
+class Incoming(Message, frozen=True):
+    """A peer opened a stream; its bytes follow."""
+
+    peer: str
+    protocol: str
+
+
+Request = Connect | Open | Links | Disconnect
+Reply = Done | Opened | Linked

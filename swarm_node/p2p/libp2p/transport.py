@@ -1,0 +1,65 @@
+"""The libp2p transport: py-libp2p's streams, without a table of heartbeats.
+
+A process of its own carries TCP, Noise and the streams. Nodes of this stack and of hivemind's are
+peers in one swarm: the streams, their protocols and their frames are the same. There is no DHT
+here, so a node meets others at the addresses that it was given, and through the peers that it asks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.p2p.frames import check_size
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.libp2p.daemon import Libp2pDaemon
+from swarm_node.p2p.streams import StreamTransport
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
+
+
+class Libp2pTransport(StreamTransport[Libp2pDaemon]):
+    """Transport on py-libp2p 0.8.1 (TCP only). See `StreamTransport`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        listen: Sequence[str],
+        rng: random.Random,
+        announce: Sequence[str] = (),
+        max_concurrent_per_peer: int = 8,
+        clock: Clock = SYSTEM_CLOCK,
+        configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        super().__init__(
+            identity,
+            listen=listen,
+            announce=announce,
+            configured=configured,
+            found=found,
+            max_concurrent_per_peer=max_concurrent_per_peer,
+            rng=rng,
+            clock=clock,
+        )
+
+    def use_secret(self, secret: bytes) -> None:
+        """The secret guards the DHT, and there is none here."""
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        """Partners ask for the heartbeat (p2p/meeting.py); there is no table to put it in."""
+        self._running()
+        check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
+
+    async def heartbeats(self) -> None:
+        self._running()
+
+    async def _start_node(self, listen: Sequence[str]) -> Libp2pDaemon:
+        return await Libp2pDaemon.start(
+            self._identity,
+            listen=listen,
+            announce=self._announce,
+            protocols=[*self._handlers, *self._routes],
+            server=self._serve_stream,
+        )

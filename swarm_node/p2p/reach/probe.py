@@ -1,0 +1,371 @@
+"""`/swarm-node/probe/1`: a node asks members whether they can open a connection to it.
+
+The member dials the IP address at which it sees the caller, which the caller's link proves, and no
+other: so it is no amplifier. It dials ports that the caller announces or was seen at, and few of
+them, since neighbours of the caller may share the address.
+
+Some routers let in whoever this node has sent to, and the member is one of those. So a member that
+could connect asks further members to try, with `/swarm-node/probe-for/1`. They try where they have
+no link to the node: at public addresses, as seldom as those that heartbeats name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Annotated, Final
+
+import structlog
+from msgspec import Meta
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p import wire
+from swarm_node.p2p.addresses import is_peer_id, parse_address, split_endpoint
+from swarm_node.p2p.asking import Asker
+from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public, site
+from swarm_node.p2p.transport import Transport
+
+PROBE: Final = "/swarm-node/probe/1"
+PROBE_FOR: Final = "/swarm-node/probe-for/1"
+MAX_PORTS: Final = 4
+_MAX_BODY = 512
+#: What a member dials for one caller (probes), for one host (ports), and for all (probes).
+_PER_CALLER = (1 / 60, 4.0)
+_PER_HOST = (1 / 15, 40.0)
+_ALL = (0.5, 16.0)
+#: What a member dials of one host at the word of others, as dialing.py does.
+_PER_STRANGE_HOST = (3 / 60, 3.0)
+#: Further members that are asked at once, and how long they have. With KNOCK_SECONDS that is less
+#: than the caller waits.
+_STRANGERS, _STRANGERS_SECONDS, _ASK_SECONDS = 3, 6.0, 15.0
+#: Members that are asked in a round, those among whom they are chosen, and those among whom one of
+#: the Internet is looked for between rounds.
+_ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
+#: Between two rounds: at most, and at least. While nothing is certain, each comes twice as late.
+_PAUSE, LEAST_PAUSE = 600.0, 15.0
+#: What is older, because nobody could be asked since, is forgotten.
+_FORGET_SECONDS = 3 * _PAUSE
+_TICK = 5.0
+_log = structlog.get_logger(__name__)
+
+#: (IP address, port, peer id) -> how a new connection to it ended.
+Knock = Callable[[str, int, str], Awaitable[Outcome]]
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+
+
+class ProbeRequest(wire.Body, frozen=True):
+    """The ports at which the caller thinks that it can be reached."""
+
+    ports: Annotated[tuple[Port, ...], Meta(max_length=MAX_PORTS)]
+
+
+class PortOutcome(wire.Body, frozen=True):
+    """How a connection to `port` ended."""
+
+    port: Port
+    outcome: Outcome
+
+
+class ProbeReply(wire.Body, frozen=True):
+    """Where the member sees the caller ("" without a link of their own), how its connections ended,
+    how that of a member without a link ended, and the clock."""
+
+    seen: Annotated[str, Meta(max_length=wire.MAX_ADDRESS_CHARS)]
+    outcomes: Annotated[tuple[PortOutcome, ...], Meta(max_length=MAX_PORTS + 1)]
+    stranger: Outcome
+    wall_ms: wire.Milliseconds
+
+
+class ProbeForRequest(wire.Body, frozen=True):
+    """Try to connect to the node `peer_id` at this address."""
+
+    peer_id: Annotated[str, Meta(max_length=64)]
+    address: wire.Address
+
+
+class ProbeForReply(wire.Body, frozen=True):
+    """How it went: "open", "untried", or "timeout" for all else, because what answers at a port is
+    nobody's business."""
+
+    outcome: Outcome
+
+
+class ProbeServer:
+    """The member's end."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        *,
+        transport: Transport,
+        directory: Directory,
+        knock: Knock,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._asker = asker
+        self._transport = transport
+        self._directory = directory
+        self._knock = knock
+        self._clock = clock
+        self._rng = rng
+        self._callers = PeerGates(*_PER_CALLER)
+        self._hosts = PeerGates(*_PER_HOST)
+        self._strange_hosts = PeerGates(*_PER_STRANGE_HOST)
+        self._all = TokenBucket(*_ALL)
+
+    async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
+        """Dial `caller`, which is a member, and say how it went."""
+        request = wire.unpack(ProbeRequest, payload, max_bytes=_MAX_BODY)
+        if isinstance(request, Rejected):
+            return request
+        seen = await self._transport.seen(caller) or ""
+        place = _place(seen)
+        outcomes: dict[int, Outcome] = {}
+        stranger: Outcome = "untried"
+        if place is not None:
+            ip, port = place
+            peer = self._directory.get(caller)
+            known = {port, *ports_of(peer.addresses if peer else ())}
+            asked = dict.fromkeys((*request.ports, port))
+            outcomes = dict.fromkeys(asked, "untried")
+            tried = [each for each in asked if each in known]
+            if self._allows(caller, ip, len(tried)):
+                ends = (self._knock(ip, each, caller) for each in tried)
+                outcomes |= zip(tried, await asyncio.gather(*ends), strict=True)
+            opened = [each for each in tried if outcomes[each] == "open"]
+            if opened and is_public(ip):
+                stranger = await self._ask_strangers(caller, ip, opened[0])
+        pairs = tuple(PortOutcome(*pair) for pair in outcomes.items())
+        return wire.pack(ProbeReply(seen, pairs, stranger, int(self._clock.wall() * 1000)))
+
+    async def answer_for(self, caller: str, payload: bytes) -> bytes | Rejected:
+        """Dial the node that the member `caller` names, if this node has no link to it."""
+        request = wire.unpack(ProbeForRequest, payload, max_bytes=_MAX_BODY)
+        if isinstance(request, Rejected):
+            return request
+        outcome: Outcome = "untried"
+        place, peer_id = _place(request.address), request.peer_id
+        if place is not None and is_peer_id(peer_id) and await self._strange(peer_id, place[0]):
+            opened = await self._knock(*place, peer_id) == "open"
+            outcome = "open" if opened else "timeout"
+        return wire.pack(ProbeForReply(outcome))
+
+    async def _strange(self, peer_id: str, ip: str) -> bool:
+        """Whether this node can be a stranger to `peer_id` now, at the public address `ip`."""
+        now = self._clock.now()
+        return (
+            is_public(ip)
+            and peer_id != self._transport.peer_id
+            and await self._transport.seen(peer_id) is None
+            and self._strange_hosts.take(site(ip), now)
+            and self._all.take(now)
+        )
+
+    async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
+        """How the connections of some further members of the Internet ended that have no link to
+        `caller`. That one of them cannot connect may be its own fault, so one that can is enough.
+        Who is behind the caller's router comes another way, so it is not asked."""
+        drawn = self._directory.draw(self._rng, _DRAWN, self._clock.now(), without=(caller,))
+        seen = [(peer, _place(await self._transport.seen(peer.peer_id) or "")) for peer in drawn]
+        abroad = [peer for peer, at in seen if at and is_public(at[0]) and site(at[0]) != site(ip)]
+        others = abroad[:_STRANGERS]
+        address = f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}"
+        request = wire.pack(ProbeForRequest(caller, address))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STRANGERS_SECONDS):
+                said = await asyncio.gather(*(self._ask_for(other, request) for other in others))
+                return "open" if "open" in said else "timeout" if "timeout" in said else "untried"
+        return "untried"
+
+    async def _ask_for(self, peer: Peer, request: bytes) -> Outcome:
+        raw = await self._asker.ask(peer, PROBE_FOR, request, max_reply=_MAX_BODY)
+        if raw is None:
+            return "untried"
+        reply = wire.unpack(ProbeForReply, raw, max_bytes=_MAX_BODY)
+        if isinstance(reply, Rejected):
+            self._asker.reject(reply, peer.peer_id)
+            return "untried"
+        return reply.outcome
+
+    def _allows(self, caller: str, ip: str, ports: int) -> bool:
+        """Whether to dial so many ports of `ip` now. A node with an address of its own dials nobody
+        on its own machine, where other programs trust loopback."""
+        now, own = self._clock.now(), self._transport.addresses()
+        if _loopback(ip) and not all(_loopback(host) for host in hosts_of(own)):
+            return False
+        return (
+            self._callers.take(caller, now)
+            and self._hosts.take(site(ip), now, ports)
+            and self._all.take(now)
+        )
+
+
+class Prober:
+    """The asking end: keeps what members found in `reach`."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        reach: Reach,
+        *,
+        transport: Transport,
+        directory: Directory,
+        members: Members,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._asker = asker
+        self._reach = reach
+        self._transport = transport
+        self._directory = directory
+        self._members = members
+        self._clock = clock
+        self._rng = rng
+        self._addresses: list[str] = []
+        self._begun = self._next = self._answered = -math.inf
+        self._pause = LEAST_PAUSE
+
+    async def run(self) -> None:
+        """Ask at the start, when something changed, and from time to time."""
+        while True:
+            now = self._clock.now()
+            if now >= self._begun + LEAST_PAUSE and await self._due():
+                await self._round()
+            if now > self._answered + _FORGET_SECONDS:
+                self._reach.probes = ()
+            await asyncio.sleep(_TICK)
+
+    async def refresh(self) -> None:
+        """Ask now, unless that has just been done."""
+        if self._clock.now() >= self._begun + LEAST_PAUSE:
+            await self._round()
+
+    async def _due(self) -> bool:
+        """Whether it is time, the own addresses changed, the links of those that were asked are
+        gone, or a member of the Internet is there at last."""
+        probes = self._reach.probes
+        if not probes or self._clock.now() >= self._next or self._addresses != self._own():
+            return True
+        if not [probe for probe in probes if await self._transport.seen(probe.peer_id)]:
+            return True
+        if any(probe.abroad for probe in probes):
+            return False
+        links = await self._links(_LOOKED_AT)
+        return any(is_public(links[each]) for each in links.keys() - {p.peer_id for p in probes})
+
+    async def _links(self, count: int) -> dict[str, str]:
+        """Of `count` random peers, the IP addresses of those that are connected, by peer id."""
+        links = {}
+        for peer in self._directory.draw(self._rng, count, self._clock.now()):
+            place = _place(await self._transport.seen(peer.peer_id) or "")
+            if place is not None:
+                links[peer.peer_id] = place[0]
+        return links
+
+    async def _round(self) -> None:
+        links = await self._links(_DRAWN)
+        if not links:
+            return
+        self._begun, reach = self._clock.now(), self._reach
+        reach.ports = tuple(ports_of(self._own()))
+        asked = [self._directory.get(peer_id) for peer_id in self._chosen(links)]
+        found = await asyncio.gather(
+            *(self._ask(peer, links[peer.peer_id]) for peer in asked if peer is not None)
+        )
+        probes = tuple(probe for probe in found if probe is not None)
+        tried = sum(probe.opened is not None for probe in probes)
+        if tried:
+            self._answered = self._clock.now()
+            before, reach.probes = reach.verdict(), probes
+            now = reach.verdict()
+            if (before.kind, before.nat) != (now.kind, now.nat):
+                _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
+        certain = tried > 1 and reach.dialable() is not None
+        self._next = self._clock.now() + (_PAUSE if certain else self._pause)
+        self._pause = LEAST_PAUSE if certain else min(_PAUSE, 2.0 * self._pause)
+        self._addresses = self._own()  # with what was found
+
+    def _chosen(self, links: dict[str, str]) -> list[str]:
+        """Whom to ask: members of the Internet if there are any, each of another issuer if there
+        are two, because the members of one may lie together, and at another host."""
+        order = [peer_id for peer_id, ip in links.items() if is_public(ip)] or list(links)
+        self._rng.shuffle(order)
+        for place in (self._members.issuer, lambda peer_id: site(links[peer_id])):
+            firsts = list({place(peer_id): peer_id for peer_id in reversed(order)}.values())
+            order = firsts if len(firsts) > 1 else order
+        return order[:_ASKED]
+
+    async def _ask(self, peer: Peer, at: str) -> Probed | None:
+        request = ProbeRequest(self._reach.ports[:MAX_PORTS])
+        raw = await self._asker.ask(
+            peer, PROBE, wire.pack(request), max_reply=_MAX_BODY, seconds=_ASK_SECONDS
+        )
+        if raw is None:
+            return None
+        reply = wire.unpack(ProbeReply, raw, max_bytes=_MAX_BODY)
+        if isinstance(reply, Rejected):
+            self._asker.reject(reply, peer.peer_id)
+            return None
+        place = _place(reply.seen)
+        if place is None:
+            return None
+        shown, asked = self._members.shown(peer.peer_id), {*request.ports, place[1]}
+        return Probed(
+            peer.peer_id,
+            shown[0].name if shown else peer.peer_id[-8:],
+            at,
+            *place,
+            here=_is_here(place[0]),
+            outcomes={each.port: each.outcome for each in reply.outcomes if each.port in asked},
+            stranger=reply.stranger,
+            ahead=reply.wall_ms / 1000 - self._clock.wall(),
+        )
+
+    def _own(self) -> list[str]:
+        """The addresses at which this node can be dialled."""
+        return [text for text in self._transport.addresses() if parse_address(text)]
+
+
+def ports_of(addresses: Iterable[str]) -> list[int]:
+    """The ports of addresses that can be dialled, as they come."""
+    return list(dict.fromkeys(place[1] for place in _places(addresses)))
+
+
+def hosts_of(addresses: Iterable[str]) -> list[str]:
+    """The IP addresses of addresses that can be dialled."""
+    return [host for host, _ in _places(addresses)]
+
+
+def _places(addresses: Iterable[str]) -> list[tuple[str, int]]:
+    parsed = (parse_address(text) for text in addresses)
+    found = (split_endpoint(each.multiaddr) for each in parsed if each is not None)
+    return [(host, port) for _, host, port in filter(None, found)]
+
+
+def _place(text: str) -> tuple[str, int] | None:
+    """IP address and port of a multiaddr that has both."""
+    kind, host, port = split_endpoint(text) or ("", "", 0)
+    return (host, port) if kind in ("ip4", "ip6") and port else None
+
+
+def _loopback(host: str) -> bool:
+    return host.startswith("127.") or host == "::1"
+
+
+def _is_here(ip: str) -> bool:
+    """Whether `ip` is an address of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
+        try:
+            own.bind((ip, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,275 @@
+"""What a node concludes of how it is reached, from what members found when they dialled it. Pure.
+
+What a member proves depends on where it is: one at another public address proves that the Internet
+reaches this node, one in a private network that this network does, one at the node's own address
+nothing but this machine. A member may lie, so the majority counts, and one member alone never makes
+a node take itself for dialable. docs/sites.md explains the verdicts.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from swarm_node.p2p.internet import is_internet
+
+#: open: this very node answered. silent: something accepted and said nothing. other: another
+#: program or node answered. untried: the member did not dial.
+Outcome = Literal["open", "refused", "timeout", "silent", "other", "untried"]
+#: direct: over the Internet. local: only members of the own network or machine were asked.
+Kind = Literal["direct", "local", "relayed", "unreachable", "unknown"]
+#: What lies between this node and those who dial it. none: its address is this machine's own.
+#: Else NAT: open lets connections in; address those of whoever this node has sent to; restricted
+#: drops them; reject refuses them; symmetric takes another port for every destination, so that no
+#: address holds for all.
+Nat = Literal["none", "open", "address", "restricted", "reject", "symmetric", "unknown"]
+
+NATS: dict[Nat, str] = {
+    "none": "none, the address that members see is this machine's own",
+    "open": "translated, and new connections arrive",
+    "address": "translated, and only addresses that this node has sent to may connect",
+    "restricted": "translated, new connections are dropped",
+    "reject": "translated, new connections are refused",
+    "symmetric": "translated, with another port for every destination (symmetric)",
+    "unknown": "not known",
+}
+#: So many members must agree before a node takes itself for dialable.
+_AGREEING = 2
+_FOUND: dict[Outcome, str] = {
+    "refused": "connections to {} are refused",
+    "timeout": "nothing answers at {}",
+    "silent": "something accepts connections to {} and says nothing",
+    "other": "another program answers at {}",
+    "open": "only members that it has a link to can connect to {}",
+}
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """What one member found. `at` is its IP address as this node sees it; it sees this node at
+    `seen_ip` and `seen_port`, which is an address of this machine if `here`. `outcomes` are by
+    port. `stranger` is how the connection of a member ended that has no link to this node. Its
+    clock is `ahead` of this node's by so many seconds, a negative number if behind."""
+
+    peer_id: str
+    name: str
+    at: str
+    seen_ip: str
+    seen_port: int
+    here: bool
+    outcomes: dict[int, Outcome]
+    ahead: float
+    stranger: Outcome = "untried"
+
+    @property
+    def opened(self) -> bool | None:
+        """Whether a port was open, also to a stranger that tried; None if nobody tried."""
+        tried = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
+        return "open" in tried and not self.acquainted if tried else None
+
+    @property
+    def acquainted(self) -> bool:
+        """Whether the member could connect, and a stranger could not."""
+        return "open" in self.outcomes.values() and self.stranger not in ("open", "untried")
+
+    @property
+    def abroad(self) -> bool:
+        """Whether it dialled over the Internet."""
+        return self.elsewhere and is_public(self.at) and is_public(self.seen_ip)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is neither at the address of this node nor behind it."""
+        return site(self.at) != site(self.seen_ip)
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """A member that forwards requests to this node, and the seconds of a round trip, if known."""
+
+    name: str
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.seconds is None else f"{self.name} ({self.seconds * 1e3:.0f} ms)"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """How this node is reached, in a sentence, and the `remedy` if something can be done."""
+
+    kind: Kind
+    text: str
+    remedy: str = ""
+    nat: Nat = "unknown"
+    probes: list[Probed] = []
+    relays: list[Relay] = []
+
+
+class Reach:
+    """What this node knows of it now. The probe sets `probes` and `ports`, on which the node
+    listens; `relays` names the members that hold a link for it."""
+
+    def __init__(self) -> None:
+        self.probes: tuple[Probed, ...] = ()
+        self.ports: tuple[int, ...] = ()
+        self.relays: Callable[[], Sequence[Relay]] = tuple
+
+    def dialable(self) -> bool | None:
+        """Whether members at other addresses can open connections to this node; None: not known."""
+        return dialable(self.probes)
+
+    def found(self) -> list[str]:
+        """Addresses, without peer id, at which members reach this node."""
+        return found(self.probes)
+
+    def verdict(self) -> Verdict:
+        """For people and programs."""
+        return judge(self.probes, self.ports, tuple(self.relays()))
+
+
+def is_public(ip: str) -> bool:
+    """Whether `ip` is an address of the Internet."""
+    return is_internet(ipaddress.ip_address(ip))
+
+
+def site(ip: str) -> str:
+    """What stands for one place: an IPv4 address, or the 64 bits of an IPv6 network."""
+    address = ipaddress.ip_address(ip)
+    if isinstance(address, ipaddress.IPv4Address):
+        return ip
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+
+
+def dialable(probes: Iterable[Probed]) -> bool | None:
+    """Whether the majority of those that dialled from elsewhere opened a connection, None if that
+    is not known: nobody did, they are as many as the others, or it is the word of one."""
+    votes = [bool(probe.opened) for probe in _evidence(probes)]
+    opened = sum(votes)
+    if 2 * opened > len(votes):
+        return True if opened >= _AGREEING else None
+    return False if 2 * opened < len(votes) else None
+
+
+def found(probes: Iterable[Probed]) -> list[str]:
+    """The addresses that the majority of those that dialled from elsewhere found open."""
+    evidence = _evidence(probes)
+    places = Counter(
+        (probe.seen_ip, port)
+        for probe in evidence
+        for port, outcome in probe.outcomes.items()
+        if outcome == "open" and probe.opened
+    )
+    return [
+        f"/ip{ipaddress.ip_address(ip).version}/{ip}/tcp/{port}"
+        for (ip, port), count in places.most_common()
+        if count >= _AGREEING and 2 * count > len(evidence)
+    ]
+
+
+def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
+    """What lies between this node, which listens on `ports`, and those that dialled it from
+    elsewhere. p2pd dials from the port on which it listens, so a port that others see differs
+    because of NAT, or because that port was in use. Symmetric therefore needs two members."""
+    evidence = _evidence(probes)
+    if not evidence:
+        return "unknown"
+    if any(probe.here for probe in evidence):
+        return "none"
+    if dialable(evidence) is not False:
+        return "open" if all(probe.opened for probe in evidence) else "unknown"
+    if any(probe.acquainted for probe in evidence):
+        return "address"
+    seen = {site(probe.at): probe.seen_port for probe in evidence}
+    kept = set(seen.values()) & set(ports)
+    if not kept and len(seen) > 1 and len(set(seen.values())) == len(seen):
+        return "symmetric"
+    refused = any("refused" in probe.outcomes.values() for probe in evidence)
+    return "reject" if refused else "restricted"
+
+
+def judge(probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = ()) -> Verdict:
+    """The verdict on a node that listens on `ports`, and for which `relays` hold a link."""
+    evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
+    nat = nat_kind(probes, ports)
+    opened = [probe for probe in evidence if probe.opened]
+    closed = [probe for probe in evidence if not probe.opened]
+    kind, text, remedy = _direct(evidence, opened, closed, ports, nat)
+    if relays and dialable(probes) is not True:
+        kind, text = "relayed", f"via relay {listed(relays)}; {text}"
+        remedy = remedy and f"nothing; for direct connections, {remedy}"
+    return Verdict(kind, text, remedy, nat, list(probes), list(relays))
+
+
+def _direct(
+    evidence: list[Probed],
+    opened: list[Probed],
+    closed: list[Probed],
+    ports: Sequence[int],
+    nat: Nat,
+) -> tuple[Kind, str, str]:
+    """Kind, text and remedy without relays."""
+    if not evidence:
+        return "unknown", "not probed yet: no member to ask", ""
+    if len(opened) == len(closed):
+        told = f"{_names(opened)} opened a connection to this node, {_names(closed)} could not"
+        return "unknown", f"members disagree: {told}", ""
+    abroad = all(probe.abroad for probe in evidence)
+    if len(opened) > len(closed):
+        if not abroad:
+            seen = f"seen by {opened[0].name} at {_places(opened[:1], 'open')}"
+            return "local", f"direct on this network ({seen})", ""
+        alone = ", the only member asked" if len(evidence) == 1 else ""
+        return "direct", f"direct at {_places(opened, 'open')}, by {_names(opened)}{alone}", ""
+    worst = Counter(outcome for probe in closed for outcome in probe.outcomes.values())
+    del worst["untried"]
+    outcome = worst.most_common(1)[0][0]
+    why = _FOUND[outcome].format(_places(closed, outcome))
+    where = "" if abroad else " on this network"
+    text = f"unreachable{where}, because {why} (asked: {_names(closed)})"
+    return "unreachable", text, _remedy(outcome, nat, ports)
+
+
+def _remedy(outcome: Outcome, nat: Nat, ports: Sequence[int]) -> str:
+    port = f"TCP port {ports[0]}" if ports else "the TCP port that it listens on"
+    if nat == "none":
+        return f"open {port} in the firewall of this machine or of its provider"
+    if outcome == "other":
+        return (
+            "forward a port of the router that no other machine has to this one, and name it with "
+            "`--announce /ip4/ADDRESS/tcp/PORT`"
+        )
+    return f"forward {port} of the router to this machine"
+
+
+def _evidence(probes: Iterable[Probed]) -> list[Probed]:
+    """Those that count: over the Internet, and else from other addresses of this network."""
+    tried = [probe for probe in probes if probe.opened is not None and probe.elsewhere]
+    return [probe for probe in tried if probe.abroad] or tried
+
+
+def place(ip: str, port: int) -> str:
+    """An address as people write it."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def listed(items: Iterable[object]) -> str:
+    """The items in a sentence; there is at least one."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _places(probes: Sequence[Probed], outcome: Outcome) -> str:
+    """Where these members had this outcome, two places at most."""
+    places = dict.fromkeys(
+        place(probe.seen_ip, port)
+        for probe in probes
+        for port, found in probe.outcomes.items()
+        if found == outcome
+    )
+    return listed(list(places)[:2])
+
+
+def _names(probes: Sequence[Probed]) -> str:
+    return listed(dict.fromkeys(probe.name for probe in probes))

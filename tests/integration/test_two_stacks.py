@@ -1,0 +1,42 @@
+"""One swarm of both network stacks: real nodes that know one address, and trade with everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("trio", reason="py-libp2p is not installed")
+
+
+@pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "stacks", [("hivemind", "libp2p", "hivemind"), ("libp2p", "hivemind", "libp2p")]
+)
+def test_who_knows_one_address_meets_everybody_and_takes_their_groups(
+    start_node: Callable[..., Any], tmp_path: Path, stacks: tuple[str, ...]
+) -> None:
+    ticket = str(tmp_path / "ticket")
+    first, *others = (["--set", f"network.stack={stack}"] for stack in stacks)
+    founder = start_node("founder", *first)
+    founder.wait(lambda status: status["state"] == "running")
+    invited = founder.run("invite", "--name", "others", "--uses", "2", "--out", ticket)
+    assert invited.returncode == 0, invited.stderr
+    joined = [
+        start_node(f"node{index}", "--ticket-file", ticket, *stack)
+        for index, stack in enumerate(others)
+    ]
+    for node, stack in zip((founder, *joined), stacks, strict=True):
+        status = node.wait(_trades_with_two)
+        carrier = psutil.Process(status["processes"]["network"]).cmdline()
+        assert ("swarm_node.p2p.libp2p.process" in carrier) == (stack == "libp2p")
+    for node in (founder, *joined):
+        assert node.stop() == 0, node.log()
+
+
+def _trades_with_two(status: dict[str, Any]) -> bool:
+    return len([peer for peer in status["peers"] if peer["received"] >= 3]) == 2
