@@ -2,7 +2,8 @@
 
 go-libp2p greets whoever connects, so the greeting alone would also be that of another node, for
 example one behind the same router, or the one that knocks. So the TLS handshake follows, whose
-certificate carries the node's key as libp2p's TLS 1.3 specification says. No request is made.
+certificate carries the node's key as libp2p's TLS 1.3 specification says, or Noise's where a node
+speaks no TLS (py-libp2p). No request is made.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from swarm_node.p2p.identity import public_key_of
+from swarm_node.p2p.reach.noise import MAX_ANSWER_BYTES, Initiator
 from swarm_node.p2p.reach.verdict import Outcome
 
 KNOCK_SECONDS = 3.0
 _GREETING = b"\x13/multistream/1.0.0\n"
 _TLS = b"\x0b/tls/1.0.0\n"
+_NO, _NOISE = b"\x03na\n", b"\x07/noise\n"
 _ALPN = "libp2p"
 _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED = b"libp2p-tls-handshake:"
@@ -40,7 +43,10 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
             if await reader.readexactly(len(_GREETING)) != _GREETING:
                 return "other"
             writer.write(_GREETING + _TLS)
-            if await reader.readexactly(len(_TLS)) != _TLS:
+            answer = await reader.readexactly(len(_NO))
+            if answer == _NO:
+                return await _noise(reader, writer, peer_id)
+            if answer + await reader.readexactly(len(_TLS) - len(_NO)) != _TLS:
                 return "other"
             await writer.start_tls(_context())
             shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -52,6 +58,21 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
     finally:
         if writer is not None:
             writer.transport.abort()
+
+
+async def _noise(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer_id: str
+) -> Outcome:
+    writer.write(_NOISE)
+    if await reader.readexactly(len(_NOISE)) != _NOISE:
+        return "other"
+    initiator = Initiator()
+    writer.write(len(initiator.hello).to_bytes(2) + initiator.hello)
+    length = int.from_bytes(await reader.readexactly(2))
+    if length > MAX_ANSWER_BYTES:
+        return "other"
+    proved = initiator.is_proved(await reader.readexactly(length), public_key_of(peer_id))
+    return "open" if proved else "other"
 
 
 def proves(certificate: bytes | None, public_key: bytes) -> bool:
