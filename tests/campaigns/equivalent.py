@@ -10,5 +10,13 @@ EQUIVALENT: dict[str, str] = {
     "p2p/envelope.py _Outer.body: MAX_SEALED_BYTES": "unpack has the same limit for the whole",
     "p2p/envelope.py _Outer.key: 32": "the canonical encoding has no other length",
     "p2p/envelope.py _Outer.signature: 64": "the canonical encoding has no other length",
+    "p2p/hivemind/records.py HeartbeatRecords._bounded: len(record.subkey) <= _MAX_SUBKEY_BYTES": (
+        "a peer id has one form, which is shorter"
+    ),
+    "p2p/verify.py GroupVerifier._open: self.seen(offer.author, header.epoch, header.seq)": (
+        "the window is looked at before the pull and at the admission; this look saves the judging"
+    ),
+    "p2p/admission.py Severed.__contains__: isinstance(peer, str)": "no other key is in the table",
+    "p2p/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
 }

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.errors import Rejected, SlowTaskError, TransportError
+from swarm_node.errors import HomeError, Rejected, SlowTaskError, TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import FREE_SECONDS, Effort, Traffic, Wants
@@ -33,7 +34,17 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Member, Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET, Server
+from swarm_node.p2p.serving import (
+    HELLO,
+    LIST,
+    PEERS,
+    PULL,
+    RENEW,
+    REVOKED,
+    SECRET,
+    Server,
+    hello_body,
+)
 from swarm_node.p2p.statements import NewSecret, Revocations, Signed, revocations
 from swarm_node.p2p.stewards import issue_renewal
 from swarm_node.p2p.ticket import parse_ticket
@@ -523,6 +534,10 @@ def test_damaged_rows_stop_no_node(in_swarm) -> None:
         assert [group.id for group in restored_groups(reborn.storage)] == [kept.id]
         assert reborn.storage.faults == {"storage": 2}
         assert reborn.storage.blob(lost.id) is None
+        (row,) = reborn.storage.live(1)
+        strange = msgpack.packb(["", b"no group", b"", b""])
+        with pytest.raises(HomeError, match="another version"):
+            restored_group(replace(row, blob=strange, id=content_id(strange)))
         assert await reborn.fetch() == []  # which numbers were seen is not known any more
         await alice.stop()
         later = Side(alice.home, network, alice.membership)
@@ -832,6 +847,41 @@ def test_invented_heartbeats_enter_no_directory_and_cost_their_teller(in_swarm) 
         assert asked.standing.cut_until > SYSTEM_CLOCK.now()
 
     in_swarm(body)
+
+
+def test_a_node_passes_on_what_members_said_of_themselves_but_not_to_themselves(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side, carol: Side) -> None:
+        async def told() -> set[bytes]:
+            request = wire.pack(wire.PeersRequest(100))
+            reply = await bob.transport.request(alice.peer_id, PEERS, request)
+            listed = wire.unpack(wire.PeersReply, reply, max_bytes=len(reply))
+            assert not isinstance(listed, Rejected)
+            return set(listed.presences)
+
+        for side in (bob, carol, alice):
+            await side.exchange.meeting.beat(0, 20.0)
+        own = alice.directory.heartbeat
+        caller, other = (alice.directory.get(side.peer_id) for side in (bob, carol))
+        assert caller is not None
+        assert other is not None
+        assert caller.heartbeat
+        assert await told() == {other.heartbeat, own}
+        heard, other.heartbeat = other.heartbeat, b""
+        assert await told() == {own}
+        other.heartbeat, now = heard, SYSTEM_CLOCK.wall()
+        alice.members.obey(revocations(1, now, now + 60, [carol.membership.identity.public_key]))
+        assert await told() == {own}
+
+    in_swarm(body, 3)
+
+
+def test_a_greeting_leaves_out_addresses_that_are_too_long(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side) -> None:
+        alice.transport.addresses = lambda: ["/" + "x" * 160, "/short"]  # type: ignore[method-assign]
+        own = alice.exchange.meeting._credentials
+        assert hello_body(wire.HelloRequest, own, alice.transport).addresses == ("/short",)
+
+    in_swarm(body, 1)
 
 
 def test_an_expelled_member_is_neither_asked_nor_answered(in_swarm) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import functools
+import hashlib
+import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from light_nodes import LightNode
 from swarm_keys import Swarm
 
@@ -24,12 +24,12 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.reach.knock import knock, proves
+from swarm_node.p2p.reach.knock import Handshake, knock
 from swarm_node.p2p.reach.probe import PROBE, ProbeReply, ProbeRequest
 from swarm_node.p2p.reach.verdict import Outcome
 
 GREETING = b"\x13/multistream/1.0.0\n"
-TLS = b"\x0b/tls/1.0.0\n"
+NOISE = b"\x07/noise\n"
 #: Of a knock that must not end by its limit, however busy the machine is.
 PATIENT = 30.0
 
@@ -100,10 +100,10 @@ def test_a_node_that_answers_is_told_from_all_else_that_might(tmp_path: Path) ->
         for says, reads, outcome in (
             (b"", 0, "silent"),
             (GREETING[:7], 0, "silent"),
-            (GREETING + TLS, 0, "silent"),
+            (GREETING + NOISE, 0, "silent"),
             (b"SSH-2.0-OpenSSH_9.6p1 Ubuntu-3ubuntu13\r\n", 0, "other"),
             (GREETING + b"\x03na\n" + bytes(8), 0, "other"),
-            (GREETING + TLS, 64, "other"),  # it ends within the handshake
+            (GREETING + NOISE, 60, "other"),  # it ends within the handshake
         ):
             async with listener(says, reads) as port:
                 seconds = 1.5 if outcome == "silent" else PATIENT
@@ -112,37 +112,54 @@ def test_a_node_that_answers_is_told_from_all_else_that_might(tmp_path: Path) ->
     asyncio.run(main())
 
 
-def certificate(host: Ed25519PrivateKey, own: ec.EllipticCurvePrivateKey, signed: bytes) -> bytes:
-    """What a node shows whose key is `host`: a certificate of the key `own`, in which `host` has
-    signed these bytes."""
-    key = bytes.fromhex("08011220") + host.public_key().public_bytes_raw()
-    inner = b"\x04\x24" + key + b"\x04\x40" + host.sign(signed)
-    name, now = x509.Name([]), datetime.datetime(2026, 1, 1)
-    extension = x509.UnrecognizedExtension(
-        x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1"), b"\x30\x68" + inner
-    )
-    return (
-        x509.CertificateBuilder(name, name, own.public_key(), 1, now, now.replace(year=2027))
-        .add_extension(extension, critical=True)
-        .sign(own, SHA256())
-        .public_bytes(Encoding.DER)
-    )
+class Responder:
+    """The other side of Noise XX, which shows whatever key and signature it is given."""
+
+    def __init__(self, host: Identity, signed: bytes | None = None) -> None:
+        self._host = host
+        self._signed = signed
+
+    def second(self, first: bytes) -> bytes:
+        """The message that answers `first`."""
+        ephemeral, static = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        name = b"Noise_XX_25519_ChaChaPoly_SHA256"
+        chaining = digest = name
+        shown = ephemeral.public_key().public_bytes_raw()
+        for part in (b"", first, b"", shown):
+            digest = hashlib.sha256(digest + part).digest()
+        own = static.public_key().public_bytes_raw()
+        signed = self._signed or b"noise-libp2p-static-key:" + own
+        identity = b"\x0a\x24" + bytes.fromhex("08011220") + self._host.public_key
+        message = shown
+        for private, plain in (
+            (ephemeral, own),
+            (static, identity + b"\x12\x40" + self._host.sign(signed)),
+        ):
+            shared = private.exchange(X25519PublicKey.from_public_bytes(first))
+            derived = HKDF(SHA256(), 64, chaining, b"").derive(shared)
+            chaining, key = derived[:32], derived[32:]
+            sealed = ChaCha20Poly1305(key).encrypt(bytes(12), plain, digest)
+            digest = hashlib.sha256(digest + sealed).digest()
+            message += sealed
+        return message
 
 
-def test_only_a_certificate_that_the_nodes_key_signed_proves_it(tmp_path: Path) -> None:
-    host, own = Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())
-    public = host.public_key().public_bytes_raw()
-    spki = own.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    good = certificate(host, own, b"libp2p-tls-handshake:" + spki)
-    assert proves(good, public)
-    assert not proves(good, Identity.generate().public_key)
-    # A certificate that was seen elsewhere names the other key of its handshake.
-    third = ec.generate_private_key(ec.SECP256R1())
-    assert not proves(certificate(host, third, b"libp2p-tls-handshake:" + spki), public)
-    assert not proves(certificate(host, own, spki), public)
-    changed = good.replace(b"\x04\x24", b"\x04\x23")
-    for junk in (None, b"", b"\x30\x00", good[:-1], good[:100], changed):
-        assert not proves(junk, public)
+def test_only_a_handshake_that_the_nodes_key_signed_proves_it() -> None:
+    host, handshake = Identity.generate(), Handshake()
+    genuine = Responder(host).second(handshake.first)
+    assert handshake.answered(genuine) == host.public_key
+    for index in range(len(genuine)):
+        fresh = Handshake()
+        altered = bytearray(Responder(host).second(fresh.first))
+        altered[index] ^= 1
+        assert fresh.answered(bytes(altered)) is None, index
+    # What was recorded elsewhere, or signs another key, proves nothing.
+    assert Handshake().answered(genuine) is None
+    for signed in (b"noise-libp2p-static-key:" + bytes(32), bytes(32)):
+        fresh = Handshake()
+        assert fresh.answered(Responder(host, signed).second(fresh.first)) is None
+    for junk in (b"", bytes(32), bytes(96), os.urandom(200)):
+        assert Handshake().answered(junk) is None
 
 
 async def answered(

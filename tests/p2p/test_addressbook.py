@@ -175,7 +175,7 @@ def test_a_configured_peer_that_answered_once_leaves_as_others_do() -> None:
 def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twice() -> None:
     book = _book()
     _tell(book, ["me"])
-    book.tell("peer", [], 0.0, issuer="", teller="", telling_issuer="")
+    book.tell("silent", [], 0.0, issuer="", teller="", telling_issuer="")
     book.restore(Known("me", ("/me",), "issuer", ""), anchor=True)
     book.failed("peer", 0.0, heard=0.0)
     book.answered("peer", 0.0, "issuer")

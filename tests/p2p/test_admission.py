@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -64,6 +65,20 @@ def test_early_ends_cut_a_link_when_they_are_no_accident_and_junk_cuts_it_at_onc
     admission.ended_early("liar", junk=True)
     assert "liar" in admission.severed
     assert not admission.enter("liar", False)
+
+
+def test_slots_of_all_keys_have_a_limit() -> None:
+    async def main() -> None:
+        slots = PeerSlots()
+        async with contextlib.AsyncExitStack() as all_of_them:
+            for number in range(MAX_STREAMS):
+                await all_of_them.enter_async_context(slots.hold(f"peer {number}", 2))
+            with pytest.raises(BusyError, match="busy: ask again"):
+                await all_of_them.enter_async_context(slots.hold("another", 2))
+        async with slots.hold("another", 2):
+            pass
+
+    asyncio.run(main())
 
 
 def test_slots_run_some_of_a_key_keep_some_waiting_and_refuse_more() -> None:

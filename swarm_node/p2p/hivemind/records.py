@@ -139,9 +139,7 @@ def _presence(packed: bytes) -> bytes | None:
         presence = msgpack.unpackb(packed)
     except (ValueError, msgpack.UnpackException):
         return None
-    if not isinstance(presence, bytes) or len(presence) > MAX_PRESENCE_BYTES:
-        return None
-    return presence
+    return presence if isinstance(presence, bytes) else None
 
 
 def _signed_bytes(record: DhtRecord, value: bytes) -> bytes:

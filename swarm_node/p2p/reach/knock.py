@@ -1,36 +1,35 @@
 """Whether a node answers at an address: a new TCP connection, and the proof of its key.
 
-go-libp2p greets whoever connects, so the greeting alone would also be that of another node, for
-example one behind the same router, or the one that knocks. So the TLS handshake follows, whose
-certificate carries the node's key as libp2p's TLS 1.3 specification says, or Noise's where a node
-speaks no TLS (py-libp2p). No request is made.
+libp2p greets whoever connects, so the greeting alone would also be that of another node, for
+example one behind the same router, or the one that knocks. So two messages of the Noise handshake
+follow, as libp2p's specification has it (Noise_XX_25519_ChaChaPoly_SHA256; noiseprotocol.org,
+revision 34). The second carries the node's key and its signature. No request is made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import ssl
+import hashlib
+import hmac
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from swarm_node.p2p.identity import public_key_of
-from swarm_node.p2p.reach.noise import MAX_ANSWER_BYTES, Initiator
 from swarm_node.p2p.reach.verdict import Outcome
 
 KNOCK_SECONDS = 3.0
 _GREETING = b"\x13/multistream/1.0.0\n"
-_TLS = b"\x0b/tls/1.0.0\n"
-_NO, _NOISE = b"\x03na\n", b"\x07/noise\n"
-_ALPN = "libp2p"
-_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
-_SIGNED = b"libp2p-tls-handshake:"
-#: SignedKey { OCTET STRING PublicKey { Ed25519, 32 bytes }, OCTET STRING of 64 bytes } in DER.
-_KEY_HEAD, _SIGNATURE_HEAD = bytes.fromhex("3068042408011220"), bytes.fromhex("0440")
+_NOISE = b"\x07/noise\n"
+_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
+_SIGNED = b"noise-libp2p-static-key:"
+_KEY, _TAG = 32, 16
+#: Of the second message: ephemeral key, sealed static key, and a sealed payload of some 110 bytes.
+_MAX_MESSAGE = 4096
+#: NoiseHandshakePayload { 1: PublicKey { 1: Ed25519, 2: 32 bytes }, 2: signature of 64 bytes, … }.
+_KEY_HEAD, _SIGNATURE_HEAD = bytes.fromhex("0a2408011220"), bytes.fromhex("1240")
 
 
 async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS) -> Outcome:
@@ -39,18 +38,18 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
     writer = None
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(ip, port, limit=4096)
-            if await reader.readexactly(len(_GREETING)) != _GREETING:
+            reader, writer = await asyncio.open_connection(ip, port, limit=_MAX_MESSAGE)
+            for proposed in (_GREETING, _NOISE):
+                writer.write(proposed)
+                if await reader.readexactly(len(proposed)) != proposed:
+                    return "other"
+            handshake = Handshake()
+            writer.write(len(handshake.first).to_bytes(2, "big") + handshake.first)
+            length = int.from_bytes(await reader.readexactly(2), "big")
+            if length > _MAX_MESSAGE:
                 return "other"
-            writer.write(_GREETING + _TLS)
-            answer = await reader.readexactly(len(_NO))
-            if answer == _NO:
-                return await _noise(reader, writer, peer_id)
-            if answer + await reader.readexactly(len(_TLS) - len(_NO)) != _TLS:
-                return "other"
-            await writer.start_tls(_context())
-            shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-            return "open" if proves(shown, public_key_of(peer_id)) else "other"
+            shown = handshake.answered(await reader.readexactly(length))
+            return "open" if shown == public_key_of(peer_id) else "other"
     except TimeoutError:
         return "timeout" if writer is None else "silent"
     except (OSError, EOFError):
@@ -60,46 +59,45 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
             writer.transport.abort()
 
 
-async def _noise(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer_id: str
-) -> Outcome:
-    writer.write(_NOISE)
-    if await reader.readexactly(len(_NOISE)) != _NOISE:
-        return "other"
-    initiator = Initiator()
-    writer.write(len(initiator.hello).to_bytes(2) + initiator.hello)
-    length = int.from_bytes(await reader.readexactly(2))
-    if length > MAX_ANSWER_BYTES:
-        return "other"
-    proved = initiator.is_proved(await reader.readexactly(length), public_key_of(peer_id))
-    return "open" if proved else "other"
+class Handshake:
+    """The initiator's side of Noise XX up to the second message."""
 
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self.first = self._private.public_key().public_bytes_raw()
+        self._chaining = _NAME
+        self._hash = _NAME
+        for part in (b"", self.first, b""):  # the prologue, the key, the payload
+            self._mix_hash(part)
 
-def proves(certificate: bytes | None, public_key: bytes) -> bool:
-    """Whether a certificate in DER carries the signature of this Ed25519 key for its own key."""
-    with contextlib.suppress(
-        ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, UnsupportedAlgorithm
-    ):
-        opened = x509.load_der_x509_certificate(certificate or b"")
-        extension = opened.extensions.get_extension_for_oid(_EXTENSION).value
-        assert isinstance(extension, x509.UnrecognizedExtension)
-        head = _KEY_HEAD + public_key + _SIGNATURE_HEAD
-        if not extension.value.startswith(head):
-            return False
-        own = opened.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        with contextlib.suppress(InvalidSignature):
-            key = Ed25519PublicKey.from_public_bytes(public_key)
-            key.verify(extension.value[len(head) :], _SIGNED + own)
-            return True
-    return False
+    def answered(self, message: bytes) -> bytes | None:
+        """The Ed25519 key that the second message proves, None if it proves none."""
+        theirs, rest = message[:_KEY], message[_KEY:]
+        try:
+            self._mix_hash(theirs)
+            static = self._opened(theirs, rest[: _KEY + _TAG])
+            payload = self._opened(static, rest[_KEY + _TAG :])
+            if not payload.startswith(_KEY_HEAD):
+                return None
+            key, rest = payload[len(_KEY_HEAD) :][:_KEY], payload[len(_KEY_HEAD) + _KEY :]
+            if not rest.startswith(_SIGNATURE_HEAD):
+                return None
+            signature = rest[len(_SIGNATURE_HEAD) :][:64]
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, _SIGNED + static)
+        except (InvalidTag, InvalidSignature, ValueError):
+            return None
+        return key
 
+    def _opened(self, other: bytes, sealed: bytes) -> bytes:
+        """Decrypt with a key that the exchange with the X25519 key `other` gives (MixKey and
+        DecryptAndHash)."""
+        shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
+        secret = hmac.digest(self._chaining, shared, "sha256")
+        self._chaining = hmac.digest(secret, b"\x01", "sha256")
+        key = hmac.digest(secret, self._chaining + b"\x02", "sha256")
+        plain = ChaCha20Poly1305(key).decrypt(bytes(12), sealed, self._hash)
+        self._mix_hash(sealed)
+        return plain
 
-@functools.cache
-def _context() -> ssl.SSLContext:
-    """No authority signs these certificates: `proves` checks them."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.set_alpn_protocols([_ALPN])
-    return context
+    def _mix_hash(self, part: bytes) -> None:
+        self._hash = hashlib.sha256(self._hash + part).digest()

@@ -187,6 +187,7 @@ def test_store_holds_one_key_and_dictionaries_only() -> None:
     assert list(world.store.items()) == []
     assert world.store.store(7, b"x", NOW + 60, subkey="alice")
     assert [key for key, _ in world.store.items()] == [7]
+    assert world.store.get(8) is None
 
 
 def test_a_full_store_keeps_a_sample_that_neither_order_nor_repetition_changes() -> None:
