@@ -38,7 +38,7 @@ class Company:
         meeting: Meeting,
         *,
         reaching: ReachingTransport,
-        puncher: Puncher | None,
+        puncher: Puncher | None = None,
         storage: Storage,
         directory: Directory,
         clock: Clock,

@@ -25,6 +25,7 @@ from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.libp2p import daemon
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
+from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Transport
 
 pytest.importorskip("trio", reason="py-libp2p is not installed")
@@ -188,6 +189,18 @@ def test_all_interfaces_are_announced_loopback_last_or_what_the_settings_say() -
             assert set(hosts) == own
             assert hosts[-1].startswith("127.")
             assert other.addresses() == [f"{announced[0]}/p2p/{other.peer_id}"]
+
+    asyncio.run(main())
+
+
+def test_who_knocks_is_shown_the_nodes_own_key() -> None:
+    async def main() -> None:
+        one = transport()
+        async with running(one):
+            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+            assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
+            stranger = Identity.generate().peer_id
+            assert await knock(host, port, stranger, seconds=30.0) == "other"
 
     asyncio.run(main())
 
