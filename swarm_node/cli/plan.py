@@ -72,7 +72,7 @@ def plan(
     machines = _machines(settings, vram)
     engines = [engine_of(settings, machine, shape) for machine in machines]
     cards = [
-        Card(_gpu(machine), job_of(settings, machine, engine), engine)
+        Card(_gpu(machine), job_of(settings, machine, engine, shape), engine)
         for machine, engine in zip(machines, engines, strict=True)
     ]
     if json:

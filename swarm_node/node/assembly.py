@@ -30,6 +30,7 @@ from swarm_node.p2p.meeting import Meeting
 from swarm_node.p2p.members import Keeper, Members, nobody
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
+from swarm_node.p2p.reach.punch import MAX_BODY, PUNCH, Puncher, place_of
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 from swarm_node.p2p.serving import Answer, Server
@@ -151,8 +152,11 @@ def _open_work(
     own = _credentials(membership, parts, shared.members)
     exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
     further, prober = _probing(exchange, parts, shared, _rng("probe", settings, peer_id))
+    puncher = _puncher(exchange, parts, shared, reaching) if prober is not None else None
+    if puncher is not None:
+        further = {**further, PUNCH: puncher.answer}
     _serve(own, parts, shared, rng, further)
-    company = _company(settings, parts, shared, exchange.meeting, reaching)
+    company = _company(settings, parts, shared, exchange.meeting, reaching, puncher)
     return Work(maker, evaluator, exchange, company, prober)
 
 
@@ -172,15 +176,22 @@ def _reaching(
         rejected=shared.tally.rejected,
         clock=parts.clock,
         rng=_rng("reach", settings, membership.identity.peer_id),
+        lan=parts.lan,
     )
 
 
 def _company(
-    settings: Settings, parts: Parts, shared: Shared, meeting: Meeting, reaching: ReachingTransport
+    settings: Settings,
+    parts: Parts,
+    shared: Shared,
+    meeting: Meeting,
+    reaching: ReachingTransport,
+    puncher: Puncher | None,
 ) -> Company:
     return Company(
         meeting,
         reaching=reaching,
+        puncher=puncher,
         storage=parts.storage,
         directory=shared.directory,
         clock=parts.clock,
@@ -261,6 +272,28 @@ def _probing(
         rng=rng,
     )
     return {PROBE: server.answer, PROBE_FOR: server.answer_for}, prober
+
+
+def _puncher(
+    exchange: Exchange, parts: Parts, shared: Shared, reaching: ReachingTransport
+) -> Puncher:
+    """What opens direct links between nodes behind NAT."""
+
+    async def ask(peer_id: str, payload: bytes) -> bytes | None:
+        peer = shared.directory.get(peer_id)
+        if peer is None:
+            return None
+        return await exchange.asker.ask(peer, PUNCH, payload, max_reply=MAX_BODY)
+
+    puncher = Puncher(
+        reaching.peer_id,
+        partial(place_of, parts.reach),
+        ask=ask,
+        dial=parts.transport.dial,
+        clock=parts.clock,
+    )
+    reaching.punch = puncher.punch
+    return puncher
 
 
 def _exchange(

@@ -26,6 +26,7 @@ from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
@@ -84,6 +85,9 @@ def build_parts(
         knock=knock,
         reach=reach,
         dialable=reach.dialable,
+        lan=Lan(
+            membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
+        ),
     )
 
 

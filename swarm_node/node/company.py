@@ -5,7 +5,7 @@ for such a peer."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -16,6 +16,7 @@ from swarm_node.p2p.meeting import FEW, Meeting
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.keeping import KEEP_SECONDS
+from swarm_node.p2p.reach.punch import Puncher
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.storage import Storage
 
@@ -36,6 +37,7 @@ class Company:
         meeting: Meeting,
         *,
         reaching: ReachingTransport,
+        puncher: Puncher | None = None,
         storage: Storage,
         directory: Directory,
         clock: Clock,
@@ -45,6 +47,7 @@ class Company:
     ) -> None:
         self._meeting = meeting
         self._transport = reaching
+        self._puncher = puncher
         self._storage = storage
         self._directory = directory
         self._clock = clock
@@ -81,11 +84,12 @@ class Company:
         ]
 
     async def reach(self) -> None:
-        """Keep relays while peers cannot dial this node."""
-        while True:
-            with suppress(TransportError):  # the daemon died: `meet` restarts it
-                await self._transport.keep()
-            await asyncio.sleep(KEEP_SECONDS)
+        """Keep relays while peers cannot dial this node, and look for direct links."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_again(self._transport.keep))
+            group.create_task(_again(self._transport.upgrade))
+            if self._puncher is not None:
+                group.create_task(self._puncher.run())
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""
@@ -94,3 +98,10 @@ class Company:
             few = self._directory.fewer(FEW, self._clock.now())
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
             await asyncio.sleep(answered if any(found) else silent)
+
+
+async def _again(step: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        with suppress(TransportError):  # the daemon died: `meet` restarts it
+            await step()
+        await asyncio.sleep(KEEP_SECONDS)

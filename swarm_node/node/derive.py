@@ -74,6 +74,7 @@ def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePla
         threads=settings.run.threads,
         share=None if found.plan is None else found.plan.engine,
         nf4=found.training.nf4,
+        shares_base=found.shares_base,
     )
 
 
@@ -137,8 +138,8 @@ def listen_addresses(settings: Settings, own_port: Callable[[], int]) -> list[st
 
 
 def _published(found: Fit) -> Published:
-    """How weights reach the sampler. Both samplers take adapters as they are; the built-in one
-    shares the base with a trainer of one process."""
+    """How weights reach the sampler. Both samplers take adapters as they are, and can share
+    the base with a trainer of one process."""
     if found.shares_base:
         return "shared"
     if found.vllm and found.training.lora_rank:

@@ -209,7 +209,7 @@ def _model(
         yield Finding("model", "ok", f"{settings.model} fits")
     else:
         text = f"{settings.model} fits: {plan.described()}"
-        whole = make_plan(shape, job_of(settings, machine, found.engine), machine.gpu.total)
+        whole = make_plan(shape, job_of(settings, machine, found.engine, shape), machine.gpu.total)
         if whole is None or _stage(whole) == _stage(plan):
             yield Finding("model", "ok", text)
         else:

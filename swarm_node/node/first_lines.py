@@ -63,7 +63,7 @@ def start_lines(
 def _training(
     settings: Settings, machine: Machine, found: Fit, shape: Qwen2Config
 ) -> Iterator[Line]:
-    plan, job = found.plan, job_of(settings, machine, found.engine)
+    plan, job = found.plan, job_of(settings, machine, found.engine, shape)
     if plan is not None:
         how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows
     else:

@@ -44,6 +44,7 @@ from swarm_node.policy.sampling.vllm.engine import (
     VLLM_VERSION,
     EngineChoice,
     VllmBuild,
+    can_share,
     choose_engine,
     installed_vllm,
 )
@@ -86,9 +87,8 @@ class Machine:
 class Fit:
     """How a node works on a machine. `vllm` says that vLLM samples, and `why` the reason for that.
     `training` says how the trainer uses its memory, `plan` how the GPU is divided, the first
-    of several: None on a CPU. With `ipc`, vLLM gets all weights
-    through the GPU's memory. With `shares_base`, the built-in sampler shares the frozen base of
-    adapters."""
+    of several: None on a CPU. With `ipc`, vLLM gets all weights through the GPU's memory. With
+    `shares_base`, the sampler shares the frozen base of adapters."""
 
     where: Placement
     vllm: bool
@@ -152,7 +152,7 @@ def engine_of(
     settings: Settings, machine: Machine, shape: Qwen2Config | None = None
 ) -> EngineChoice:
     """The engine that samples on `machine`, and why. With the model's `shape`, "auto" takes the
-    built-in sampler where only that fits: it shares the base of adapters with the trainer.
+    built-in sampler where only that fits: it can share a base of four bits too.
 
     Raises:
         ModelError: the settings ask for vLLM, and the machine has none that fits its device, or
@@ -161,9 +161,9 @@ def engine_of(
     choice = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
     if not (choice.vllm and machine.gpu and shape):
         return choice
-    built_in = EngineChoice(False, "vLLM, which keeps a base of its own, does not fit the card")
+    built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the card")
     with_vllm, without = (
-        make_plan(shape, job_of(settings, machine, each), machine.gpu.free)
+        make_plan(shape, job_of(settings, machine, each, shape), machine.gpu.free)
         for each in (choice, built_in)
     )
     if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
@@ -174,26 +174,27 @@ def engine_of(
     return built_in if only_without else choice
 
 
-def job_of(settings: Settings, machine: Machine, engine: EngineChoice) -> Job:
-    """What a node with these settings and this engine asks of a GPU; what the user did not set is
-    left open.
+def job_of(settings: Settings, machine: Machine, engine: EngineChoice, shape: Qwen2Config) -> Job:
+    """What a node with these settings and this engine asks of a GPU for a model of this shape; what
+    the user did not set is left open.
 
     Raises:
         ConfigError: settings do not fit together.
     """
-    one_base = machine.gpu is None or machine.ipc
-    one_base &= settings.run.ranks == 1 and not engine.vllm
-    training, sampling = settings.training, settings.sampling
+    training, sampling, where = settings.training, settings.sampling, machine.where
+    one_base = settings.run.ranks == 1 and (machine.gpu is None or machine.ipc)
+    four_bits = machine.bitsandbytes and one_base and not engine.vllm
+    one_base &= not engine.vllm or (training.base != "nf4" and can_share(shape, where.device))
     return Job(
         rows=rows_at_once(settings),
         max_new_tokens=sampling.max_new_tokens,
         lora_rank=training.lora_rank if "lora_rank" in training.model_fields_set else None,
-        dtype=machine.where.products,
+        dtype=where.products,
         eight_bit=training.optimizer == "adamw8bit",
         # No card has shown yet that a wake-up finds its memory free (docs/gpu.md).
         can_sleep=False,
         one_base=one_base,
-        base=_base(settings, possible=machine.bitsandbytes and one_base),
+        base=_base(settings, possible=four_bits),
         processes=settings.run.ranks,
         cards=settings.run.trainer_processes if engine.vllm and machine.gpu else 1,
     )
@@ -212,7 +213,7 @@ def fit(settings: Settings, shape: Qwen2Config, machine: Machine) -> Fit:
         ConfigError: `training.base` cannot be had here.
     """
     engine = engine_of(settings, machine, shape)
-    job = job_of(settings, machine, engine)
+    job = job_of(settings, machine, engine, shape)
     _check_base(settings, machine, shared=engine.vllm or job.one_base)
     plan, ipc = None, False
     if machine.gpu is None:
@@ -284,8 +285,7 @@ def check_disk(settings: Settings, shape: Qwen2Config, found: Fit, room: int) ->
 def shared_bytes(shape: Qwen2Config, found: Fit) -> int:
     """Bytes of shared memory by which weights reach the sampler: the versions that are kept and the
     next one, and a base that both processes map."""
-    width = 2 if found.where.half else 4
-    rank, copies = found.training.lora_rank, KEEP_VERSIONS + 1
+    rank, copies, width = found.training.lora_rank, KEEP_VERSIONS + 1, 2 if found.where.half else 4
     if found.ipc:
         return 0
     if rank and (found.vllm or found.shares_base):
@@ -321,9 +321,9 @@ def torch_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
 def _answered(command: list[str], seconds: float) -> GpuMemory | None:
     try:
         done = bounded_run(command, seconds)
-        return None if done.returncode else parse_gpu_memory(done.stdout)
     except (OSError, subprocess.SubprocessError):
         return None
+    return None if done.returncode else parse_gpu_memory(done.stdout)
 
 
 def has_ipc() -> bool:
@@ -378,8 +378,7 @@ def _base(settings: Settings, *, possible: bool) -> Literal["auto", "whole", "nf
     training, base = settings.training, settings.training.base
     if base == "nf4" and "lora_rank" in training.model_fields_set and not training.lora_rank:
         raise ConfigError(
-            f'training.base = "nf4" is for adapters: set training.lora_rank, to {DEFAULT_RANK} for '
-            "example"
+            f'training.base = "nf4" is for adapters: set training.lora_rank, say to {DEFAULT_RANK}'
         )
     return "whole" if base == "auto" and not possible else base
 

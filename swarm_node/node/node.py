@@ -216,11 +216,15 @@ class Node:
             "pull": self._pull,
             "meet": self._work.company.meet,
             "feel": self._work.company.feel,
-            **({} if self._work.prober is None else {"probe": self._work.prober.run}),
-            "reach": self._work.company.reach,
+            **self._reach_loops(),
             "evaluate": self._evaluate,
             "report": self._report,
         }
+
+    def _reach_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        """None of them where nobody can find out how this node is reached: it needs no relay."""
+        prober = self._work.prober
+        return {} if prober is None else {"probe": prober.run, "reach": self._work.company.reach}
 
     async def _sample(self) -> None:
         """Sample groups whenever enough slots are free, publish them and admit them."""

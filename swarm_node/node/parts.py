@@ -13,6 +13,7 @@ from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members, nobody
 from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.recent import Recent
@@ -34,7 +35,8 @@ class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
     what samples, `dialable` whether peers can dial this node (None while that is not known), and
     `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
-    memory."""
+    memory. `knock` dials for probes and `lan` finds peers on the own network, both None where there
+    is no network of hosts."""
 
     transport: Transport
     sampler: Sampler
@@ -51,6 +53,7 @@ class Parts:
     office: Office = field(default_factory=MemoryOffice)
     knock: Knock | None = None
     reach: Reach = field(default_factory=Reach)
+    lan: Lan | None = None
 
 
 @dataclass

@@ -40,10 +40,13 @@ def test_the_page_has_the_cards_that_people_own() -> None:
     assert middle == {8, 12, 16, 24}
 
 
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['card, GB']}")
-def test_a_row_of_the_table_is_the_plan(row: dict[str, str]) -> None:
+def test_a_row_of_the_table_is_the_plan(row: dict[str, str], engine: str) -> None:
+    if engine == "vllm" and "nf4" in row["method"]:
+        return  # that base is shared with the built-in sampler only
     command = ["plan", "--model", row["model"], "--vram", f"{row['card, GB']}GB", "--json"]
-    command += ["--set", "sampling.engine=torch"]
+    command += ["--set", f"sampling.engine={engine}"]
     command += ["--set", f"sampling.max_new_tokens={number(row['new tokens'])}"]
     shown = CliRunner().invoke(app, command, catch_exceptions=False)
     (plan,) = json.loads(shown.stdout)["cards"]

@@ -56,6 +56,26 @@ async def circuits(relay: End, count: int) -> None:
         await asyncio.sleep(0.05)
 
 
+async def begun(asker: End, relay: End, target: End, number: int) -> forwarding.Stream:
+    """A request for a large reply, which nobody reads."""
+    body = request_to(
+        *(target.peer_id, SIZED, b"8000000", MAX_REPLY_BYTES),
+        nonce=number.to_bytes(16, "big"),
+        wall=time.time(),
+    )
+    stream = await asker.inner._running().open_stream(relay.peer_id, RELAY, 5.0)
+    await send_request(
+        stream[1], seal_request(asker.membership.identity, asker.reaching._swarm_id, body)
+    )
+    return stream
+
+
+async def abort(stream: forwarding.Stream) -> None:
+    stream[1].transport.abort()
+    with contextlib.suppress(OSError):
+        await stream[1].wait_closed()
+
+
 def test_two_nodes_that_cannot_dial_each_other_exchange_over_a_relay(tmp_path: Path) -> None:
     async def main() -> None:
         async with site(tmp_path) as (one, two, relays):
@@ -110,26 +130,19 @@ def test_an_asker_that_does_not_read_holds_little_and_is_given_up(
         async with site(tmp_path) as (one, two, relays):
             via = next(iter(one.reaching._ways[two.peer_id].relays))
             (relay,) = (relay for relay in relays if relay.peer_id == via)
-            stalled = []
-            for number in range(3):
-                body = request_to(
-                    *(two.peer_id, SIZED, b"8000000", MAX_REPLY_BYTES),
-                    nonce=number.to_bytes(16, "big"),
-                    wall=time.time(),
-                )
-                node = one.inner._running()
-                reader, writer = await node.open_stream(relay.peer_id, RELAY, 5.0)
-                sealed = seal_request(one.membership.identity, one.reaching._swarm_id, body)
-                await send_request(writer, sealed)
-                stalled.append((reader, writer))
+            assert await one.asks(two) == one.peer_id.encode()  # now two knows the way back
+            stalled = [await begun(one, relay, two, number) for number in range(3)]
             await circuits(relay, 3)
             # Others are served meanwhile, and the relay holds no whole reply.
             assert await two.asks(one) == two.peer_id.encode()
             assert relay.reaching.carried.bytes < 3 * 4_000_000
             await circuits(relay, 0)
             assert relay.reaching.carried.bytes < 3 * 4_000_000
-            for _, writer in stalled:
-                writer.transport.abort()
+            for stream in stalled:
+                await abort(stream)
+            for number in range(80):  # more than a link is allowed to end early
+                await abort(await begun(one, relay, two, 100 + number))
+            await circuits(relay, 0)
             assert one.peer_id not in relay.inner._admission.severed
             assert relay.peer_id not in two.inner._admission.severed
             assert await one.asks(two) == one.peer_id.encode()

@@ -19,6 +19,7 @@ from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import BaseName, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
+from swarm_node.policy.sampling.vllm.messages import Started
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.settings import TrainerSettings
@@ -58,7 +59,7 @@ def serve(plan: EnginePlan, body: Callable[[VllmSampler], Awaitable[None]]) -> N
             await body(sampler)
         finally:
             await sampler.close()
-        assert not sampler.faults
+        assert sampler.faults.keys() <= {"base_copied"}
 
     asyncio.run(run())
 
@@ -140,3 +141,33 @@ def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
         assert gap(host.core.model, group) < NEAR
 
     serve(plan(lora_rank=4, nf4=base == "nf4"), body)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_base_of_adapters_is_the_trainers_memory(tmp_path: Path, level: int) -> None:
+    settings = TrainerSettings(lora_rank=4, published="shared")
+    (tmp_path / "w").mkdir()
+    host = TrainerHost(TINY, tmp_path / "c", tmp_path / "w", settings)
+    theirs = host.core.model
+    before = theirs.hf_state()
+
+    async def body(sampler: VllmSampler) -> None:
+        await sampler.load(host.published, 0)
+        (group,) = await sampler.sample([ASKED])
+        assert gap(theirs, group) < NEAR
+        # vLLM makes 320 of the 276 embeddings, so it has a copy of them.
+        shared = sum(part.nbytes for part in theirs.parameters()) - theirs.embedding.nbytes
+        assert sampler.last_start == Started(shared, theirs.embedding.nbytes // 276 * 320)
+        if level:
+            assert await sampler.rest()
+            await sampler.load(host.published, 1)
+        assert all(torch.equal(before[name], part) for name, part in theirs.hf_state().items())
+        # What the trainer writes there is in the engine at once: a vector, a matrix.
+        for parameter in (theirs.norm, next(theirs.blocks()).down):
+            parameter.data.mul_(3.0)
+            torch.cuda.synchronize()
+            assert gap(theirs, group) > NEAR
+            (group,) = await sampler.sample([ASKED])
+            assert gap(theirs, group) < NEAR
+
+    serve(plan(lora_rank=4, shares_base=True, sleep_level=level), body)

@@ -33,7 +33,7 @@ from swarm_node.node.fit import (
     parse_gpu_memory,
     this_machine,
 )
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import Training, adapter_count
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
@@ -55,8 +55,8 @@ def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> M
     return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
 
 
-def asked(settings: Settings, machine: Machine) -> Job:
-    return job_of(settings, machine, engine_of(settings, machine))
+def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> Job:
+    return job_of(settings, machine, engine_of(settings, machine), shape_of(model))
 
 
 def test_only_what_the_user_left_open_is_planned() -> None:
@@ -82,29 +82,61 @@ def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
     assert fit(settings, shape_of("tiny"), card(settings, 8 * GIB)).vllm
 
 
-def test_the_built_in_sampler_shares_the_base_with_a_trainer_of_one_process() -> None:
-    assert asked(settings_of(), on_gpu(8)).one_base
-    assert asked(settings_of(sampling__engine="torch"), on_gpu(8, vllm=FOR_GPU)).one_base
-    assert asked(settings_of(), on_gpu(8, vllm=FOR_CPU)).one_base
-    assert not asked(settings_of(), on_gpu(8, vllm=FOR_GPU)).one_base
-    assert not asked(settings_of(run__trainer_processes=2), on_gpu(8)).one_base
-    assert not asked(settings_of(run__trainer_hosts="10.0.0.1:1*2"), on_gpu(8)).one_base
+@pytest.mark.parametrize("vllm", [None, FOR_CPU, FOR_GPU])
+def test_a_sampler_shares_the_base_with_a_trainer_of_one_process(vllm: VllmBuild | None) -> None:
+    machine = on_gpu(8, vllm=vllm)
+    assert asked(settings_of(), machine).one_base
+    assert asked(settings_of(sampling__engine="torch"), machine).one_base
+    assert not asked(settings_of(), replace(machine, ipc=False)).one_base
+    assert not asked(settings_of(run__trainer_processes=2), machine).one_base
+    assert not asked(settings_of(run__trainer_hosts="10.0.0.1:1*2"), machine).one_base
+
+
+def test_vllm_shares_no_base_that_it_lays_out_in_another_way() -> None:
+    machine = on_gpu(8, vllm=FOR_GPU)
+    assert not asked(settings_of(training__base="nf4"), machine).one_base
+    # It has 276 embeddings, of which vLLM makes 320.
+    assert not asked(settings_of(), machine, "tiny").one_base
+    assert asked(settings_of(), on_gpu(8), "tiny").one_base
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
+    wanted = settings_of(sampling__engine="vllm", training__lora_rank=8)
+    found = fit(wanted, shape_of("qwen2.5-0.5b"), on_cpu)
+    assert found.vllm
+    assert found.shares_base
+    assert trainer_settings(wanted, found).published == "shared"
+    assert engine_plan(wanted, shape_of("qwen2.5-0.5b"), found).shares_base
+    small_heads = Qwen2Config(320, 64, 192, 2, 4, 2)  # of 16, of which a CPU's kernels make 32
+    assert not fit(wanted, small_heads, on_cpu).shares_base
+    assert not engine_plan(wanted, small_heads, fit(wanted, small_heads, on_cpu)).shares_base
 
 
 def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
-    """It shares the base of adapters with the trainer, so 8 GB are enough for 1.5 billion."""
-    model, machine = shape_of("qwen2.5-1.5b"), on_gpu(8, vllm=FOR_GPU)
+    """It shares a base of four bits with the trainer, so 12 GB are enough for 4 billion."""
+    model, machine = shape_of("qwen3-4b"), replace(on_gpu(12, vllm=FOR_GPU), bitsandbytes=True)
     settings = for_model(settings_of(sampling__max_new_tokens=1024), model)
     found = fit(settings, model, machine)
     assert not found.vllm
     assert found.shares_base
+    assert found.training.nf4
     assert "does not fit the card" in found.why
     wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
     with pytest.raises(ModelError, match="GiB of GPU memory"):
         fit(wanted, model, machine)
     assert fit(settings, model, on_gpu(24, vllm=FOR_GPU)).vllm
     with pytest.raises(ModelError, match="GiB of GPU memory"):
-        fit(settings, shape_of("qwen2.5-7b"), machine)
+        fit(settings, shape_of("qwen3-8b"), machine)
+
+
+def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
+    """8 GB are enough for 1.5 billion, and not for two copies of them."""
+    model, machine = shape_of("qwen2.5-1.5b"), on_gpu(8, vllm=FOR_GPU)
+    settings = for_model(settings_of(sampling__max_new_tokens=1024), model)
+    found = fit(settings, model, machine)
+    assert found.vllm
+    assert found.shares_base
+    assert found.plan == fit(settings, model, on_gpu(8)).plan
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(settings, model, replace(machine, ipc=False))
 
 
 def test_on_a_gpu_vllm_takes_adapters_in_bfloat16_only() -> None:
@@ -316,7 +348,7 @@ def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
         assert engine.tensor_parallel == found.plan.cards
         return found.plan.cards, found.plan.parts.sampler_weights
 
-    assert planned() == (1, 2 * model.weight_count)
+    assert planned() == (1, 2 * adapter_count(model, 8))  # the base is the trainer's
     assert planned(run__trainer_processes=4) == (4, model.weight_count / 2)
     assert planned(run__trainer_processes=3)[0] == 2  # it has 28 heads
     assert planned(run__trainer_processes=2, run__trainer_hosts="10.0.0.1:1*2")[0] == 2
@@ -332,7 +364,7 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
         found = fit(settings, shape_of("qwen2.5-1.5b"), machine)
         return trainer_settings(settings, found).published
 
-    large, small = on_gpu(80, vllm=FOR_GPU), on_gpu(12, vllm=FOR_GPU)
+    large = on_gpu(80, vllm=FOR_GPU)
     assert published(large) == "ipc"
     assert published(on_gpu(40, vllm=FOR_GPU)) == "merged"  # 34.6 GiB are planned, 5.8 the copies
     assert published(replace(large, ipc=False)) == "merged"
@@ -340,7 +372,8 @@ def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
     assert published(on_gpu(12)) == published(on_gpu(80), training__lora_rank=8) == "shared"
     assert published(replace(on_gpu(12), ipc=False)) == "merged"
     assert published(large, run__trainer_processes=2) == "merged"
-    assert published(small) == published(large, training__lora_rank=8) == "adapter"
+    assert published(large, training__lora_rank=8) == "shared"
+    assert published(replace(large, ipc=False), training__lora_rank=8) == "adapter"
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
     assert published(on_cpu, sampling__engine="vllm") == "merged"
 

@@ -10,9 +10,10 @@ of the DHT, and callers verify it.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 from cryptography.exceptions import InvalidTag
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm_node.clock import Clock
+from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.gates import TokenBucket
 from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.recent import Recent
@@ -34,7 +36,20 @@ DATAGRAM_BYTES = _NONCE + _PADDED + _TAG
 #: Datagrams that are decrypted, of all senders; 128 members announce themselves 6.4 times a second.
 _PER_SECOND, _AT_ONCE = 32.0, 128.0
 _MAX_HEARD = 128
+#: Announcements to peers that were not heard before, so that they need not wait for the next one.
+_ANSWERS = (1.0, 4.0)
 _log = structlog.get_logger(__name__)
+
+
+def own_networks(addresses: Iterable[str]) -> list[str]:
+    """The IPv4 addresses among these of networks that belong to whoever uses them."""
+    hosts = [host for kind, host, _ in filter(None, map(_endpoint, addresses)) if kind == "ip4"]
+    private = (ip for ip in map(ipaddress.IPv4Address, hosts) if ip.is_private)
+    return sorted({str(ip) for ip in private if not (ip.is_loopback or ip.is_unspecified)})
+
+
+def _endpoint(address: str) -> tuple[str, str, int] | None:
+    return split_endpoint(address.partition("/p2p/")[0])
 
 
 class Lan(asyncio.DatagramProtocol):
@@ -53,6 +68,8 @@ class Lan(asyncio.DatagramProtocol):
         self._joined: set[str] = set()
         self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
+        self._said = b""
+        self._answers = TokenBucket(*_ANSWERS)
         self._socket: socket.socket | None = None
         self._receiver: asyncio.DatagramTransport | None = None
 
@@ -75,12 +92,23 @@ class Lan(asyncio.DatagramProtocol):
         if self._socket is None:
             await self._open()
         assert self._socket is not None
-        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
-        nonce = os.urandom(_NONCE)
-        sealed = nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
+        self._said = presence
         for host in hosts:
             try:
                 self._join(host)
+            except OSError as error:
+                _log.debug("this network cannot be used", host=host, error=str(error))
+        self._send()
+
+    def _send(self) -> None:
+        """Say the newest presence on all networks."""
+        presence = self._said
+        assert self._socket is not None
+        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
+        nonce = os.urandom(_NONCE)
+        sealed = nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
+        for host in list(self._joined):
+            try:
                 self._socket.setsockopt(
                     socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host)
                 )
@@ -117,7 +145,10 @@ class Lan(asyncio.DatagramProtocol):
         key, length = body[:_KEY], int.from_bytes(body[_KEY : _KEY + _LENGTH], "big")
         presence, peer = body[_KEY + _LENGTH :][:length], peer_id_of(key)
         if key != self._own and self._vouches(presence, peer) and self._is_member(peer):
+            known = peer in self._heard
             self._heard[peer] = presence, self._clock.now()
+            if not known and self._said and self._answers.take(self._clock.now()):
+                self._send()
 
     def error_received(self, exc: Exception) -> None:
         _log.debug("a network refused a datagram", error=str(exc))

@@ -12,7 +12,7 @@ import asyncio
 import random
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +26,7 @@ from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.circuit import Circuit
 from swarm_node.p2p.reach.keeping import DIAL_SECONDS, KEEP, Relays, in_parallel
+from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.relayed import (
     NONCE_BYTES,
     REPLY_ROOM,
@@ -50,6 +51,12 @@ from swarm_node.p2p.transport import (
 _WAYS, _RELAYS_OF_A_PEER = 512, 4
 #: Between two tries to reach a relayed peer directly.
 _DIRECT_SECONDS = 120.0
+#: The same while this node does not know what lies between it and the others.
+_UNKNOWN_SECONDS = 5.0
+#: Relayed peers that are tried at once.
+_UPGRADES = 8
+#: How long a presence that came over the own network counts.
+_LAN_SECONDS = 180.0
 
 Mode = Literal["auto", "off", "serve"]
 
@@ -102,9 +109,13 @@ class ReachingTransport:
         rejected: Counter[str],
         clock: Clock,
         rng: random.Random,
+        lan: Lan | None = None,
     ) -> None:
         self.usage = Usage()
+        #: Opens a direct link to a relayed peer, set once the node can; see `Puncher.punch`.
+        self.punch: Callable[[str], Awaitable[bool | None]] | None = None
         self._inner = inner
+        self._lan = lan
         self._identity = identity
         self._swarm_id = swarm_id
         self._mode = mode
@@ -167,6 +178,8 @@ class ReachingTransport:
         await self._inner.start()
 
     async def stop(self) -> None:
+        if self._lan is not None:
+            self._lan.close()
         await self._inner.stop()
 
     def addresses(self) -> list[str]:
@@ -188,9 +201,13 @@ class ReachingTransport:
         self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
     ) -> None:
         self._inner.screen(vouches, is_member)
+        if self._lan is not None:
+            self._lan.screen(vouches, is_member)
 
     def use_secret(self, secret: bytes) -> None:
         self._inner.use_secret(secret)
+        if self._lan is not None:
+            self._lan.use(secret)
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         await self._inner.publish_heartbeat(heartbeat, ttl)
@@ -247,9 +264,18 @@ class ReachingTransport:
         return await self._through(peer, way, protocol, payload, max_reply)
 
     async def keep(self) -> None:
-        """Look after the relays of this node, and try one relayed peer directly. The node does
-        it every KEEP_SECONDS."""
-        await asyncio.gather(self.relays.keep(), self._try_directly())
+        """Look after the relays of this node. The node does it every KEEP_SECONDS."""
+        await self.relays.keep()
+
+    async def upgrade(self) -> None:
+        """Try to reach some relayed peers directly, those first that were tried longest ago."""
+        now = self._clock.now()
+        due = sorted(
+            (way.direct_at, peer)
+            for peer, way in self._ways.items()
+            if way.relays and way.direct_at <= now and self._directory.get(peer) is not None
+        )
+        await in_parallel(self._upgrade(peer, self._ways[peer]) for _, peer in due[:_UPGRADES])
 
     async def _through(
         self, peer: str, way: Way, protocol: str, payload: bytes, max_reply: int
@@ -308,20 +334,15 @@ class ReachingTransport:
             await in_parallel(self.relays.joined(*item, patience) for item in way.relays.items())
         )
 
-    async def _try_directly(self) -> None:
-        """Dial one relayed peer at its own addresses, the one that was tried longest ago."""
+    async def _upgrade(self, peer: str, way: Way) -> bool:
         now = self._clock.now()
-        due = [
-            (way.direct_at, peer)
-            for peer, way in self._ways.items()
-            if way.relays and way.direct and way.direct_at <= now
-        ]
-        if due:
-            _, peer = min(due)
-            way = self._ways[peer]
-            way.direct_at = now + _DIRECT_SECONDS
-            if not await self._inner.connected(peer):
-                await self._inner.dial(way.direct, DIAL_SECONDS)
+        way.direct_at = now + _DIRECT_SECONDS
+        if await self._inner.connected(peer):
+            return True
+        punched = await self.punch(peer) if self.punch is not None else False
+        if punched is None:
+            way.direct_at = now + _UNKNOWN_SECONDS
+        return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
     def _way(self, peer: str) -> Way:
         way = self._ways.get(peer) or Way()

@@ -124,6 +124,15 @@ class Reach:
         """Addresses, without peer id, at which members reach this node."""
         return found(self.probes)
 
+    def nat(self) -> Nat:
+        """What lies between this node and the Internet."""
+        return nat_kind(self.probes, self.ports)
+
+    def seen(self) -> tuple[str, int] | None:
+        """IP address and port at which most members of the Internet see this node."""
+        abroad = Counter((p.seen_ip, p.seen_port) for p in self.probes if p.abroad)
+        return abroad.most_common(1)[0][0] if abroad else None
+
     def verdict(self) -> Verdict:
         """For people and programs."""
         return judge(self.probes, self.ports, tuple(self.relays()))

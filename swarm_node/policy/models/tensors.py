@@ -1,4 +1,4 @@
-"""Copies tensors from files and devices to main memory."""
+"""Copies tensors from files and devices to main memory, and makes modules without memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from swarm_node.errors import ModelError
 
@@ -54,3 +55,19 @@ def on_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     # Cast on the device, so that a bfloat16 copy moves half as many bytes.
     cast = tensor.detach().to(dtype or tensor.dtype)
     return cast.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Matrices that become parameters of any module, in this process, lose their memory but for one
+    element, which is zero. They cannot be written before they are given memory."""
+
+    def drop(module: nn.Module, name: str, parameter: Tensor) -> None:
+        if parameter.ndim > 1:
+            parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
+
+    hook = register_module_parameter_registration_hook(drop)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -18,6 +18,7 @@ from swarm_node.policy.sampling.sampler import (
     Row,
     Sampler,
     SampleRequest,
+    SharingSampler,
     extended,
 )
 from swarm_node.rollout import Completion
@@ -25,7 +26,7 @@ from swarm_node.rollout import Completion
 _log = structlog.get_logger(__name__)
 
 
-class Engine(InterruptibleSampler, RestingSampler, Protocol):
+class Engine(InterruptibleSampler, RestingSampler, SharingSampler, Protocol):
     """A sampler in a process of its own."""
 
     @property
@@ -137,6 +138,12 @@ class FallbackSampler:
     async def rest(self) -> bool:
         """See `RestingSampler.rest`. The built-in sampler does not rest."""
         return self._built_in is None and await self._engine.rest()
+
+    async def let_go(self) -> None:
+        """See `SharingSampler.let_go`."""
+        sampler = self._built_in or self._engine
+        if isinstance(sampler, SharingSampler):
+            await sampler.let_go()
 
     async def close(self) -> None:
         """Release all resources."""

@@ -1,5 +1,5 @@
-"""The frozen base of adapters, held once for trainer and built-in sampler: in a file of shared
-memory that both processes map, or in the memory of the GPU (CUDA IPC).
+"""The frozen base of adapters, held once for trainer and sampler: in a file of shared memory that
+both processes map, or in the memory of the GPU (CUDA IPC).
 
 The trainer makes it. What it publishes then is an adapter, and beside it lies the index of the
 base: the number type, whether matrices have four bits a weight, and the file or the handle of the
@@ -63,9 +63,10 @@ def make_base(
     return model
 
 
-def map_base(directory: Path, config: Qwen2Config) -> tuple[Qwen2, str]:
+def map_base(directory: Path, config: Qwen2Config, gpu: int | None = None) -> tuple[Qwen2, str]:
     """A model of the shared base, and the text of its index: another text is another base. The
-    reader of memory on a GPU must be another process than the trainer.
+    reader of memory on a GPU must be another process than the trainer. `gpu` is its number for that
+    GPU, by default the trainer's.
 
     Raises:
         ModelError: the base is not of this shape.
@@ -79,10 +80,12 @@ def map_base(directory: Path, config: Qwen2Config) -> tuple[Qwen2, str]:
         file = directory / _FILE
         if file.stat().st_size != total:
             raise ModelError(f"{file} is not of this model: remove it and start again")
-        flat = torch.from_file(str(file), shared=True, size=total, dtype=torch.uint8)
+        # Copied on write: a reader shares the pages and cannot change the trainer's weights.
+        flat = torch.from_file(str(file), shared=False, size=total, dtype=torch.uint8)
     else:
         # Trainer and node see the same GPUs, and the handle begins with the trainer's number.
-        flat = imported(found["handle"], torch.uint8, found["handle"][0])
+        number = found["handle"][0] if gpu is None else gpu
+        flat = imported(found["handle"], torch.uint8, number)
     _adopt(model, flat, dtype, four_bit)
     return model, text
 

@@ -17,16 +17,19 @@ from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import (
     InterruptibleSampler,
     RestingSampler,
     Row,
     SampleRequest,
+    SharingSampler,
     extended,
     finished,
 )
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.weights.base import make_base
 from swarm_node.rollout import Completion
 
 torch.set_num_threads(1)
@@ -176,6 +179,29 @@ def test_it_takes_adapters_as_the_engine_does(tmp_path: Path) -> None:
         await sampler.load(tmp_path, 6)
         (group,) = await sampler.sample([request()])
         assert_policy(trainer, group, 6)
+
+    run(body)
+
+
+def test_either_sampler_lets_go_of_the_trainers_base(tmp_path: Path) -> None:
+    make_base(TINY, tmp_path, ON_CPU)
+    published = tmp_path / "adapter-0"
+    published.mkdir()
+    Adapter(Qwen2.from_directory(TINY), 4, base=str(TINY)).save(published)
+
+    async def body(sampler: FallbackSampler, engine: Engine, _: Counting) -> None:
+        assert isinstance(sampler, SharingSampler)
+        await sampler.load(published, 0)
+        for failing in (False, True):
+            engine.failing = failing
+            await sampler.sample([request()])
+            sampling = sampler._built_in or engine
+            assert isinstance(sampling, TorchSampler)
+            assert (sampling is engine) is not failing
+            assert sampling._base
+            await sampler.let_go()
+            assert not sampling._base
+            await sampler.load(published, 1)
 
     run(body)
 

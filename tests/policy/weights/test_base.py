@@ -127,14 +127,20 @@ def test_both_processes_map_one_file(tmp_path: Path) -> None:
     file = str(place / "base.weights")
     model, index = map_base(place, host.core.model.config)
     assert index == base_index(place)
-    for each in (model, host.core.model):
-        assert {part.untyped_storage().filename for part in each.parameters()} == {file}
+    theirs = host.core.model
+    assert {part.untyped_storage().filename for part in theirs.parameters()} == {file}
+    for each in (model, theirs):
         assert not any(part.requires_grad for part in each.parameters())
     own = Qwen2.from_directory(TINY).hf_state()
     assert all(torch.equal(own[name], part) for name, part in model.hf_state().items())
     # What is trained lies apart: an update leaves the base as it was.
     host.update(batch(0))
     assert all(torch.equal(own[name], part) for name, part in model.hf_state().items())
+    # The trainer's writing shows in what a reader maps, and not the other way round.
+    theirs.embedding.data[7, 5] = 42.0
+    assert model.embedding[7, 5] == 42.0
+    model.embedding.data[7, 5] = 43.0
+    assert theirs.embedding[7, 5] == 42.0
     before = (place / "base.weights").stat()
     trainer(tmp_path, "shared")
     after = (place / "base.weights").stat()

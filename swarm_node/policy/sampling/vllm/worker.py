@@ -43,6 +43,7 @@ from swarm_node.policy.sampling.vllm.messages import (
     Sample,
     Sampled,
     Start,
+    Started,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, pad_adapter
 from swarm_node.policy.weights.canary import difference
@@ -91,7 +92,7 @@ class _Worker:
                 unfinished = self._engine.get_num_unfinished_requests()
                 return Counted(core, unfinished, **self._counts)
 
-    async def _start(self, request: Start) -> Done:
+    async def _start(self, request: Start) -> Started:
         self._padding = HeadPadding(*request.heads)
         self._scratch = Path(request.scratch)
         self._stop_ids = request.stop_ids
@@ -105,7 +106,7 @@ class _Worker:
         )
         heads = {"own_head": self._padding.own, "padded_head": self._padding.padded}
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=heads))
-        return Done()
+        return Started(*(await self._engine.collective_rpc("swarm_base"))[0])
 
     async def _load(self, engine: AsyncLLM, request: Load) -> Loaded:
         """Between two steps: stop, replace, drop every cached key and value, go on. Requests under

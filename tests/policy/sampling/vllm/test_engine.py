@@ -22,9 +22,11 @@ from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.sampling.vllm.engine import (
+    LOAD_FORMAT,
     Deadlines,
     EngineChoice,
     VllmBuild,
+    can_share,
     choose_engine,
     engine_arguments,
     engine_environment,
@@ -147,6 +149,26 @@ def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
     assert engine_arguments(plan, Path("view"))["max_lora_rank"] == 16
     with pytest.raises(ModelError, match="rank"):
         plan_engine(TINY, where=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=1024)
+
+
+def test_an_engine_that_shares_the_base_is_told_where_it_is() -> None:
+    own, sharing = (
+        plan_engine(
+            HALF_BILLION, where=ON_GPU, max_rows=8, max_new_tokens=24, lora_rank=16, shares_base=one
+        )
+        for one in (False, True)
+    )
+    before = engine_arguments(own, Path("model"))
+    after = engine_arguments(sharing, Path("model"), base=Path("weights"))
+    extra = {"load_format": LOAD_FORMAT, "model_loader_extra_config": {"directory": "weights"}}
+    assert after == before | extra
+    for config, device, can in (
+        (HALF_BILLION, "cuda:0", True),
+        (replace(HALF_BILLION, vocab_size=151_937), "cuda:0", False),  # padded
+        (Qwen2Config(320, 64, 192, 2, 4, 2), "cuda:0", True),
+        (Qwen2Config(320, 64, 192, 2, 4, 2), "cpu", False),  # heads of 16 are padded there
+    ):
+        assert can_share(config, device) is can
 
 
 def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:

@@ -1,0 +1,87 @@
+"""A trainer of adapters and vLLM: memory with one base and with two, and vLLM's time to sample.
+
+    python benchmarks/one_base.py [--model qwen2.5-0.5b] [--dtype bfloat16]
+
+The weights are random, of the real shape. Memory is the proportional set size of trainer and
+engine, which counts once what both map: the peak of the engine's start, and after 8 answers of 16
+tokens. It runs on a CPU, where the base is shared through a file. What tries CUDA IPC is
+tests/integration/test_vllm_gpu.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from node_process import Memory, cpu_seconds
+from real_shapes import RANK, make_model
+
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.shapes import known_shape
+from swarm_node.policy.placement import Placement
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
+from swarm_node.policy.sampling.vllm.sampler import VllmSampler
+from swarm_node.policy.training.settings import TrainerSettings
+from swarm_node.policy.training.worker import TrainerHost
+
+ASKED = SampleRequest(tuple(range(1000, 1040)), n=8, seed=3, max_new_tokens=16)
+PATIENT = Deadlines(start=3600.0, sync=3600.0)
+
+
+async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
+    config, where = Qwen2Config.from_directory(model), Placement("cpu", half=dtype == "bfloat16")
+    settings = TrainerSettings(
+        lora_rank=RANK, dtype=dtype, device="cpu", published="shared" if shared else "adapter"
+    )
+    (work / "weights").mkdir()
+    host = TrainerHost(model, work / "checkpoints", work / "weights", settings)
+    plan = plan_engine(config, where=where, max_rows=8, max_new_tokens=16, lora_rank=RANK)
+    plan = replace(plan, shares_base=shared)
+    alone, peak = Memory.of(os.getpid()).pss, Memory()
+    sampler = VllmSampler.from_directory(model, plan, deadlines=PATIENT)
+    try:
+        load = asyncio.ensure_future(sampler.load(host.published, 0))
+        while not load.done():
+            peak.raise_to(Memory.of(os.getpid()))
+            await asyncio.wait([load], timeout=0.2)
+        await load
+        await sampler.sample([ASKED])
+        assert sampler.pid is not None
+        assert sampler.last_sync is not None
+        before = cpu_seconds(sampler.pid)
+        await sampler.sample([replace(ASKED, seed=4)])
+        spent, now = cpu_seconds(sampler.pid) - before, Memory.of(os.getpid()).pss
+    finally:
+        await sampler.close()
+    print(
+        f"{'one base' if shared else 'two bases'}: trainer alone {alone:,.0f} MiB, with the engine "
+        f"{now:,.0f}, at its start {peak.pss:,.0f}; canary {sampler.last_sync.difference:.2g}; "
+        f"{spent:.1f} CPU s a group; {sampler.last_start}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="qwen2.5-0.5b")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
+    arguments = parser.parse_args()
+    shape = known_shape(arguments.model)
+    assert shape is not None, "swarm-node plan lists the names"
+    torch.set_num_threads(1)
+    model = make_model(arguments.models / arguments.model, shape)
+    print(f"{arguments.model}, {arguments.dtype}, LoRA {RANK}")
+    for shared in (True, False):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as work:
+            asyncio.run(measure(model, Path(work), arguments.dtype, shared=shared))
+
+
+if __name__ == "__main__":
+    main()

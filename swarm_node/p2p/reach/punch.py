@@ -1,0 +1,242 @@
+"""`/swarm-node/punch/1`: two nodes connect though the routers of both let in nothing but answers.
+
+Both send a SYN from the port on which they listen to the address at which members see the other, so
+that each router takes the other's SYN for an answer: TCP's simultaneous open (RFC 9293, 3.5). The
+asker's network daemon dials as it always does. The target holds its own SYN until the other meets
+it, and passes the connection on to its daemon on this machine. A listener alone would not do: what
+it answers has another sequence number than the SYN that its router let out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import structlog
+from msgspec import Meta
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p import wire
+from swarm_node.p2p.addresses import split_endpoint
+from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.internet import is_internet
+from swarm_node.p2p.reach.verdict import Nat, Reach
+
+PUNCH: Final = "/swarm-node/punch/1"
+#: How long a SYN is held, and how long the asker dials. A lost SYN is repeated after 1 and 3 s.
+HOLD_SECONDS: Final = 8.0
+_DIAL_SECONDS = 6.0
+MAX_BODY: Final = 256
+_CHUNK = 256 * 1024
+_REFUSED_PAUSE = 0.25
+#: SYNs at once, and connections that are passed on.
+_HELD, _SPLICED = 8, 64
+#: What one asker may cause, what may be sent to one host, and what all may cause.
+_PER_ASKER = (1 / 60, 2.0)
+_PER_HOST = (3 / 60, 3.0)
+_ALL = (0.5, 16.0)
+#: Behind these a SYN that is sent out lets the other's in, and one that comes early is dropped. A
+#: router that refuses it would end the other's dial, so whoever is behind one can only dial.
+_HOLDS: frozenset[Nat] = frozenset({"restricted", "address"})
+_DIALS: frozenset[Nat] = _HOLDS | {"reject"}
+_log = structlog.get_logger(__name__)
+
+Endpoint = Annotated[str, Meta(max_length=64, pattern=r"\A/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}\Z")]
+
+
+class Punch(wire.Body, frozen=True):
+    """The request: the address at which members see the asker. The reply: that of the target, or
+    nothing where it does not help."""
+
+    address: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this node is: what lies between it and the Internet, the public address at which
+    members see it, and the port on which it listens."""
+
+    nat: Nat
+    ip: str
+    port: int
+    listens: int
+
+    def __str__(self) -> str:
+        return f"/ip4/{self.ip}/tcp/{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    listens: int
+    ip: str
+    port: int
+
+
+class Puncher:
+    """Both ends. `place` says where this node is, None while that is not known. `ask` sends a
+    request to a peer, through a relay where it must, and `dial` dials addresses."""
+
+    def __init__(
+        self,
+        own_id: str,
+        place: Callable[[], Place | None],
+        *,
+        ask: Callable[[str, bytes], Awaitable[bytes | None]],
+        dial: Callable[[Sequence[str], float], Awaitable[int]],
+        clock: Clock,
+    ) -> None:
+        self._own_id = own_id
+        self._place = place
+        self._ask = ask
+        self._dial = dial
+        self._clock = clock
+        self._askers = PeerGates(*_PER_ASKER)
+        self._hosts = PeerGates(*_PER_HOST, capacity=4096)
+        self._all = TokenBucket(*_ALL)
+        self._asked: asyncio.Queue[_Hold] = asyncio.Queue(_HELD)
+        self._free = asyncio.Semaphore(_HELD)
+        self._splices = 0
+
+    async def punch(self, peer: str) -> bool | None:
+        """Whether `peer`, which a relay reaches, has a direct link in the end. None while this node
+        does not know where it is. Of two that could both ask, the one with the lower peer id does:
+        two SYNs from each end would be in each other's way."""
+        own = self._place()
+        if own is None:
+            return None
+        if own.nat not in _DIALS or (own.nat in _HOLDS and self._own_id > peer):
+            return False
+        raw = await self._ask(peer, wire.pack(Punch(str(own))))
+        there = _open(raw) if raw else None
+        if there is None or isinstance(there, Rejected):
+            return False
+        return await self._dial([f"{there.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
+
+    async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
+        """Hold a SYN for a member's, and tell it where this node is; empty if not here or not
+        now."""
+        there, own, now = _open(payload), self._place(), self._clock.now()
+        if isinstance(there, Rejected):
+            return there
+        if own is None or own.nat not in _HOLDS or self._splices >= _SPLICED or self._asked.full():
+            return b""
+        _, ip, port = split_endpoint(there.address) or ("", "", 0)
+        if not (
+            self._askers.take(caller, now) and self._hosts.take(ip, now) and self._all.take(now)
+        ):
+            return b""
+        self._asked.put_nowait(_Hold(own.listens, ip, port))
+        return wire.pack(Punch(str(own)))
+
+    async def run(self) -> None:
+        """Hold what was asked for, a few SYNs at a time, and pass connections on."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._free.acquire()
+                group.create_task(self._serve(await self._asked.get()))
+
+    async def _serve(self, asked: _Hold) -> None:
+        try:
+            met = await hold(asked.listens, asked.ip, asked.port)
+        finally:
+            self._free.release()
+        if met is None:
+            return
+        self._splices += 1
+        try:
+            await splice(met, asked.listens)
+        finally:
+            self._splices -= 1
+
+
+def place_of(reach: Reach) -> Place | None:
+    """Where a node is of which this much is known."""
+    seen = reach.seen()
+    if seen is None or not reach.ports or not _is_public(seen[0]):
+        return None
+    return Place(reach.nat(), *seen, reach.ports[0])
+
+
+async def hold(
+    listens: int, ip: str, port: int, seconds: float = HOLD_SECONDS
+) -> socket.socket | None:
+    """Send a SYN from the port on which this machine listens until another meets it. None if none
+    does in time, or the port is not shared. A router that refuses what is unasked resets this SYN
+    as long as the other end has sent none, so it is sent again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await _met(listens, ip, port)
+                except ConnectionRefusedError:
+                    await asyncio.sleep(_REFUSED_PAUSE)
+                except OSError as error:
+                    _log.debug("no SYN is sent", ip=ip, port=port, error=str(error))
+                    return None
+    return None
+
+
+async def _met(listens: int, ip: str, port: int) -> socket.socket:
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        held.setblocking(False)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("0.0.0.0", listens))  # noqa: S104 - it listens nowhere
+        await asyncio.get_running_loop().sock_connect(held, (ip, port))
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+async def splice(met: socket.socket, port: int) -> None:
+    """Pass a connection on to the daemon that listens on `port` of this machine, until it ends."""
+    streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    try:
+        with contextlib.suppress(OSError):
+            streams.append(await asyncio.open_connection(sock=met))
+            streams.append(await asyncio.open_connection("127.0.0.1", port))
+            (reader, writer), (own_reader, own_writer) = streams
+            async with asyncio.TaskGroup() as group:
+                ends = [
+                    group.create_task(_pump(reader, own_writer)),
+                    group.create_task(_pump(own_reader, writer)),
+                ]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.cancel()
+    finally:
+        if not streams:
+            met.close()
+        for _, writer in streams:
+            writer.close()  # what is on its way may still arrive
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+
+
+def _open(data: bytes) -> Punch | Rejected:
+    """The address that another node states: a port of a public host."""
+    body = wire.unpack(Punch, data, max_bytes=MAX_BODY)
+    if isinstance(body, Rejected):
+        return body
+    endpoint = split_endpoint(body.address)
+    if endpoint is None or endpoint[2] == 0 or not _is_public(endpoint[1]):
+        return Rejected("route", "no public address")
+    return body
+
+
+def _is_public(ip: str) -> bool:
+    host = ipaddress.ip_address(ip)
+    return host.version == 4 and is_internet(host)

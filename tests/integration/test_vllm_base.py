@@ -1,0 +1,194 @@
+"""The real vLLM on a CPU computes with the frozen base of adapters in the trainer's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swarm_node.config import load_settings
+from swarm_node.errors import ModelError
+from swarm_node.node.derive import engine_plan, trainer_settings
+from swarm_node.node.fit import Fit
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.models.qwen2 import Qwen2
+from swarm_node.policy.placement import ON_CPU
+from swarm_node.policy.sampling.fallback import FallbackSampler
+from swarm_node.policy.sampling.sampler import SampleRequest, SharingSampler
+from swarm_node.policy.sampling.vllm.engine import installed_vllm
+from swarm_node.policy.sampling.vllm.messages import Started
+from swarm_node.policy.sampling.vllm.sampler import VllmSampler
+from swarm_node.policy.training.logprobs import completion_logprobs
+from swarm_node.policy.training.worker import TrainerHost
+from swarm_node.rollout import Completion, Provenance
+
+BUILD = installed_vllm()
+pytestmark = [
+    pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
+]
+TINY = resolve("tiny")
+ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, seed=3)
+LONG = replace(ASKED, n=16, max_new_tokens=1000)
+QWEN2 = Qwen2Config(320, 64, 96, 2, 2, 1, head_dim=32, tie_word_embeddings=True)
+#: An untied head, normalised heads, and a vocabulary that vLLM pads.
+QWEN3 = replace(QWEN2, vocab_size=276, model_type="qwen3", tie_word_embeddings=False)
+SETTINGS = load_settings(
+    {"sampling.engine": "vllm", "training.lora_rank": 3, "training.learning_rate": 0.02}, environ={}
+)
+FOUND = Fit(ON_CPU, vllm=True, training=Training(lora_rank=3), shares_base=True)
+
+
+def node_of(place: Path, config: Qwen2Config) -> tuple[TrainerHost, Model]:
+    """A trainer as a node composes it, of a model with random weights."""
+    (place / "weights").mkdir()
+    directory = place / "model"
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TINY / name, directory / name)
+    eos = {"eos_token_id": Codec.from_directory(TINY).eos_id}
+    (directory / "config.json").write_text(json.dumps({**config.to_hf(), **eos}))
+    base = Qwen2(config, generator=torch.Generator().manual_seed(1))
+    save_file(base.hf_state(), directory / "model.safetensors")
+    settings = trainer_settings(SETTINGS, FOUND)
+    assert settings.published == "shared"
+    host = TrainerHost(directory, place / "checkpoints", place / "weights", settings)
+    return host, Model.read("made", directory)
+
+
+def run(model: Model, body: Callable[[VllmSampler], Awaitable[None]]) -> None:
+    plan = engine_plan(SETTINGS, model.config, FOUND)
+    assert plan.shares_base
+    plan = replace(plan, sleep_level=1)
+
+    async def guarded() -> None:
+        sampler = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
+        try:
+            await body(sampler)
+        finally:
+            await sampler.close()
+
+    asyncio.run(guarded())
+
+
+def size(*parameters: torch.Tensor) -> int:
+    return sum(parameter.nbytes for parameter in parameters)
+
+
+@torch.no_grad()
+def largest_gap(model: Qwen2, group: Sequence[Completion]) -> float:
+    """Of the sampled log-probs to what `model` says."""
+    prompt, gaps = np.asarray(ASKED.prompt_ids, np.uint32), []
+    for one in group:
+        row = TrainRow(prompt, one.token_ids, None, 1.0, Provenance.OWN)
+        gaps.append(np.abs(completion_logprobs(model, [row], 1.0).numpy() - one.logprobs).max())
+    return float(max(gaps))
+
+
+def signed(group: Sequence[Completion]) -> Batch:
+    """A batch of one group whose rows are good and bad by turns."""
+    prompt = np.asarray(ASKED.prompt_ids, np.uint32)
+    return Batch(
+        tuple(
+            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.OWN)
+            for n, one in enumerate(group)
+        )
+    )
+
+
+def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
+    host, model = node_of(tmp_path, QWEN2)
+    theirs = host.core.model
+
+    async def body(sampler: VllmSampler) -> None:
+        await sampler.load(host.published, 0)
+        assert sampler.last_start == Started(shared=size(*theirs.parameters()), copied=0)
+        assert sampler.last_sync is not None
+        assert sampler.last_sync.difference < 1e-5
+        (group,) = await sampler.sample([ASKED])
+        assert largest_gap(theirs, group) < 1e-4
+        result, before = host.update(signed(group)), theirs.hf_state()
+        assert await sampler.rest()
+        await sampler.load(result.weights, result.stats.version)
+        (group,) = await sampler.sample([ASKED])
+        assert {span.version for one in group for span in one.spans} == {1}
+        assert largest_gap(theirs, group) < 1e-4
+        with pytest.raises(ModelError, match="overwrite"):
+            await sampler.load(model.directory / "model.safetensors", 2)
+        assert all(torch.equal(before[name], part) for name, part in theirs.hf_state().items())
+        # What the trainer writes there is in the engine at once: a vector, a matrix.
+        for parameter in (theirs.norm, next(theirs.blocks()).down):
+            parameter.data.mul_(3.0)
+            assert largest_gap(theirs, group) > 1e-2
+            (group,) = await sampler.sample([ASKED])
+            assert largest_gap(theirs, group) < 1e-4
+        assert not sampler.faults
+
+    run(model, body)
+
+
+def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Path) -> None:
+    host, model = node_of(tmp_path, QWEN2)
+
+    async def body(sampler: VllmSampler) -> None:
+        elsewhere = tmp_path / "elsewhere" / "adapter-0"
+        shutil.copytree(host.published, elsewhere)
+        with pytest.raises(ModelError, match="shares no base in"):
+            await sampler.load(elsewhere, 0)
+        sharing: SharingSampler = FallbackSampler(sampler, lambda: sampler)
+        await sampler.load(host.published, 0)
+        call = asyncio.ensure_future(sampler.sample([LONG]))
+        await sampler.sample([replace(ASKED, n=1)])  # rows start in order
+        assert sampler.pid is not None
+        engine = psutil.Process(sampler.pid)
+        await sharing.let_go()
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+        done, _ = await asyncio.wait([call], timeout=1.0)
+        assert not done
+        assert sampler.pid is None
+        await sampler.load(host.published, 5)
+        (group,) = await call
+        assert {span.version for one in group for span in one.spans} == {5}
+        assert largest_gap(host.core.model, group) < 1e-4
+        assert not sampler.faults
+
+    run(model, body)
+
+
+def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path) -> None:
+    host, model = node_of(tmp_path, QWEN3)
+    theirs, index = host.core.model, tmp_path / "weights" / "base.json"
+
+    async def body(sampler: VllmSampler) -> None:
+        await sampler.load(host.published, 0)
+        own = size(theirs.embedding, theirs.head_weight)
+        shared = size(*theirs.parameters()) - own
+        # Of a vocabulary of 276, vLLM makes 320.
+        assert sampler.last_start == Started(shared, copied=own // 276 * 320)
+        assert sampler.faults == {"base_copied": 1}
+        (group,) = await sampler.sample([ASKED])
+        assert largest_gap(theirs, group) < 1e-4
+        engine = sampler.pid
+        await sampler.load(host.published, 1)
+        assert sampler.pid == engine
+        index.write_text(index.read_text() + "\n")  # another text is another base
+        await sampler.load(host.published, 2)
+        assert sampler.pid not in (None, engine)
+        (group,) = await sampler.sample([ASKED])
+        assert largest_gap(theirs, group) < 1e-4
+
+    run(model, body)

@@ -1,0 +1,195 @@
+"""Who holds a SYN for whom. That SYNs then meet is shown in tests/sites/test_punch.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import Sequence
+
+import pytest
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p import wire
+from swarm_node.p2p.reach.punch import Place, Punch, Puncher, hold, place_of, splice
+from swarm_node.p2p.reach.verdict import Nat, Probed, Reach
+
+HERE = "/ip4/11.0.1.1/tcp/4001"
+THERE = "/ip4/11.0.2.1/tcp/4002"
+
+
+class Sides:
+    """A puncher, and what it asked and dialled."""
+
+    def __init__(self, nat: Nat | None, own_id: str = "a", reply: bytes | None = b"") -> None:
+        self.asked: list[str] = []
+        self.dialled: list[str] = []
+        self.reply = reply
+        self.now = 0.0
+        place = None if nat is None else Place(nat, "11.0.1.1", 4001, 31000)
+        self.puncher = Puncher(
+            own_id,
+            lambda: place,
+            ask=self._ask,
+            dial=self._dial,
+            clock=Clock(now=lambda: self.now, wall=lambda: 0.0),
+        )
+
+    async def _ask(self, peer: str, payload: bytes) -> bytes | None:
+        self.asked.append(wire.unpack(Punch, payload, max_bytes=256).address)  # type: ignore[union-attr]
+        return self.reply
+
+    async def _dial(self, addresses: Sequence[str], patience: float) -> int:
+        self.dialled += addresses
+        return 1
+
+    def answer(self, address: str = THERE, caller: str = "b") -> bytes | Rejected:
+        return asyncio.run(self.puncher.answer(caller, wire.pack(Punch(address))))
+
+
+def test_who_is_asked_is_dialled_where_it_says() -> None:
+    sides = Sides("restricted", reply=wire.pack(Punch(THERE)))
+    assert asyncio.run(sides.puncher.punch("b")) is True
+    assert sides.asked == [HERE]
+    assert sides.dialled == [f"{THERE}/p2p/b"]
+
+
+@pytest.mark.parametrize("reply", [None, b"", b"junk", wire.pack(Punch("/ip4/10.0.0.1/tcp/1"))])
+def test_a_peer_that_does_not_help_is_not_dialled(reply: bytes | None) -> None:
+    sides = Sides("restricted", reply=reply)
+    assert asyncio.run(sides.puncher.punch("b")) is False
+    assert sides.dialled == []
+
+
+def test_who_can_only_answer_or_not_be_met_asks_nobody() -> None:
+    for nat, own, asks in (
+        ("restricted", "a", True),
+        ("restricted", "c", False),  # the other one asks: its id is lower
+        ("address", "c", False),
+        ("reject", "c", True),  # nobody could hold a SYN for the other
+        ("symmetric", "a", False),
+        ("none", "a", False),
+        ("unknown", "a", False),
+    ):
+        sides = Sides(nat, own)  # type: ignore[arg-type]
+        assert asyncio.run(sides.puncher.punch("b")) is False
+        assert bool(sides.asked) is asks, (nat, own)
+    assert asyncio.run(Sides(None).puncher.punch("b")) is None
+
+
+@pytest.mark.parametrize("nat", ["restricted", "address"])
+def test_a_syn_is_held_behind_a_router_that_drops_what_is_unasked(nat: Nat) -> None:
+    reply = Sides(nat).answer()
+    assert reply == wire.pack(Punch(HERE))
+
+
+@pytest.mark.parametrize("nat", ["reject", "symmetric", "none", "open", "unknown", None])
+def test_no_syn_is_held_where_it_would_not_help(nat: Nat | None) -> None:
+    assert Sides(nat).answer() == b""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("/ip4/192.168.1.5/tcp/80", "/ip4/127.0.0.1/tcp/80", "/ip4/224.0.0.1/tcp/80"),
+        *("/ip4/0.0.0.0/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip4/11.0.2.1/tcp/0"),
+        *("/ip4/11.0.2.1/tcp/99999", "/ip4/999.0.2.1/tcp/80", "/ip4/11.0.2.01/tcp/80"),
+    ],
+)
+def test_only_ports_of_public_hosts_get_a_syn(address: str) -> None:
+    refused = Sides("restricted").answer(address)
+    assert isinstance(refused, Rejected)
+
+
+def test_junk_is_refused() -> None:
+    sides = Sides("restricted")
+    for junk in (b"", b"\x91", b"\x91\xa0", wire.pack(Punch(THERE)) + b"x", b"x" * 257):
+        assert isinstance(asyncio.run(sides.puncher.answer("b", junk)), Rejected)
+
+
+def test_what_one_asker_and_all_together_may_cause_is_bounded() -> None:
+    sides = Sides("restricted")
+    by_one = [sides.answer(f"/ip4/11.0.3.{n}/tcp/1") for n in range(1, 9)]
+    assert sum(map(bool, by_one)) == 2
+    sides = Sides("restricted")
+    at_one = [sides.answer(caller=f"caller {n}") for n in range(8)]
+    assert sum(map(bool, at_one)) == 3
+    sides = Sides("restricted")
+    in_all = [sides.answer(f"/ip4/11.0.4.{n}/tcp/1", f"caller {n}") for n in range(1, 60)]
+    assert sum(map(bool, in_all)) == 8  # nobody takes them off the queue here
+
+
+def probed(number: int, ip: str, port: int) -> Probed:
+    return Probed(
+        f"peer {number}", "n", f"11.0.9.{number}", ip, port, False, {port: "timeout"}, 0.0
+    )
+
+
+def test_a_node_is_where_most_members_of_the_internet_see_it() -> None:
+    reach = Reach()
+    assert place_of(reach) is None
+    reach.probes = tuple(itertools.starmap(probed, [(1, "11.0.1.1", 5), (2, "11.0.1.1", 5)]))
+    assert place_of(reach) is None  # it does not know its own port
+    reach.ports = (5,)
+    assert place_of(reach) == Place("restricted", "11.0.1.1", 5, 5)
+    reach.probes = (probed(1, "192.168.1.1", 5),)
+    assert place_of(reach) is None
+
+
+def test_a_syn_that_meets_nobody_is_given_up() -> None:
+    async def main() -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))  # nobody listens: the host refuses
+            with socket.socket() as own:
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                own.bind(("0.0.0.0", 0))
+                port = own.getsockname()[1]
+                assert await hold(port, "127.0.0.1", other.getsockname()[1], 0.6) is None
+            with socket.socket() as own:  # a port that is not shared
+                own.bind(("0.0.0.0", 0))
+                assert await hold(own.getsockname()[1], "127.0.0.1", 9) is None
+
+    asyncio.run(main())
+
+
+def test_a_connection_is_passed_on_both_ways_until_either_end_closes() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(splice(near, port))
+            reader, writer = await asyncio.open_connection(sock=far)
+            payload = bytes(range(256)) * 8192
+            group.create_task(_send(writer, payload))
+            assert await reader.readexactly(len(payload)) == payload
+            writer.close()
+        server.close()
+        await server.wait_closed()
+
+    async def nobody() -> None:
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            await splice(near, closed.getsockname()[1])
+        with contextlib.suppress(OSError):
+            assert await asyncio.to_thread(far.recv, 1) == b""
+        far.close()
+
+    asyncio.run(main())
+    asyncio.run(nobody())
+
+
+async def _send(writer: asyncio.StreamWriter, payload: bytes) -> None:
+    writer.write(payload)
+    await writer.drain()
