@@ -199,6 +199,7 @@ class LightNode:
         await self.transport.start()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.company.meet())
+            group.create_task(self.company.mend())
             group.create_task(self.company.feel())
             if self._probes:
                 group.create_task(self.prober.run())

@@ -1,4 +1,4 @@
-"""Three loops that keep a node among peers: one announces it and repairs the network, one tries
+"""Four loops that keep a node among peers: one announces it, one repairs the network, one tries
 peers that it was told of or that stopped answering, and one looks after relays. No other loop waits
 for such a peer."""
 
@@ -20,7 +20,8 @@ from swarm_node.p2p.reach.punch import Puncher
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.storage import Storage
 
-_HEAL_SECONDS = 5.0
+#: A node that moved is back within fifteen seconds: this, two pings, a dial and a greeting.
+_HEAL_SECONDS = 3.0
 _POLLS_PER_HEARTBEAT = 10
 _KNOWN_PEERS = 32
 #: Between two peers that are tried: after an answer, and after none.
@@ -54,28 +55,46 @@ class Company:
         self._bootstrap = bootstrap
         self._heartbeat = _POLLS_PER_HEARTBEAT * poll_seconds
         self._version = version
+        self._moved = asyncio.Event()
+        self._addresses: Sequence[str] = bootstrap
 
     async def meet(self) -> None:
-        """Announce this node at every heartbeat, often at first, and repair the network."""
+        """Announce this node at every heartbeat, often at first and when it has other addresses."""
         await self._meeting.open(self._bootstrap)
-        addresses = await self._addresses()
-        pause, next_beat, told = 1.0, 0.0, self._transport.addresses()
+        self._addresses = await self._known()
+        pause = 1.0
         while True:
-            done = await self._transport.heal(addresses)
+            if self._directory.fewer(1, self._clock.now()):
+                self._meeting.name(self._bootstrap)
+            try:
+                await self._meeting.beat(self._version(), self._heartbeat)
+            except TransportError as error:
+                _log.warning("no heartbeat went out", error=str(error))
+            self._addresses = await self._known()  # a beat stores which peers answer
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._moved.wait()
+                    pause = 1.0
+            self._moved.clear()
+            pause = min(self._heartbeat, pause * 1.5)
+
+    async def mend(self) -> None:
+        """Repair the network, and have peers retried at once that a repair can bring back."""
+        told = self._transport.addresses()
+        while True:
+            try:
+                done = await self._transport.heal(self._addresses)
+            except TransportError as error:
+                _log.warning("the network is not repaired", error=str(error))
+                done = "alone"
             if done not in ("ok", "alone"):
                 _log.info("network repaired", what=done)
-            own = self._transport.addresses()
-            if self._clock.now() >= next_beat or own != told:
-                told = own
-                if self._directory.fewer(1, self._clock.now()):
-                    self._meeting.name(self._bootstrap)
-                await self._meeting.beat(self._version(), self._heartbeat)
-                addresses = await self._addresses()  # a beat stores which peers answer
-                next_beat = self._clock.now() + pause
-                pause = min(self._heartbeat, pause * 1.5)
-            await asyncio.sleep(min(pause, _HEAL_SECONDS))
+                self._directory.hurry(self._clock.now())
+            if told != (told := self._transport.addresses()):
+                self._moved.set()
+            await asyncio.sleep(_HEAL_SECONDS)
 
-    async def _addresses(self) -> list[str]:
+    async def _known(self) -> list[str]:
         """Where this node looks for others when it is alone."""
         known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
         return [
@@ -93,13 +112,16 @@ class Company:
         """Try one peer after the other, a few at once while hardly any answers."""
         answered, silent = _NEXT_SECONDS
         while True:
-            few = self._directory.fewer(FEW, self._clock.now())
+            now = self._clock.now()
+            alone, few = (self._directory.fewer(count, now) for count in (1, FEW))
             found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
+            if alone and any(found):
+                self._directory.hurry(self._clock.now())
             await asyncio.sleep(answered if any(found) else silent)
 
 
 async def _again(step: Callable[[], Awaitable[None]]) -> None:
     while True:
-        with suppress(TransportError):  # the daemon died: `meet` restarts it
+        with suppress(TransportError):  # the daemon died: `mend` restarts it
             await step()
         await asyncio.sleep(KEEP_SECONDS)

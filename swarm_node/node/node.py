@@ -13,6 +13,7 @@
 | list     | its poll interval                          | pull                    |
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
+| mend     | three seconds                              | feel, meet              |
 | feel     | one peer that is no partner, at a time     | –                       |
 | probe    | ten minutes, or another address            | –                       |
 | reach    | its interval: relays, ways to peers        | –                       |
@@ -60,7 +61,7 @@ _REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
 _SEEN_SECONDS = 60.0
-_LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 4
+_LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
 _KEEP_OWN_GROUPS = 4096
 _log = structlog.get_logger(__name__)
 
@@ -215,6 +216,7 @@ class Node:
             "list": self._list,
             "pull": self._pull,
             "meet": self._work.company.meet,
+            "mend": self._work.company.mend,
             "feel": self._work.company.feel,
             **self._reach_loops(),
             "evaluate": self._evaluate,

@@ -63,6 +63,18 @@ async def resolve(address: Address) -> list[Address]:
     return [Address(f"/ip{kind[3]}/{ip}/tcp/{port}", address.peer_id) for ip in ips]
 
 
+async def accepts(address: Address, patience: float) -> bool:
+    """Whether anything accepts a TCP connection there, within `patience` seconds."""
+    _, host, port = split_endpoint(address.multiaddr) or ("", "", 0)
+    try:
+        async with asyncio.timeout(patience):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, UnicodeError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
+
+
 def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
     """`listen` with each port 0 replaced by the port of the `known` addresses of the same kind (ip4
     or ip6), if they have exactly one."""

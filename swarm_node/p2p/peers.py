@@ -34,6 +34,8 @@ LOST_TRIES = 5
 #: How often a node requests a group before it forgets the offer.
 TRIES = 3
 _BACKOFF_SECONDS = (1.0, 60.0)
+#: Between two retries of a peer that is heard, or while nobody answers. A retry takes five seconds.
+_SOON_SECONDS = 6.0
 #: Standings of forgotten peers that a node remembers: those that were dropped once.
 _REMEMBERED = 4096
 
@@ -91,6 +93,16 @@ class Peer:
         self.failures = min(self.failures + 1, 16)
         if self.failures > 1:  # after a single lost message no new greeting is needed
             self.greeted = False
+
+    def heard(self, now: float) -> None:
+        """It asks this node, so it is there."""
+        self.last_seen = now
+        self.hurry(now)
+
+    def hurry(self, now: float) -> None:
+        """Retry it soon, if it stopped answering."""
+        if self.failed_until == math.inf:
+            self.feel_at = min(self.feel_at, max(now, self.felt_at + _SOON_SECONDS))
 
     def answered(self, now: float) -> None:
         self.failures = 0
@@ -207,13 +219,22 @@ class Directory:
         return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
 
     def lost(self, rng: random.Random, now: float) -> Peer | None:
-        """A random peer that stopped answering and may be retried now."""
+        """A random peer that stopped answering and may be retried now. While nobody answers, the
+        fault may be this node's own, and no retry waits for long."""
+        alone = self.fewer(1, now)
         due = [
             peer
             for peer in self._peers.values()
-            if peer.failed_until == math.inf and max(peer.feel_at, peer.standing.left_until) <= now
+            if peer.failed_until == math.inf
+            and peer.standing.left_until <= now
+            and (peer.feel_at <= now or (alone and peer.felt_at + _SOON_SECONDS <= now))
         ]
         return rng.choice(due) if due else None
+
+    def hurry(self, now: float) -> None:
+        """Retry all that stopped answering soon: the fault was this node's own."""
+        for peer in self._peers.values():
+            peer.hurry(now)
 
     def befriend(
         self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float

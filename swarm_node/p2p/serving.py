@@ -176,7 +176,7 @@ class Server:
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
             raise TransportError(UNKNOWN_MEMBER)
-        peer.last_seen = self._clock.now()
+        peer.heard(self._clock.now())
         return await handler(caller, payload)
 
     def _allow(self, caller: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, TransportError
 from swarm_node.p2p.addresses import (
     Address,
+    accepts,
     is_endpoint,
     is_peer_id,
     parse_address,
@@ -174,9 +175,9 @@ class StreamTransport(ABC, Generic[Node]):
             TransportError: it cannot be run or cannot listen.
         """
 
-    async def _mend(self, connected: bool, addresses: Sequence[str]) -> str:
-        """See `heal`; the daemon runs, and is `connected` to somebody or to nobody."""
-        if connected:
+    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
+        """See `heal`; the daemon runs, and is connected to the peers `linked`."""
+        if linked:
             return "ok"
         return "healed" if await self.dial(addresses) else "alone"
 
@@ -228,7 +229,9 @@ class StreamTransport(ABC, Generic[Node]):
     async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
         node = self._running()
         wanted = await self._wanted(addresses)
-        answers = await asyncio.gather(*(node.connect(target, patience) for target in wanted))
+        answers = await asyncio.gather(
+            *(self._connect(node, target, patience) for target in wanted)
+        )
         for target, answered in zip(wanted, answers, strict=True):
             if answered:
                 self._dialing.answered(target)
@@ -245,11 +248,19 @@ class StreamTransport(ABC, Generic[Node]):
         told = [target for target in targets if target not in wanted]
         for found in await asyncio.gather(*map(resolve, told)):
             wanted += [target for target in found if self._dialing.take(target, own, now)]
-        return wanted
+        # Behind another router the same address is a peer's: here it would answer, as this node.
+        here = {text.rpartition("/p2p/")[0] for text in own}
+        return [target for target in wanted if target.multiaddr not in here]
+
+    async def _connect(self, node: Node, target: Address, patience: float) -> bool:
+        """Only what accepts a connection is dialled: after a failure p2pd leaves an address alone,
+        up to five minutes after some. So it dials at once when a cut has healed."""
+        there = await accepts(target, patience) or await self.connected(target.peer_id)
+        return there and await node.connect(target, patience)
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "healed" (a peer
-        answers again) or "alone".
+        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "moved" (this node has
+        other addresses), "cut" (links were silent), "healed" (a peer answers again) or "alone".
 
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
@@ -264,7 +275,7 @@ class StreamTransport(ABC, Generic[Node]):
         if connections is None:
             await self.dial(addresses)
             return "restarted"
-        return await self._mend(bool(connections), addresses)
+        return await self._mend(connections, addresses)
 
     async def request(
         self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES

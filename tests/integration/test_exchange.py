@@ -257,6 +257,39 @@ def test_a_published_group_arrives_verified_and_only_once(in_swarm) -> None:
     in_swarm(body)
 
 
+def test_a_node_that_was_off_catches_up_without_pulling_the_world(in_swarm) -> None:
+    """It asks for as many of the newest announcements as it has free slots, and pulls no more."""
+    published, free = 200, 5
+
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0)
+        (early,) = await bob.fetch()
+        await bob.transport.stop()
+        await alice.publish(*range(1, published))
+        bob.storage.close()
+        bob.__init__(bob.home, network, bob.membership)  # type: ignore[misc]
+        await bob.start()
+        await bob.exchange.meeting.beat(0, 20.0)
+        before = network.received[bob.peer_id]
+        offered = await bob.exchange.puller.list_some(1, free)
+        (author,) = bob.directory.live(SYSTEM_CLOCK.now(), 60.0)
+        assert [offer.seq for offer in author.offers] == [
+            *range(published - free + 1, published + 1)
+        ]
+        assert offered > free, "it hears how much more there is"
+        listed = network.received[bob.peer_id] - before
+        assert listed <= free * wire.MAX_ANNOUNCEMENT_BYTES + 64
+
+        pulled = []
+        slots = lambda author: free - len(pulled)  # noqa: E731
+        while bob.exchange.puller.on_offer(slots):
+            pulled += [await bob.exchange.puller.pull(slots, 0)]
+        assert len({group.id for group in pulled} - {early.id}) == free
+        assert await bob.exchange.puller.list_some(3, 0) == 0, "nothing new"
+
+    in_swarm(body)
+
+
 def test_whatever_a_liar_claims_the_gradient_is_the_same(in_swarm) -> None:
     async def trained(bob: Side, group: VerifiedGroup) -> dict[str, torch.Tensor]:
         core = TrainerCore(MODEL, TrainerSettings())

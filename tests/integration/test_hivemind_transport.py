@@ -8,6 +8,7 @@ import gc
 import os
 import random
 import signal
+import socket
 import stat
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -16,6 +17,7 @@ from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
+from sites.faults import FaultProxy
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.hivemind import records as hivemind_records
@@ -236,7 +238,11 @@ def test_a_member_cannot_forge_anothers_heartbeat(tmp_path: Path) -> None:
 
 def test_a_hung_bootstrap_does_not_delay_joining_through_another(tmp_path: Path) -> None:
     async def main() -> None:
-        silent = await asyncio.start_server(lambda r, w: asyncio.sleep(3600), "127.0.0.1", 0)
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer):
+                await asyncio.sleep(3600)
+
+        silent = await asyncio.start_server(hang, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         hung = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.generate().peer_id}"
         one, other = transport(tmp_path), transport(tmp_path)
@@ -260,6 +266,50 @@ def test_an_emptied_routing_table_heals_through_open_connections(tmp_path: Path)
                 del table[node_id]
             assert await other.heal([]) == "healed"
             assert await other.heal([]) == "ok"
+
+    asyncio.run(main())
+
+
+def test_a_silent_link_is_cut_and_the_next_request_dials_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(one, other):
+            (address,) = one.addresses()
+            _, host, _, port = address.split("/")[1:5]
+            proxy = FaultProxy((host, int(port)))
+            listener = socket.create_server(("127.0.0.1", 0))
+            through = address.replace(port, str(listener.getsockname()[1]), 1)
+            async with await proxy.serve(listener):
+                assert await other.dial([through]) == 1
+                assert await other.heal([]) == "ok"
+                proxy.half_open()
+                assert await other.connected(one.peer_id), "TCP says nothing"
+                assert await other.heal([]) == "cut"
+                assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+                await proxy.close()
+
+    asyncio.run(main())
+
+
+def test_an_address_that_was_silent_is_dialled_as_soon_as_it_answers(tmp_path: Path) -> None:
+    """p2pd itself would leave it alone for five seconds after a failure, and longer after more."""
+
+    async def main() -> None:
+        one, other = transport(tmp_path), transport(tmp_path)
+        async with running(other):
+            await one.start()
+            addresses = one.addresses()
+            one._listen = tuple(address.partition("/p2p/")[0] for address in addresses)
+            await one.stop()
+            # An address that is its own here, too: behind another router it may be the peer's.
+            here = other.addresses()[0].replace(other.peer_id, one.peer_id)
+            for _ in range(2):
+                assert await other.dial([*addresses, here]) == 0
+            await one.start()
+            try:
+                assert await other.dial([*addresses, here]) == 1
+            finally:
+                await one.stop()
 
     asyncio.run(main())
 

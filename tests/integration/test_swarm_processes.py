@@ -16,20 +16,13 @@ Families = "binary_matrix,gcd,products", "calendar_arithmetic,letter_counting", 
 NodeStarter = Callable[..., Any]
 
 
-def _ticket(node: Any, path: Path) -> str:
-    node.wait(lambda status: status["state"] == "running")
-    done = node.run("invite", "--name", "others", "--uses", "2", "--out", str(path))
-    assert done.returncode == 0, done.stderr
-    return str(path)
-
-
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(900)
 def test_three_nodes_train_on_each_others_rollouts_and_get_better(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
     first = start_node("first", "--families", Families[0])
-    ticket = _ticket(first, tmp_path / "ticket")
+    ticket = first.invite(uses=2)
     others = [
         start_node(f"node{index}", "--ticket-file", ticket, "--families", families)
         for index, families in enumerate(Families[1:])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from light_nodes import (
@@ -18,6 +19,7 @@ from light_nodes import (
     virtual,
 )
 
+from swarm_node.errors import TransportError
 from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -113,10 +115,49 @@ def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None
         await asyncio.sleep(1800.0)
         assert await rate(nodes[0], 10.0) == 0.0
         swarm.network.partition([])
-        await asyncio.sleep(120.0)
+        await asyncio.sleep(15.0)
+        for node in nodes:
+            assert not node.directory.fewer(LIVE - 1, node.clock.now()), "all are asked"
         assert await rate(nodes[0], 60.0) >= 0.9 * UNDISTURBED
 
     in_swarm(body, tmp_path, LIVE)
+
+
+class Moody(SilentTransport):
+    """Every second heartbeat and every second repair fails, and its addresses never last."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.beats = self.repairs = 0
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        self.beats += 1
+        if self.beats % 2:
+            raise TransportError("the network daemon died: heal() restarts it")
+        await super().publish_heartbeat(heartbeat, ttl)
+
+    async def heal(self, addresses: Sequence[str]) -> str:
+        self.repairs += 1
+        if self.repairs % 2:
+            raise TransportError("p2pd cannot listen")
+        return "moved"
+
+    def addresses(self) -> list[str]:
+        return [f"/memory/{self.repairs}/p2p/{self.peer_id}"]
+
+
+def test_a_network_that_fails_ends_no_loop_and_a_move_is_announced_at_once(tmp_path: Path) -> None:
+    async def body(swarm: Swarm) -> None:
+        transport = Moody(swarm.network, swarm.members[0].identity)
+        node = LightNode(tmp_path, virtual(swarm.loop), transport, swarm.members[0]).start()
+        await asyncio.sleep(300.0)
+        assert node.task is not None
+        assert not node.task.done()
+        assert transport.repairs >= 300 / 4
+        assert transport.beats >= 300 / 7, "a heartbeat with every move, not every twenty seconds"
+        await node.stop()
+
+    in_swarm(body, tmp_path, 1)
 
 
 def test_invented_heartbeats_bring_few_connections_to_a_third_party(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -131,6 +132,37 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
     assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
     peer.answered(1.0)
     assert directory.offered(lambda _: 9, 1.0) == 1
+
+
+def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
+    directory, rng = _directory(partners=2), random.Random(0)
+    silent = directory.meet("peer 000", 0.0)
+    for _ in range(6):
+        silent.failed(0.0)
+    assert directory.lost(rng, 30.0) is None
+    silent.felt_at = 25.0
+    silent.heard(30.0)
+    assert directory.lost(rng, 30.0) is None
+    assert directory.lost(rng, 31.0) is silent
+    answering = directory.meet("peer 001", 0.0)
+    answering.heard(30.0)
+    assert answering.retry_at <= 30.0
+
+
+def test_retries_do_not_wait_while_nobody_answers_nor_after_a_repair() -> None:
+    directory, rng = _directory(partners=2), random.Random(0)
+    one, other = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
+    for peer in (one, one, one, one, one, other):
+        peer.failed(100.0)
+        peer.felt_at = 100.0
+    assert directory.lost(rng, 105.0) is other  # after a second
+    other.feel_at = math.inf  # it is being retried
+    assert directory.lost(rng, 105.0) is None
+    assert directory.lost(rng, 106.0) in (one, other)
+    other.answered(105.0)
+    assert directory.lost(rng, 106.0) is None, "one peer alone is silent"
+    directory.hurry(106.0)
+    assert directory.lost(rng, 106.0) is one
 
 
 def test_an_author_that_has_no_slot_left_offers_nothing_and_hides_nothing() -> None:

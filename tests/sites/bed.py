@@ -114,7 +114,7 @@ class Bed:
 
     def __init__(self, sites: Mapping[str, Nat], public: int = 4, hosts: int = 2) -> None:
         wrong = [name for name in sites if not (name.isalpha() and len(name) < 8)]
-        if wrong or "pub" in sites or not 1 <= public < 250 or not 1 <= hosts < 200:
+        if wrong or "pub" in sites or not 1 <= public < 250 or not 1 <= hosts <= 200:
             raise ValueError("a site has a name of at most 7 letters, but not pub")
         self.sites = dict(sites)
         self.prefix = ""
@@ -122,6 +122,11 @@ class Bed:
         self._addresses = {f"pub{n}": f"11.0.0.{n}" for n in range(1, public + 1)}
         self._addresses |= {site: f"11.0.{n}.1" for n, site in enumerate(sites, 1)}
         self._hosts = {f"{site}{n}": site for site in sites for n in range(1, hosts + 1)}
+        self._own = {
+            host: f"192.168.1.{10 + int(host.removeprefix(site))}"
+            for host, site in self._hosts.items()
+        }
+        self._moved = 0
         self._processes: list[subprocess.Popen[Any]] = []
         self._sockets: list[socket.socket] = []
         self._exits = ExitStack()
@@ -139,9 +144,7 @@ class Bed:
 
     def address(self, name: str) -> str:
         """The address of a host as its own interface has it, or the public one of a site."""
-        if name in self._hosts:
-            return f"192.168.1.{10 + int(name.removeprefix(self._hosts[name]))}"
-        return self._addresses[name]
+        return self._own.get(name) or self._addresses[name]
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` in a host. Only its network is another."""
@@ -205,6 +208,18 @@ class Bed:
         )
         self.flush(site)
         return self._addresses[site]
+
+    def move(self, host: str, site: str) -> str:
+        """Takes a host to another site, as a laptop, and returns its new own address. Its processes
+        run on; nothing answers for its old address any more."""
+        self._ip(f"r-{self._hosts[host]}", [f"link del e-{host}"])
+        self._hosts[host] = site
+        self._moved += 1
+        self._own[host] = f"192.168.1.{210 + self._moved}"
+        steps = _Steps(self.prefix)
+        steps.link(host, f"r-{site}", "lan", f"{self.address(host)}/24", "192.168.1.1")
+        steps.take(self._ip)
+        return self.address(host)
 
     def dropped(self, site: str) -> int:
         """Packets that the routers of a site have not let through since they last forgot."""

@@ -260,6 +260,20 @@ def test_a_capture_that_lost_packets_is_an_error(
             near.sendto(bytes(1000), (bed.address("pub1"), 443))
 
 
+def test_a_host_that_moves_has_another_address_and_its_connections_are_dead(bed: Bed) -> None:
+    near, far = connected(bed, "a1", "pub1", 443)
+    at_home = bed.address("a1")
+    assert bed.move("a1", "b") == bed.address("a1") != at_home
+    near.setblocking(False)
+    near.send(b"from its old address")
+    again, other = connected(bed, "a1", "pub1", 8080)
+    assert other.getpeername()[0] == bed.address("b")
+    again.sendall(b"x")
+    assert other.recv(9) == b"x"
+    assert not readable(far)
+    bed.move("a1", "a")
+
+
 def test_two_beds_do_not_meet(bed: Bed) -> None:
     with Bed({"a": Nat.OPEN}, public=1, hosts=1) as other:
         here, there = listening(bed, "pub1", 443), listening(other, "pub1", 443)

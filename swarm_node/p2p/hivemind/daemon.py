@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from swarm_node.p2p.streams import STOP_SECONDS, StreamServer
 STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
+#: libp2p's ping: 32 bytes that come back.
+_PING, _PING_BYTES = "/ipfs/ping/1.0.0", 32
 #: Kademlia's k, and as many replicas: in a small swarm every node holds every record.
 REPLICAS = 20
 
@@ -217,6 +220,54 @@ class DhtNode:
                 with hivemind_errors("cannot disconnect"):
                     _, _, writer = await self._command(request)
                     writer.close()
+
+    async def answers(self, peer_id: str, patience: float) -> bool:
+        """Whether anything comes back over the link to a peer within `patience` seconds. Its daemon
+        answers a ping alone, however busy the peer is; a refusal is an answer too."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(
+                peer=PeerID.from_base58(peer_id).to_bytes(),
+                proto=[_PING],
+                timeout=round(patience) + 1,
+            ),
+        )
+        try:
+            async with asyncio.timeout(patience):
+                with hivemind_errors(f"cannot ping {peer_id}"):
+                    _, reader, writer = await self._command(request)
+                    try:
+                        writer.write(secrets.token_bytes(_PING_BYTES))
+                        await reader.readexactly(_PING_BYTES)
+                    finally:
+                        writer.transport.abort()
+        except TimeoutError:
+            return False
+        except TransportError:
+            pass  # it was closed meanwhile, or its end does not know this protocol
+        return True
+
+    async def look(self) -> bool:
+        """Read this node's addresses anew; whether they are others now."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+        from hivemind.utils.multiaddr import Multiaddr
+
+        before = set(self._addresses)
+        with contextlib.suppress(TimeoutError, TransportError):  # the next look comes soon
+            async with asyncio.timeout(RPC_SECONDS):
+                with hivemind_errors("the network daemon does not answer"):
+                    request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+                    response, _, writer = await self._command(request)
+                    writer.close()
+                    own = PeerID(response.identify.id).to_base58()
+                    self._addresses = [
+                        f"{Multiaddr(raw)}/p2p/{own}" for raw in response.identify.addrs
+                    ]
+        return set(self._addresses) != before
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
         """The peers that p2pd is connected to, each with the other end's TCP multiaddrs; None if it

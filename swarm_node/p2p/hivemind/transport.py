@@ -7,13 +7,14 @@ own loop.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.p2p.addresses import require_free_ports
 from swarm_node.p2p.frames import check_size
 from swarm_node.p2p.hivemind.daemon import DhtNode, new_store
+from swarm_node.p2p.hivemind.links import cut_silent
 from swarm_node.p2p.hivemind.records import (
     MAX_TTL_SECONDS,
     HeartbeatRecords,
@@ -22,6 +23,7 @@ from swarm_node.p2p.hivemind.records import (
     heartbeat_key,
 )
 from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.reach.returning import Rounds
 from swarm_node.p2p.streams import StreamTransport
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
@@ -63,6 +65,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
         self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
         self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
         self._published_until = 0.0
+        self._rounds = Rounds()
 
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
@@ -88,12 +91,16 @@ class HivemindTransport(StreamTransport[DhtNode]):
         found = await self._running().find(self._key)
         return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
 
-    async def _mend(self, connected: bool, addresses: Sequence[str]) -> str:
+    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
         node = self._running()
-        if connected and not node.lonely:
-            return "ok"
-        await node.ping_known()
-        return "healed" if not node.lonely or await self.dial(addresses) else "alone"
+        moved = await node.look()
+        silent = await cut_silent(node, self._rounds, linked, moved)
+        done = "moved" if moved else "cut" if silent else "ok"
+        if len(silent) == len(linked) or node.lonely:
+            await node.ping_known()
+            found = not node.lonely or await self.dial(addresses) > 0
+            done = done if done != "ok" else "healed" if found else "alone"
+        return done
 
     async def _start_node(self, listen: Sequence[str]) -> DhtNode:
         if self._records is None:  # a new daemon keeps all heartbeats

@@ -1,0 +1,98 @@
+"""How many groups two real nodes trade over a bad line, to over a good one.
+
+    python benchmarks/faulty_line.py [--latency 0.2] [--drop 0.01] [--seconds 45] [--rounds 3]
+
+Two `swarm-node join --model tiny` on this machine reach each other through two proxies
+(tests/sites/faults.py) only. Phases alternate: without faults, then with so many seconds of latency
+in each direction and this share of new connections dropped. Before each phase all connections are
+reset, and it begins when groups come again. Prints groups a minute of both nodes, and the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from running import RunningNode
+from sites.faults import FaultProxy, Faults, proxied
+
+#: A policy that learns makes fewer and fewer groups that are worth trading.
+_STEADY = ("--model", "tiny", "--set", "training.learning_rate=1e-9")
+
+
+def pair(place: Path, stack: ExitStack) -> tuple[list[RunningNode], list[FaultProxy]]:
+    """Two nodes that trade, each behind a proxy."""
+    nodes: list[RunningNode] = []
+    proxies: list[FaultProxy] = []
+    arguments = list(_STEADY)
+    for index in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", 0))
+        proxy = FaultProxy(("127.0.0.1", port), seed=index)
+        proxies.append(stack.enter_context(proxied(proxy, listener)))
+        announced = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
+        node = RunningNode(
+            place / str(index),
+            [*arguments, "--announce", announced],
+            listen=f"/ip4/127.0.0.1/tcp/{port}",
+        )
+        stack.callback(node.end)
+        node.start()
+        nodes.append(node)
+        if not index:
+            arguments += ["--ticket-file", node.invite(uses=1)]
+    for node in nodes:
+        node.wait(lambda status: status["groups"]["received"] >= 20)
+    return nodes, proxies
+
+
+def rate(nodes: list[RunningNode], seconds: float) -> float:
+    """Groups that came from peers in a minute, of both nodes."""
+
+    def received(node: RunningNode) -> tuple[int, float]:
+        status = node.wait(lambda status: True)
+        return int(status["groups"]["received"]), time.monotonic()
+
+    before = [received(node) for node in nodes]
+    time.sleep(seconds)
+    after = [received(node) for node in nodes]
+    return sum(
+        (new - old) / (ended - begun) * 60
+        for (old, begun), (new, ended) in zip(before, after, strict=True)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--latency", type=float, default=0.2)
+    parser.add_argument("--drop", type=float, default=0.01)
+    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    arms = {"good line": Faults(), "bad line": Faults(latency=args.latency, drop=args.drop)}
+    totals = dict.fromkeys(arms, 0.0)
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        nodes, proxies = pair(Path(place), stack)
+        for _ in range(args.rounds):
+            for arm, faults in arms.items():
+                for proxy in proxies:
+                    proxy.faults = faults
+                    proxy.reset()
+                before = [node.wait(lambda status: True)["groups"]["received"] for node in nodes]
+                for node, old in zip(nodes, before, strict=True):
+                    node.wait(lambda status, old=old: status["groups"]["received"] > old + 10)
+                got = rate(nodes, args.seconds)
+                totals[arm] += got
+                print(f"{arm}: {got:.0f} groups a minute", flush=True)
+        print(f"ratio {totals['bad line'] / totals['good line']:.2f} (goal 0.8)")
+
+
+if __name__ == "__main__":
+    main()

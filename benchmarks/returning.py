@@ -1,0 +1,144 @@
+"""How long two real nodes that trade groups take to trade again after their network changed.
+
+    sudo python benchmarks/returning.py [fault ...] [--nat restricted]
+
+A public node and one behind a router, in the namespaces of tests/sites/bed.py. For every fault: the
+seconds from its end until both nodes again get groups of each other that were not under way. Needs
+root and what the bed needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+from sites.bed import Bed, Nat, why_not
+from sites.scene import Scene, scene
+
+#: So long nothing comes through after a fault before a new group counts; seconds.
+_QUIET = 2.0
+_LONGEST = 180.0
+_GROUPS = 3
+AWAY, HOME = "a1", "pub1"
+#: A policy that learns makes fewer and fewer groups that are worth trading.
+_STEADY = ("--set", "training.learning_rate=1e-9")
+
+
+def status(one: Scene, host: str) -> dict[str, Any]:
+    """The status of a node, from its control API: quicker than a process of the command line."""
+    where = json.loads((one.nodes[host].home / "control.json").read_text())
+    with one.bed.socket_in(host) as end:
+        end.settimeout(10)
+        end.connect(("127.0.0.1", where["port"]))
+        line = http.client.HTTPConnection("127.0.0.1", where["port"])
+        line.sock = end
+        line.request("GET", "/v1/status", headers={"Authorization": f"Bearer {where['token']}"})
+        return dict(json.loads(line.getresponse().read()))
+
+
+def received(one: Scene, ids: dict[str, str]) -> tuple[int, ...]:
+    """What each of the two nodes got of the other."""
+    counts = []
+    for host, other in ((AWAY, HOME), (HOME, AWAY)):
+        try:
+            peers = status(one, host)["peers"]
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
+            peers = []
+        counts.append(sum(p["received"] for p in peers if p["peer_id"] == ids[other]))
+    return tuple(counts)
+
+
+def back(one: Scene, ids: dict[str, str], since: float) -> list[float]:
+    """Seconds from `since` until the end of the longest gap between groups, for each node."""
+    times: list[list[float]] = [[since], [since]]
+    before = received(one, ids)
+    while time.monotonic() - since < _LONGEST:
+        time.sleep(0.2)
+        now, counts = time.monotonic(), received(one, ids)
+        for seen, old, new in zip(times, before, counts, strict=True):
+            seen += [now] * max(0, new - old)
+        before = counts
+        # Both have been trading for ten seconds.
+        if all(len([t for t in seen if t > now - 10]) >= _GROUPS for seen in times) and (
+            now - since > 20
+        ):
+            return [_after_gap(seen) - since for seen in times]
+    return [math.inf] * 2
+
+
+def _after_gap(times: list[float]) -> float:
+    """When the longest gap ended; the first time if it was shorter than _QUIET seconds."""
+    gap, end = max((late - early, late) for early, late in itertools.pairwise(times))
+    return end if gap > _QUIET else times[0]
+
+
+def cut(seconds: float) -> Callable[[Scene], None]:
+    def fault(one: Scene) -> None:
+        one.bed.cut("a")
+        time.sleep(seconds)
+        one.bed.join("a")
+
+    return fault
+
+
+def bootstrap_killed(one: Scene) -> None:
+    one.nodes[HOME].end()
+    time.sleep(5)
+    one.nodes[HOME].start()
+    one.nodes[HOME].wait(lambda now: now["state"] == "running")
+
+
+FAULTS: dict[str, Callable[[Scene], object]] = {
+    "flush": lambda one: one.bed.flush("a"),
+    "readdress": lambda one: one.bed.readdress("a"),
+    "move": lambda one: one.bed.move(AWAY, "b"),
+    "cut 20 s": cut(20),
+    "cut 60 s": cut(60),
+    "cut 240 s": cut(240),
+    "bootstrap": bootstrap_killed,
+    "move back": lambda one: one.bed.move(AWAY, "a"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("faults", nargs="*", default=list(FAULTS))
+    parser.add_argument("--nat", default="restricted")
+    args = parser.parse_args()
+    if why := why_not():
+        sys.exit(f"NOT RUN: {why}")
+    with (
+        tempfile.TemporaryDirectory(prefix="bed-") as place,
+        Bed({"a": Nat(args.nat), "b": Nat(args.nat)}, public=1, hosts=1) as bed,
+        scene(bed, Path(place), *_STEADY) as one,
+    ):
+        one.start(HOME)
+        one.start(AWAY)
+        ids = one.peer_ids()
+        began = time.monotonic()
+        print(f"met: {back(one, ids, began)}", flush=True)
+        for fault in args.faults:
+            begun = time.monotonic()
+            FAULTS[fault](one)
+            healed = time.monotonic()
+            found = [f"{seconds:.1f}" for seconds in back(one, ids, healed)]
+            print(
+                f"{fault} ({healed - begun:.0f} s): {AWAY} {found[0]}, {HOME} {found[1]}",
+                flush=True,
+            )
+        for host, node in one.nodes.items():
+            print(host, node.log()[-1500:], status(one, host)["rejected"])
+
+
+if __name__ == "__main__":
+    main()

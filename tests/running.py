@@ -1,0 +1,101 @@
+"""Real `swarm-node` processes, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+COMMAND = [sys.executable, "-m", "swarm_node"]
+FAST = [
+    *("--set", "network.poll_seconds=0.3"),
+    *("--set", "run.eval_seconds=5", "--set", "run.checkpoint_updates=10"),
+]
+
+
+@dataclass
+class RunningNode:
+    """One `swarm-node join` process in a home of its own. `command` may run it elsewhere."""
+
+    home: Path
+    arguments: list[str]
+    command: list[str] = field(default_factory=lambda: COMMAND)
+    listen: str = "/ip4/127.0.0.1/tcp/0"
+    variables: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(*self.command, "join", "--home", str(self.home), "--listen", self.listen),
+                    *(*FAST, *self.arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.variables},
+            )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another `swarm-node` command on this home."""
+        verb, *rest = arguments
+        return subprocess.run(
+            [*self.command, verb, "--home", str(self.home), *rest],
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def status(self) -> dict[str, Any] | None:
+        done = self.run("status", "--json")
+        return json.loads(done.stdout) if done.returncode == 0 else None
+
+    def wait(self, what: Callable[[dict[str, Any]], bool], seconds: float = 300) -> dict[str, Any]:
+        """Poll the status until `what` holds."""
+        deadline = time.monotonic() + seconds
+        status = None
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log()
+            status = self.status()
+            if status is not None and what(status):
+                return status
+            time.sleep(0.5)
+        raise AssertionError(f"not within {seconds} s; last status {status}\n{self.log()}")
+
+    def kill(self) -> None:
+        """What a power cut does: nothing gets to say goodbye."""
+        self.process.kill()
+        self.process.wait(60)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(120)
+
+    def end(self) -> None:
+        """Kill it with its children, if it runs."""
+        if self.process.poll() is None:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            self.kill()
+            psutil.wait_procs(children, timeout=60)
+
+    def invite(self, uses: int) -> str:
+        """A file with a ticket for `uses` nodes, once this one runs."""
+        self.wait(lambda status: status["state"] == "running")
+        path = self.home / "others.ticket"
+        done = self.run("invite", "--name", "others", "--uses", str(uses), "--out", str(path))
+        assert done.returncode == 0, done.stderr
+        return str(path)
+
+    def log(self) -> str:
+        return (self.home / "log").read_text(errors="replace")[-4000:]
