@@ -128,17 +128,7 @@ def _open_work(
         seed=settings.run.seed,
         peer_id=peer_id,
     )
-    evals = shared.tally.evals
-    evaluator = Evaluator(
-        sampling=settings.sampling,
-        parts=parts,
-        info=info,
-        own_families=families,
-        tasks=settings.run.eval_tasks,
-        earlier=evals[-1].seconds if evals else 0.0,
-        drawing=shared.tally.drawing,
-        least=settings.run.eval_seconds,
-    )
+    evaluator = _evaluator(settings, parts, shared, info, families)
     verifier = GroupVerifier(
         membership.swarm.swarm_id,
         _expected(settings, peer_id, parts, info),
@@ -151,13 +141,31 @@ def _open_work(
     rng = _rng("share", settings, peer_id)
     own = _credentials(membership, parts, shared.members)
     exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
-    further, prober = _probing(exchange, parts, shared, _rng("probe", settings, peer_id))
-    puncher = _puncher(exchange, parts, shared, reaching) if prober is not None else None
-    if puncher is not None:
-        further = {**further, PUNCH: puncher.answer}
+    probing = _rng("probe", settings, peer_id)
+    further, prober, puncher = _probing(exchange, parts, shared, reaching, probing)
     _serve(own, parts, shared, rng, further)
     company = _company(settings, parts, shared, exchange.meeting, reaching, puncher)
     return Work(maker, evaluator, exchange, company, prober)
+
+
+def _evaluator(
+    settings: Settings,
+    parts: Parts,
+    shared: Shared,
+    info: EnvironmentInfo,
+    families: tuple[str, ...],
+) -> Evaluator:
+    evals = shared.tally.evals
+    return Evaluator(
+        sampling=settings.sampling,
+        parts=parts,
+        info=info,
+        own_families=families,
+        tasks=settings.run.eval_tasks,
+        earlier=evals[-1].seconds if evals else 0.0,
+        drawing=shared.tally.drawing,
+        least=settings.run.eval_seconds,
+    )
 
 
 def _reaching(
@@ -248,11 +256,15 @@ def _serve(
 
 
 def _probing(
-    exchange: Exchange, parts: Parts, shared: Shared, rng: random.Random
-) -> tuple[Mapping[str, Answer], Prober | None]:
-    """What answers members that ask for a probe, and what asks them."""
+    exchange: Exchange,
+    parts: Parts,
+    shared: Shared,
+    reaching: ReachingTransport,
+    rng: random.Random,
+) -> tuple[Mapping[str, Answer], Prober | None, Puncher | None]:
+    """What answers members that ask for a probe or a direct link, and what asks them for one."""
     if parts.knock is None:
-        return {}, None
+        return {}, None, None
     asker, transport, directory = exchange.asker, parts.transport, shared.directory
     server = ProbeServer(
         asker,
@@ -271,7 +283,9 @@ def _probing(
         clock=parts.clock,
         rng=rng,
     )
-    return {PROBE: server.answer, PROBE_FOR: server.answer_for}, prober
+    puncher = _puncher(exchange, parts, shared, reaching)
+    answers = {PROBE: server.answer, PROBE_FOR: server.answer_for, PUNCH: puncher.answer}
+    return answers, prober, puncher
 
 
 def _puncher(

@@ -104,11 +104,9 @@ class Company:
 
     async def reach(self) -> None:
         """Keep relays while peers cannot dial this node, and look for direct links."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_again(self._transport.keep))
-            group.create_task(_again(self._transport.upgrade))
-            if self._puncher is not None:
-                group.create_task(self._puncher.run())
+        further = [] if self._puncher is None else [self._puncher.run()]
+        steps = (self._transport.keep, self._transport.upgrade)
+        await asyncio.gather(*map(_again, steps), *further)
 
     async def feel(self) -> None:
         """Try one peer after the other, a few at once while hardly any answers."""

@@ -243,6 +243,7 @@ def test_a_node_dials_the_address_that_answered_before_where_a_link_has_ended() 
     asyncio.run(main())
 
 
+@pytest.mark.slow(reason="four starts of daemons, two of which import py-libp2p")
 def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
     async def main() -> None:
         one, other = transport(), hivemind_transport(tmp_path)

@@ -35,7 +35,7 @@ _DIAL_SECONDS = 6.0
 MAX_BODY: Final = 256
 _CHUNK = 256 * 1024
 _REFUSED_PAUSE = 0.25
-#: SYNs at once, and connections that are passed on.
+#: SYNs that wait to be sent, and those that are held or whose connections are passed on.
 _HELD, _SPLICED = 8, 64
 #: What one asker may cause, what may be sent to one host, and what all may cause.
 _PER_ASKER = (1 / 60, 2.0)
@@ -100,8 +100,7 @@ class Puncher:
         self._hosts = PeerGates(*_PER_HOST, capacity=4096)
         self._all = TokenBucket(*_ALL)
         self._asked: asyncio.Queue[_Hold] = asyncio.Queue(_HELD)
-        self._free = asyncio.Semaphore(_HELD)
-        self._splices = 0
+        self._free = _SPLICED
 
     async def punch(self, peer: str) -> bool | None:
         """Whether `peer`, which a relay reaches, has a direct link in the end. None while this node
@@ -124,7 +123,7 @@ class Puncher:
         there, own, now = _open(payload), self._place(), self._clock.now()
         if isinstance(there, Rejected):
             return there
-        if own is None or own.nat not in _HOLDS or self._splices >= _SPLICED or self._asked.full():
+        if own is None or own.nat not in _HOLDS or not self._free or self._asked.full():
             return b""
         _, ip, port = split_endpoint(there.address) or ("", "", 0)
         if not (
@@ -135,24 +134,19 @@ class Puncher:
         return wire.pack(Punch(str(own)))
 
     async def run(self) -> None:
-        """Hold what was asked for, a few SYNs at a time, and pass connections on."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._free.acquire()
-                group.create_task(self._serve(await self._asked.get()))
+        """Hold what was asked for, and pass connections on."""
+        await asyncio.gather(*(self._serve() for _ in range(_SPLICED)))
 
-    async def _serve(self, asked: _Hold) -> None:
-        try:
-            met = await hold(asked.listens, asked.ip, asked.port)
-        finally:
-            self._free.release()
-        if met is None:
-            return
-        self._splices += 1
-        try:
-            await splice(met, asked.listens)
-        finally:
-            self._splices -= 1
+    async def _serve(self) -> None:
+        while True:
+            asked = await self._asked.get()
+            self._free -= 1
+            try:
+                met = await hold(asked.listens, asked.ip, asked.port)
+                if met is not None:
+                    await splice(met, asked.listens)
+            finally:
+                self._free += 1
 
 
 def place_of(reach: Reach) -> Place | None:
@@ -204,26 +198,21 @@ async def splice(met: socket.socket, port: int) -> None:
             streams.append(await asyncio.open_connection(sock=met))
             streams.append(await asyncio.open_connection("127.0.0.1", port))
             (reader, writer), (own_reader, own_writer) = streams
-            async with asyncio.TaskGroup() as group:
-                ends = [
-                    group.create_task(_pump(reader, own_writer)),
-                    group.create_task(_pump(own_reader, writer)),
-                ]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    end.cancel()
+            await asyncio.gather(_pump(reader, own_writer), _pump(own_reader, writer))
     finally:
         if not streams:
             met.close()
         for _, writer in streams:
-            writer.close()  # what is on its way may still arrive
+            writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy until either end closes; what is on its way still arrives."""
     with contextlib.suppress(OSError):
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
+    writer.close()
 
 
 def _open(data: bytes) -> Punch | Rejected:

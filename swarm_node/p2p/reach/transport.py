@@ -146,19 +146,22 @@ class ReachingTransport:
             wants=wants,
             clock=clock,
         )
-        target = Target(
-            identity,
-            swarm_id,
+        inner.forward(RELAY, self._relaying.route)
+        inner.serve(RELAYED, self._target(members).answer)
+        inner.serve(KEEP, self._relaying.keep)
+
+    def _target(self, members: Members) -> Target:
+        """What answers requests that come through relays."""
+        return Target(
+            self._identity,
+            self._swarm_id,
             self._handlers,
             is_member=members.is_member,
             severed=self._severed,
             refuse=self._refuse,
             came_by=lambda asker, relay: self._way(asker).learn(relay, ""),
-            wall=clock.wall,
+            wall=self._clock.wall,
         )
-        inner.forward(RELAY, self._relaying.route)
-        inner.serve(RELAYED, target.answer)
-        inner.serve(KEEP, self._relaying.keep)
 
     @property
     def peer_id(self) -> str:
