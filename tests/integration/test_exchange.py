@@ -271,7 +271,8 @@ def test_a_node_that_was_off_catches_up_without_pulling_the_world(in_swarm) -> N
         await bob.start()
         await bob.exchange.meeting.beat(0, 20.0)
         before = network.received[bob.peer_id]
-        offered = await bob.exchange.puller.list_some(1, free)
+        puller = bob.exchange.puller
+        offered = await puller.list_one(*puller.turns(1, free))
         (author,) = bob.directory.live(SYSTEM_CLOCK.now(), 60.0)
         assert [offer.seq for offer in author.offers] == [
             *range(published - free + 1, published + 1)
@@ -282,10 +283,10 @@ def test_a_node_that_was_off_catches_up_without_pulling_the_world(in_swarm) -> N
 
         pulled = []
         slots = lambda author: free - len(pulled)  # noqa: E731
-        while bob.exchange.puller.on_offer(slots):
-            pulled += [await bob.exchange.puller.pull(slots, 0)]
+        while puller.on_offer(slots):
+            pulled += [await puller.pull(slots, 0)]
         assert len({group.id for group in pulled} - {early.id}) == free
-        assert await bob.exchange.puller.list_some(3, 0) == 0, "nothing new"
+        assert await puller.list_one(*puller.turns(1, 0)) == 0, "nothing new"
 
     in_swarm(body)
 
