@@ -303,7 +303,7 @@ def _puncher(
         reaching.peer_id,
         partial(place_of, parts.reach),
         ask=ask,
-        dial=parts.transport.dial,
+        dial=partial(parts.transport.dial, held=True),
         clock=parts.clock,
     )
     reaching.punch = puncher.punch

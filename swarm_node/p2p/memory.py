@@ -257,7 +257,9 @@ class MemoryTransport:
     def route(self, protocol: str) -> Route | None:
         return self._routes.get(protocol)
 
-    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
         self._require_running()
         peers = {a.removeprefix(_ADDRESS) for a in addresses if a.startswith(_ADDRESS)}
         reached = [peer for peer in peers if self._reaches(peer)]

@@ -226,11 +226,13 @@ class StreamTransport(ABC, Generic[Node]):
             raise RuntimeError("screen() comes before start()")
         self._vouches, self._is_member = vouches, is_member
 
-    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
         node = self._running()
         wanted = await self._wanted(addresses)
         answers = await asyncio.gather(
-            *(self._connect(node, target, patience) for target in wanted)
+            *(self._connect(node, target, patience, held) for target in wanted)
         )
         for target, answered in zip(wanted, answers, strict=True):
             if answered:
@@ -252,10 +254,10 @@ class StreamTransport(ABC, Generic[Node]):
         here = {text.rpartition("/p2p/")[0] for text in own}
         return [target for target in wanted if target.multiaddr not in here]
 
-    async def _connect(self, node: Node, target: Address, patience: float) -> bool:
+    async def _connect(self, node: Node, target: Address, patience: float, held: bool) -> bool:
         """Only what accepts a connection is dialled: after a failure p2pd leaves an address alone,
         up to five minutes after some. So it dials at once when a cut has healed."""
-        there = await accepts(target, patience) or await self.connected(target.peer_id)
+        there = held or await accepts(target, patience) or await self.connected(target.peer_id)
         return there and await node.connect(target, patience)
 
     async def heal(self, addresses: Sequence[str]) -> str:

@@ -85,9 +85,12 @@ class Transport(Protocol):
         one are answered for a while."""
         ...
 
-    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
         """Connect to all in parallel, within `patience` seconds each; returns how many answered.
-        Malformed and silent addresses count as not answering."""
+        Malformed and silent addresses count as not answering. `held` if the other ends hold a SYN
+        for this dial (reach/punch.py): then nothing else is sent there first."""
         ...
 
     async def heal(self, addresses: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -56,16 +57,7 @@ def test_two_nodes_behind_nat_trade_rollouts_through_a_relay_that_they_found(
     tmp_path: Path,
 ) -> None:
     with Bed({"a": Nat.RESTRICTED, "b": Nat.SYMMETRIC}, public=2, hosts=1) as bed:
-        first = Node(bed, "pub1", tmp_path / "pub1")
-        first.wait(lambda status: status["state"] == "running")
-        ticket = str(tmp_path / "ticket")
-        done = first.run("invite", "--name", "others", "--uses", "3", "--out", ticket)
-        assert done.returncode == 0, done.stderr
-        nodes = {
-            host: Node(bed, host, tmp_path / host, "--ticket-file", ticket)
-            for host in ("pub2", *HIDDEN)
-        }
-        ids = {host: node.wait(_running)["peer_id"] for host, node in nodes.items()}
+        first, nodes, ids = _started(bed, tmp_path)
         relays = {ids["pub2"], first.wait(_running)["peer_id"]}
         for host, other in (HIDDEN, HIDDEN[::-1]):
 
@@ -80,6 +72,38 @@ def test_two_nodes_behind_nat_trade_rollouts_through_a_relay_that_they_found(
             assert "relayed" in shown
             assert "direct" in shown
         assert sum(node.wait(_running)["relaying"]["requests"] for node in (first, nodes["pub2"]))
+
+
+@pytest.mark.slow(reason="starts four real nodes behind routers of their own")
+@pytest.mark.timeout(1200)
+def test_two_nodes_behind_home_routers_come_to_have_a_direct_link(tmp_path: Path) -> None:
+    with Bed({"a": Nat.RESTRICTED, "b": Nat.RESTRICTED}, public=2, hosts=1) as bed:
+        _, nodes, ids = _started(bed, tmp_path)
+        for host, other in (HIDDEN, HIDDEN[::-1]):
+            peer_id = ids[other]
+
+            def direct(status: dict[str, Any], peer_id: str = peer_id, least: int = 5) -> bool:
+                row = _peer(status, peer_id)
+                return row is not None and row["received"] >= least and row["via"] == ""
+
+            status = nodes[host].wait(direct)
+            relayed, row = status["relaying"]["relayed"], _peer(status, peer_id)
+            assert row is not None
+            more = functools.partial(direct, least=row["received"] + 20)
+            assert nodes[host].wait(more)["relaying"]["relayed"] <= relayed + 5
+
+
+def _started(bed: Bed, place: Path) -> tuple[Node, dict[str, Node], dict[str, str]]:
+    """The founder, the others by host, and their peer ids."""
+    first = Node(bed, "pub1", place / "pub1")
+    first.wait(_running)
+    ticket = str(place / "ticket")
+    done = first.run("invite", "--name", "others", "--uses", "3", "--out", ticket)
+    assert done.returncode == 0, done.stderr
+    nodes = {
+        host: Node(bed, host, place / host, "--ticket-file", ticket) for host in ("pub2", *HIDDEN)
+    }
+    return first, nodes, {host: node.wait(_running)["peer_id"] for host, node in nodes.items()}
 
 
 def _running(status: dict[str, Any]) -> bool:

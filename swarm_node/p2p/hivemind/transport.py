@@ -70,8 +70,10 @@ class HivemindTransport(StreamTransport[DhtNode]):
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
 
-    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
-        answered = await super().dial(addresses, patience)
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
+        answered = await super().dial(addresses, patience, held=held)
         if answered:
             await self._running().fill_table(patience)
         return answered

@@ -235,7 +235,9 @@ class ReachingTransport:
         way = self._ways.get(peer)
         return way is not None and any(await in_parallel(map(self._inner.connected, way.relays)))
 
-    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
         """See `Transport.dial`. A peer with circuits counts as reached once a relay of it is. Its
         direct addresses are left to `keep` then, because a dial that is not answered takes long."""
         targets: dict[str, Way] = {}
@@ -253,7 +255,7 @@ class ReachingTransport:
         reached = await in_parallel(self._approach(*item, patience) for item in targets.items())
         there = {target for target, found in zip(targets, reached, strict=True) if found}
         left = [text for text in direct if text.rpartition("/")[2] not in there]
-        return len(there) + (await self._inner.dial(left, patience) if left else 0)
+        return len(there) + (await self._inner.dial(left, patience, held=held) if left else 0)
 
     async def request(
         self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
