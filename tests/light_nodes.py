@@ -79,7 +79,9 @@ class Counting:
 
 
 class SilentTransport(Counting, MemoryTransport):
-    async def dial(self, addresses: Sequence[str], patience: float = 4.0) -> int:
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
         self.dialled.update(addresses)
         reached = await super().dial(addresses, patience)
         if not reached:
