@@ -44,6 +44,11 @@ class Dialing:
     def is_configured(self, text: str) -> bool:
         return text in self._configured
 
+    def is_known(self, address: Address) -> bool:
+        """Whether it is configured, or a member has answered there."""
+        text = f"{address.multiaddr}/p2p/{address.peer_id}"
+        return address in self._proven or self.is_configured(text)
+
     def take(self, address: Address, own: Iterable[str], now: float) -> bool:
         """Whether to dial an address that a peer named, with an IP address in it, now. `own` are
         the addresses that this node listens on."""

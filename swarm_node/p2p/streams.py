@@ -255,10 +255,13 @@ class StreamTransport(ABC, Generic[Node]):
         return [target for target in wanted if target.multiaddr not in here]
 
     async def _connect(self, node: Node, target: Address, patience: float, held: bool) -> bool:
-        """Only what accepts a connection is dialled: after a failure p2pd leaves an address alone,
-        up to five minutes after some. So it dials at once when a cut has healed."""
-        there = held or await accepts(target, patience) or await self.connected(target.peer_id)
-        return there and await node.connect(target, patience)
+        """Of addresses at which members answered only those that accept a connection are dialled:
+        after a failure p2pd leaves an address alone, up to five minutes after some. So it dials at
+        once when a cut has healed. Others get one connection, as they may be of a third party."""
+        there = held or not self._dialing.is_known(target) or await accepts(target, patience)
+        return (there or await self.connected(target.peer_id)) and await node.connect(
+            target, patience
+        )
 
     async def heal(self, addresses: Sequence[str]) -> str:
         """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "moved" (this node has
