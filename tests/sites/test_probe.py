@@ -35,7 +35,7 @@ EXPECTED = {
     Nat.NO_UDP: ("relayed", "restricted"),
 }
 
-pytestmark = pytest.mark.sites
+pytestmark = [pytest.mark.sites, pytest.mark.scenario]
 
 
 class ProbingNode:
