@@ -75,6 +75,17 @@ async def accepts(address: Address, patience: float) -> bool:
     return True
 
 
+def is_here(text: str) -> bool:
+    """Whether an IP address, or that of a multiaddr, is one of this machine."""
+    _, ip, _ = split_endpoint(text) or ("", text, 0)
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
+        try:
+            own.bind((ip, 0))
+        except OSError:
+            return False
+    return True
+
+
 def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
     """`listen` with each port 0 replaced by the port of the `known` addresses of the same kind (ip4
     or ip6), if they have exactly one."""

@@ -237,7 +237,7 @@ def test_a_node_dials_the_address_that_answered_before_where_a_link_has_ended() 
                 await other.request(one.peer_id, ECHO, b"cuts the link")
             one.sever(other.peer_id, 0.0)
             async with asyncio.timeout(60):
-                while await other.connected(one.peer_id):
+                while await other.connected(one.peer_id):  # noqa: ASYNC110 - no event tells
                     await asyncio.sleep(0.01)
             assert await other.request(one.peer_id, ECHO, b"x") == b"x"
             assert await other.connected(one.peer_id)

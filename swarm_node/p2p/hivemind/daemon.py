@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.addresses import Address, endpoint_text
+from swarm_node.p2p.addresses import Address, endpoint_text, is_here
 from swarm_node.p2p.hivemind.process import (
     CONFIGURATION,
     private_file,
@@ -58,9 +58,10 @@ def new_store(
 class DhtNode:
     """A running hivemind DHT node with its own p2pd."""
 
-    def __init__(self, p2p: Any, node: Any) -> None:
+    def __init__(self, p2p: Any, node: Any, announces: bool = False) -> None:
         self._p2p = p2p
         self._node = node
+        self._announces = announces
         self._addresses: list[str] = []
 
     @classmethod
@@ -102,7 +103,7 @@ class DhtNode:
                     use_relay=False,
                     startup_timeout=STARTUP_SECONDS,
                 )
-            self = cls(p2p, None)
+            self = cls(p2p, None, bool(announce))
             try:
                 self._node = await DHTNode.create(
                     p2p=p2p,
@@ -264,8 +265,10 @@ class DhtNode:
                     response, _, writer = await self._command(request)
                     writer.close()
                     own = PeerID(response.identify.id).to_base58()
+                    visible = map(str, map(Multiaddr, response.identify.addrs))
+                    # p2pd adds addresses at which others see it, whether they lead to it or not.
                     self._addresses = [
-                        f"{Multiaddr(raw)}/p2p/{own}" for raw in response.identify.addrs
+                        f"{text}/p2p/{own}" for text in visible if self._announces or is_here(text)
                     ]
         return set(self._addresses) != before
 

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import math
 import random
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Annotated, Final
 
@@ -25,7 +24,7 @@ from msgspec import Meta
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
-from swarm_node.p2p.addresses import is_peer_id, parse_address, split_endpoint
+from swarm_node.p2p.addresses import is_here, is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.gates import PeerGates, TokenBucket
 from swarm_node.p2p.members import Members
@@ -324,7 +323,7 @@ class Prober:
             shown[0].name if shown else peer.peer_id[-8:],
             at,
             *place,
-            here=_is_here(place[0]),
+            here=is_here(place[0]),
             outcomes={each.port: each.outcome for each in reply.outcomes if each.port in asked},
             stranger=reply.stranger,
             ahead=reply.wall_ms / 1000 - self._clock.wall(),
@@ -359,13 +358,3 @@ def _place(text: str) -> tuple[str, int] | None:
 
 def _loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
-
-
-def _is_here(ip: str) -> bool:
-    """Whether `ip` is an address of this machine."""
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
-        try:
-            own.bind((ip, 0))
-        except OSError:
-            return False
-    return True
