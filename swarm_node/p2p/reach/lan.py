@@ -86,13 +86,16 @@ class Lan(asyncio.DatagramProtocol):
 
     async def announce(self, presence: bytes, hosts: Collection[str]) -> None:
         """Send `presence` on the networks of these own IPv4 addresses, and listen there. A network
-        that cannot be used is left out."""
+        that cannot be used is left out; so are all where this machine has no multicast."""
         if not hosts:
             return
-        if self._socket is None:
-            await self._open()
-        assert self._socket is not None
         self._said = presence
+        try:
+            if self._socket is None:
+                await self._open()
+        except OSError as error:
+            _log.debug("no multicast here", error=str(error))
+            return
         for host in hosts:
             try:
                 self._join(host)

@@ -26,7 +26,7 @@ from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.circuit import Circuit
 from swarm_node.p2p.reach.keeping import DIAL_SECONDS, KEEP, Relays, in_parallel
-from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.lan import Lan, own_networks
 from swarm_node.p2p.reach.relayed import (
     NONCE_BYTES,
     REPLY_ROOM,
@@ -213,10 +213,16 @@ class ReachingTransport:
             self._lan.use(secret)
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        """See `Transport.publish_heartbeat`. It is announced on the own networks, too."""
+        if self._lan is not None:
+            await self._lan.announce(heartbeat, own_networks(self._inner.addresses()))
         await self._inner.publish_heartbeat(heartbeat, ttl)
 
     async def heartbeats(self) -> dict[str, bytes] | None:
-        return await self._inner.heartbeats()
+        """See `Transport.heartbeats`; besides the table, what was heard on the own networks."""
+        table = await self._inner.heartbeats()
+        near = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
+        return {**(table or {}), **near} if near else table
 
     async def heal(self, addresses: Sequence[str]) -> str:
         return await self._inner.heal(circuit.dialled(addresses))

@@ -13,7 +13,7 @@ import pytest
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.reach.lan import DATAGRAM_BYTES, Lan
+from swarm_node.p2p.reach.lan import DATAGRAM_BYTES, Lan, own_networks
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 SWARM, SECRET = bytes(32), b"s" * 32
@@ -167,6 +167,26 @@ def test_it_can_be_closed_twice_and_opened_again() -> None:
             await heard(two, b"back")
 
     asyncio.run(run())
+
+
+def test_a_port_that_another_program_keeps_ends_no_node() -> None:
+    async def run() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kept:
+            kept.bind(("239.192.83.78", 0))
+            port = kept.getsockname()[1]
+            lan = Lan(Identity.generate(), SWARM, SECRET, SYSTEM_CLOCK, port)
+            await lan.announce(b"unsent", HOSTS)
+        await lan.announce(b"sent", HOSTS)  # it tries again with the next heartbeat
+        lan.close()
+
+    asyncio.run(run())
+
+
+def test_networks_are_those_of_private_addresses_that_are_not_loopback() -> None:
+    at = "/ip4/{}/tcp/31330/p2p/12D3KooW"
+    hosts = ("127.0.0.1", "192.168.1.11", "10.1.2.3", "11.0.0.1", "192.168.1.11")
+    addresses = [*map(at.format, hosts), "/ip6/fd00::1/tcp/1/p2p/x", "/memory/p2p/x"]
+    assert own_networks(addresses) == ["10.1.2.3", "192.168.1.11"]
 
 
 def test_without_a_network_nothing_is_opened() -> None:
