@@ -46,11 +46,11 @@ async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
     alone, peak = Memory.of(os.getpid()).pss, Memory()
     sampler = VllmSampler.from_directory(model, plan, deadlines=PATIENT)
     try:
-        load = asyncio.ensure_future(sampler.load(host.published, 0))
-        while not load.done():
-            peak.raise_to(Memory.of(os.getpid()))
-            await asyncio.wait([load], timeout=0.2)
-        await load
+        async with asyncio.TaskGroup() as group:
+            load = group.create_task(sampler.load(host.published, 0))
+            while not load.done():
+                peak.raise_to(Memory.of(os.getpid()))
+                await asyncio.wait([load], timeout=0.2)
         await sampler.sample([ASKED])
         assert sampler.pid is not None
         assert sampler.last_sync is not None

@@ -205,20 +205,21 @@ async def attacked(stack: str, place: Path) -> dict[str, Any]:
         *(sys.executable, str(ROOT / "tests" / "libp2p_attacker.py"), host, port, peer, WAIT),
         stdout=asyncio.subprocess.PIPE,
     )
-    said = asyncio.ensure_future(attacker.communicate())
     pid, asked, answered, peak, slowest = one.daemon_pid, 0, 0, 0.0, 0.0
     base = Memory.of(pid).pss
-    while not said.done():
-        asked += 1
-        try:
-            async with asyncio.timeout(10):
-                took = await timed(other.request(one.peer_id, ECHO, b"x"))
-            answered, slowest = answered + 1, max(slowest, took)
-        except Exception as error:  # noqa: BLE001 - it is counted
-            print(f"an honest request failed: {error!r}", file=sys.stderr)
-        peak = max(peak, Memory.of(pid).pss)
-        await asyncio.sleep(0.05)
-    ended = json.loads((await said)[0])
+    async with asyncio.TaskGroup() as group:
+        said = group.create_task(attacker.communicate())
+        while not said.done():
+            asked += 1
+            try:
+                async with asyncio.timeout(10):
+                    took = await timed(other.request(one.peer_id, ECHO, b"x"))
+                answered, slowest = answered + 1, max(slowest, took)
+            except Exception as error:  # noqa: BLE001 - it is counted
+                print(f"an honest request failed: {error!r}", file=sys.stderr)
+            peak = max(peak, Memory.of(pid).pss)
+            await asyncio.sleep(0.05)
+    ended = json.loads(said.result()[0])
     alive = one.daemon_pid == pid
     for transport in (one, other):
         await transport.stop()

@@ -89,11 +89,12 @@ class RunningNode:
             self.kill()
             psutil.wait_procs(children, timeout=60)
 
-    def invite(self, uses: int) -> str:
+    def invite(self, uses: int, *arguments: str, name: str = "others") -> str:
         """A file with a ticket for `uses` nodes, once this one runs."""
         self.wait(lambda status: status["state"] == "running")
-        path = self.home / "others.ticket"
-        done = self.run("invite", "--name", "others", "--uses", str(uses), "--out", str(path))
+        path = self.home / f"{name}.ticket"
+        flags = ("--name", name, "--uses", str(uses), "--out", str(path))
+        done = self.run("invite", *flags, *arguments)
         assert done.returncode == 0, done.stderr
         return str(path)
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from swarm_node.clock import Clock
+from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import OversizeError, TransportError
 from swarm_node.p2p.addresses import (
     Address,
@@ -140,12 +140,12 @@ class StreamTransport(ABC, Generic[Node]):
         identity: Identity,
         *,
         listen: Sequence[str],
-        announce: Sequence[str],
-        configured: Sequence[str],
-        found: Callable[[], Sequence[str]],
-        max_concurrent_per_peer: int,
         rng: random.Random,
-        clock: Clock,
+        announce: Sequence[str] = (),
+        configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
+        max_concurrent_per_peer: int = 8,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         for text in (*listen, *announce):
             if not is_endpoint(text):

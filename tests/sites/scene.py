@@ -41,6 +41,10 @@ class Scene:
             self._ticket = node.invite(uses=9)
         return node
 
+    def invite(self, host: str, *arguments: str) -> None:
+        """Let the nodes that start from now on join by a ticket that this node makes."""
+        self._ticket = self.nodes[host].invite(9, *arguments, name="further")
+
     def peer_ids(self) -> dict[str, str]:
         """host -> peer id of every node, once all run."""
         for host, node in self.nodes.items():

@@ -57,3 +57,17 @@ def _traded(one: Scene, before: dict[str, dict[str, int]]) -> bool:
 
 def _table(one: Scene) -> dict[str, dict[str, int]]:
     return {host: groups_by_author(node) for host, node in one.nodes.items()}
+
+
+def test_nodes_of_one_network_meet_though_their_ticket_leads_nowhere(tmp_path: Path) -> None:
+    with (
+        Bed({"a": Nat.RESTRICTED}, public=1, hosts=2) as bed,
+        scene(bed, tmp_path) as made,
+    ):
+        founder = made.start("a1")
+        nowhere = f"/ip4/{bed.address('pub1')}/tcp/9/p2p/{made.peer_ids()['a1']}"
+        made.invite("a1", "--address", nowhere)
+        made.start("a2")
+        ids = made.peer_ids()
+        until(lambda: groups_by_author(founder).get(ids["a2"]), 300, lambda: _table(made))
+        until(lambda: groups_by_author(made.nodes["a2"]).get(ids["a1"]), 300, lambda: _table(made))

@@ -29,7 +29,7 @@ from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 
 class HivemindTransport(StreamTransport[DhtNode]):
-    """Transport on hivemind 1.1.12 (TCP only, no relay, no NAT help yet).
+    """Transport on hivemind 1.1.12 (TCP only; p2pd's own relay and NAT help are off).
 
     `secret` is the swarm's, from its ticket; without it nobody reads or writes the DHT. `state_dir`
     holds p2pd's copy of the key while p2pd starts. For the rest see `StreamTransport`.

@@ -7,12 +7,9 @@ here, so a node meets others at the addresses that it was given, and through the
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.p2p.frames import check_size
-from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.libp2p.daemon import Libp2pDaemon
 from swarm_node.p2p.streams import StreamTransport
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
@@ -20,29 +17,6 @@ from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
 class Libp2pTransport(StreamTransport[Libp2pDaemon]):
     """Transport on py-libp2p 0.8.1 (TCP only). See `StreamTransport`."""
-
-    def __init__(
-        self,
-        identity: Identity,
-        *,
-        listen: Sequence[str],
-        rng: random.Random,
-        announce: Sequence[str] = (),
-        max_concurrent_per_peer: int = 8,
-        clock: Clock = SYSTEM_CLOCK,
-        configured: Sequence[str] = (),
-        found: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        super().__init__(
-            identity,
-            listen=listen,
-            announce=announce,
-            configured=configured,
-            found=found,
-            max_concurrent_per_peer=max_concurrent_per_peer,
-            rng=rng,
-            clock=clock,
-        )
 
     def use_secret(self, secret: bytes) -> None:
         """The secret guards the DHT, and there is none here."""

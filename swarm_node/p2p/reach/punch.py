@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.internet import is_internet
-from swarm_node.p2p.reach.verdict import Nat, Reach
+from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
 
 PUNCH: Final = "/swarm-node/punch/1"
 #: How long a SYN is held, and how long the asker dials. A lost SYN is repeated after 1 and 3 s.
@@ -152,7 +150,7 @@ class Puncher:
 def place_of(reach: Reach) -> Place | None:
     """Where a node is of which this much is known."""
     seen = reach.seen()
-    if seen is None or not reach.ports or not _is_public(seen[0]):
+    if seen is None or not reach.ports or ":" in seen[0] or not is_public(seen[0]):
         return None
     return Place(reach.nat(), *seen, reach.ports[0])
 
@@ -221,11 +219,6 @@ def _open(data: bytes) -> Punch | Rejected:
     if isinstance(body, Rejected):
         return body
     endpoint = split_endpoint(body.address)
-    if endpoint is None or endpoint[2] == 0 or not _is_public(endpoint[1]):
+    if endpoint is None or endpoint[2] == 0 or not is_public(endpoint[1]):
         return Rejected("route", "no public address")
     return body
-
-
-def _is_public(ip: str) -> bool:
-    host = ipaddress.ip_address(ip)
-    return host.version == 4 and is_internet(host)
