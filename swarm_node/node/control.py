@@ -6,7 +6,10 @@ so that no web page can reach it by DNS rebinding.
 
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
     GET  /v1/network    ask members how this node is reached
-    POST /v1/stop       leave cleanly
+    GET  /v1/events     what a page shows, every two seconds
+    POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
+    GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
+    POST /v1/enter      exchange a key for a pass; a pass is good for GET alone
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -24,6 +28,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.page.entrance import Entrance
+from swarm_node.page.events import Events
+from swarm_node.page.files import serve_file
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
@@ -34,6 +41,12 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What lets a page in, once."""
+
+    key: str
 
 
 class ControlServer:
@@ -54,6 +67,8 @@ class ControlServer:
         self._evaluate = evaluate
         self._stop = stop
         self._token = secrets.token_urlsafe(32)
+        self._entrance = Entrance(time.monotonic)
+        self._events = Events(self._news)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -67,6 +82,11 @@ class ControlServer:
             [
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/network", self._get_network),
+                web.get("/v1/events", self._events.serve),
+                web.post("/v1/key", self._post_key),
+                web.post("/v1/enter", self._post_enter),
+                web.get("/", serve_file),
+                web.get("/static/{name}", serve_file),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
             ]
@@ -87,6 +107,7 @@ class ControlServer:
         """Stop listening and take the address file away."""
         if self._runner is not None:
             self._file.unlink(missing_ok=True)
+            self._events.end()
             await self._runner.cleanup()
             self._runner = None
 
@@ -96,10 +117,30 @@ class ControlServer:
     ) -> web.StreamResponse:
         if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             raise web.HTTPForbidden(text="wrong Host header")
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        if request.match_info.handler is serve_file or request.path == "/v1/enter":
+            return await handler(request)
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        owner = hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+        if not owner and not (request.method == "GET" and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
+
+    async def _post_key(self, _: web.Request) -> web.Response:
+        return _json(Key(self._entrance.key()))
+
+    async def _post_enter(self, request: web.Request) -> web.Response:
+        """The key is the body: an address would be in the browser's history."""
+        given = self._entrance.enter((await request.content.read(64)).decode("ascii", "replace"))
+        if given is None:
+            raise web.HTTPUnauthorized(text="this key was used, or is too old")
+        return _json({"pass": given})
+
+    def _news(self, until: float | None) -> tuple[Snapshot, float]:
+        """The snapshot, with the evaluations that this page was not told of yet."""
+        now = self._snapshot()
+        new = [point for point in now.evals if until is None or point.seconds > until]
+        last = now.evals[-1].seconds if now.evals else 0.0
+        return msgspec.structs.replace(now, evals=new), last
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
@@ -154,6 +195,12 @@ class ControlClient:
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+
+    async def page(self) -> str:
+        """An address at which a browser sees the page; good for one minute and one use."""
+        port = self._address().port
+        made = decoded(await self._call("POST", "/v1/key", 10), Key)
+        return f"http://127.0.0.1:{port}/#{made.key}"
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""
