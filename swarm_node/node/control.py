@@ -6,6 +6,8 @@ so that no web page can reach it by DNS rebinding.
 
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
     GET  /v1/network    ask members how this node is reached
+    GET  /v1/history    rows of the history, those after the Unix second `since`
+    GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly
 """
 
@@ -23,10 +25,13 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.node.history import HistoryReport
 from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
+#: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
+_METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
 _Answer = TypeVar("_Answer")
 
 
@@ -44,16 +49,18 @@ class ControlServer:
         file: Path,
         *,
         snapshot: Callable[[], Snapshot],
+        history: Callable[[float], HistoryReport],
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
     ) -> None:
         self._file = file
         self._snapshot = snapshot
+        self._history = history
         self._network = network
         self._evaluate = evaluate
         self._stop = stop
-        self._token = secrets.token_urlsafe(32)
+        self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -67,6 +74,8 @@ class ControlServer:
             [
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/network", self._get_network),
+                web.get("/v1/history", self._get_history),
+                web.get(_METRICS, self._get_metrics),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
             ]
@@ -78,6 +87,11 @@ class ControlServer:
         address = _Address(port=port, token=self._token, pid=os.getpid())
         try:
             replace_private(self._file, msgspec.json.encode(address))
+            replace_private(self._beside(_METRICS_TOKEN), self._metrics_token.encode())
+            target = [
+                {"targets": [f"127.0.0.1:{port}"], "labels": {"home": self._file.parent.name}}
+            ]
+            replace_private(self._beside(_TARGET), msgspec.json.encode(target))
         except OSError as error:
             await self._runner.cleanup()
             self._runner = None
@@ -86,9 +100,13 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening and take the address file away."""
         if self._runner is not None:
-            self._file.unlink(missing_ok=True)
+            for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
+                file.unlink(missing_ok=True)
             await self._runner.cleanup()
             self._runner = None
+
+    def _beside(self, name: str) -> Path:
+        return self._file.with_name(name)
 
     @web.middleware
     async def _guard(
@@ -97,12 +115,27 @@ class ControlServer:
         if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             raise web.HTTPForbidden(text="wrong Host header")
         given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
+        if not any([hmac.compare_digest(given, f"Bearer {each}".encode()) for each in tokens]):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
+
+    async def _get_history(self, request: web.Request) -> web.Response:
+        try:
+            since = float(request.query.get("since", 0))
+        except ValueError:
+            raise web.HTTPBadRequest(text="since is a time in Unix seconds") from None
+        return _json(self._history(since))
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        from swarm_node.node.metrics import CONTENT_TYPE, exposition
+
+        return web.Response(
+            body=exposition(self._snapshot()), headers={"Content-Type": CONTENT_TYPE}
+        )
 
     async def _get_network(self, _: web.Request) -> web.Response:
         return await self._answered(self._network)
@@ -142,6 +175,14 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
         """
         return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
+
+    async def history(self, since: float = 0.0) -> HistoryReport:
+        """The rows of the node's history after the Unix second `since`.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
 
     async def network(self) -> NetworkReport:
         """What the node finds of its network now; it asks members, which takes seconds.

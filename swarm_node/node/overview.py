@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import msgspec
 
+from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import TransportError
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
@@ -19,6 +20,7 @@ from swarm_node.node.snapshot import (
     NetworkReport,
     RelayingRow,
     Snapshot,
+    TokensRow,
 )
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -81,12 +83,19 @@ def take_snapshot(
         former=former_rows(shared, now),
         reach=parts.reach.verdict() if parts.knock is not None else None,
         relaying=RelayingRow.of(reaching),
-        alarms=[
-            *(own.alarms(parts.clock.wall()) if own else ()),
-            *refusals(shared.directory.live(now, float("inf"))),
-            *tally.alarms.values(),
-        ],
+        latest=parts.history.latest,
+        taught=tally.taught.rows(),
+        tokens=TokensRow(tally.sums.sampled_tokens, tally.sums.trained_tokens),
+        alarms=_alarms(shared, own, parts.clock),
     )
+
+
+def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:
+    return [
+        *(own.alarms(clock.wall()) if own else ()),
+        *refusals(shared.directory.live(clock.now(), float("inf"))),
+        *shared.tally.alarms.values(),
+    ]
 
 
 def name_of(members: Members, peer_id: str) -> str:

@@ -69,6 +69,7 @@ class Peer:
     cursor: tuple[int, int] = (0, 0)
     offered: int = 0
     received: int = 0
+    took: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
     failures: int = 0
@@ -171,6 +172,11 @@ class Directory:
         """For how many more seconds a peer gets no answer; 0 for all that broke no rule lately."""
         standing = self._dropped.get(peer_id)
         return max(0.0, standing.cut_until - now) if standing is not None else 0.0
+
+    def took(self, peer_id: str) -> None:
+        """Take in that `peer_id` pulled a group from this node."""
+        if peer_id in self._peers:
+            self._peers[peer_id].took += 1
 
     def live(self, now: float, patience: float) -> list[Peer]:
         """Peers seen within `patience` seconds, in a stable order."""
