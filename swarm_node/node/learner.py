@@ -218,6 +218,7 @@ class Learner:
             tally.faults["memory"] += stats.halvings
         self._sum(drawn, stats, version)
         rewards = [reward for group in drawn.groups for reward in group.rewards]
+        tally.updated_at = self._parts.clock.now()
         tally.last_update = UpdateRow(
             loss=stats.loss,
             grad_norm=stats.grad_norm,

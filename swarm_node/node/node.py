@@ -312,6 +312,7 @@ class Node:
             if group is not None:
                 self._admit(group)
                 self._tally.groups.received += 1
+                self._tally.samples.external(group)
                 await self._notify()
 
     async def _evaluate(self) -> None:

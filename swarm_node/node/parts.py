@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.history import MetricsFile, Ring
+from swarm_node.node.samples import Samples
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.node.taught import Taught
 from swarm_node.p2p.budgets import Effort, Traffic
@@ -104,7 +105,7 @@ class Tally:
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
     `updating` the time per update. `trained_by` counts the groups trained on lately by author;
     older ones count less. `taught` counts peers' groups that were trained on. `alarms` are
-    sentences for the owner, by kind.
+    sentences for the owner, by kind; `updated_at` is when the newest update ended.
     """
 
     updates: int = 0
@@ -124,6 +125,8 @@ class Tally:
     trained_by: Counter[str] = field(default_factory=Counter)
     taught: Taught = field(default_factory=Taught)
     sums: Sums = field(default_factory=Sums)
+    samples: Samples = field(default_factory=Samples)
+    updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
 
 

@@ -167,6 +167,7 @@ class RolloutMaker:
         judged = await self._judge(group.ref, texts, "own")
         self._effort.judged_own(judged.seconds, self._parts.clock.now())
         made = RolloutGroup(group.ref, policy, completions, judged.rewards)
+        self._tally.samples.own(made, group.prompt)
         beginning = self._first_groups.add(made)
         if beginning is not None:
             _tell(beginning)

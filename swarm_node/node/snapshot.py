@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 
 from swarm_node.node.history import HistoryRow
+from swarm_node.node.samples import RecentRow, SampleRow
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -86,7 +87,8 @@ class PeerRow(msgspec.Struct, frozen=True):
     `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
     refused by reason, `share` is its part of the groups trained on lately, `took` the groups that
     it pulled here, and it is asked for nothing for `left_seconds` more. `via` is the relay that
-    brought its last answer, "" for a direct link and None if it answered nothing lately."""
+    brought its last answer, "" for a direct link and None if it answered nothing lately.
+    `environment` is that of its groups, "" if it is this node's."""
 
     peer_id: str
     version: int
@@ -105,6 +107,7 @@ class PeerRow(msgspec.Struct, frozen=True):
     share: float = 0.0
     left_seconds: float = 0.0
     took: int = 0
+    environment: str = ""
     via: str | None = None
 
     @classmethod
@@ -115,6 +118,7 @@ class PeerRow(msgspec.Struct, frozen=True):
         members: Members,
         share: float = 0.0,
         via: str | None = None,
+        environment: str = "",
     ) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
@@ -131,6 +135,7 @@ class PeerRow(msgspec.Struct, frozen=True):
             share=share,
             left_seconds=max(0.0, peer.standing.left_until - now),
             took=peer.took,
+            environment=environment,
             via=via,
         )
         shown = members.shown(peer.peer_id)
@@ -182,6 +187,16 @@ class MembershipRow(msgspec.Struct, frozen=True):
             f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
             "when both run; else ask for a new ticket"
         ]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One sentence for the owner, and the `remedy`, "" if there is none. `kind` names it for
+    programs, `level` is "good", "warning" or "bad"."""
+
+    kind: str
+    level: str
+    text: str
+    remedy: str = ""
 
 
 class UpdateRow(msgspec.Struct, frozen=True):
@@ -299,6 +314,17 @@ class Snapshot(msgspec.Struct, frozen=True):
     latest: HistoryRow | None = None
     taught: list[TaughtRow] = []
     tokens: TokensRow | None = None
+    #: Unix seconds; seconds since the newest update (before the first, since the node runs), and
+    #: between two updates on average.
+    time: float = 0.0
+    seconds_since_update: float | None = None
+    seconds_between_updates: float | None = None
+    #: The environment as people know it; that of a peer is in its row, if it is another one.
+    environment: str = ""
+    recent: RecentRow | None = None
+    examples: list[SampleRow] = []
+    #: The verdict on the node, then what else its owner should know: `verdict.findings`.
+    findings: list[Said] = []
 
 
 class NetworkReport(msgspec.Struct, frozen=True):

@@ -55,7 +55,8 @@ class Offer:
 @dataclass(slots=True)
 class Peer:
     """What is known of one peer. Times are seconds of the node's monotonic clock. `refusal` is why
-    the peer takes this node for no member, in its words."""
+    the peer takes this node for no member, in its words. `environment` is the name and the version
+    that it announced last, if it announced a group."""
 
     peer_id: str
     last_seen: float
@@ -70,6 +71,7 @@ class Peer:
     offered: int = 0
     received: int = 0
     took: int = 0
+    environment: tuple[str, str] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
     failures: int = 0
