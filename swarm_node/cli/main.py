@@ -187,7 +187,7 @@ def status(
     ] = False,
 ) -> None:
     """Show what the running node does and how its held-out reward develops."""
-    from swarm_node.cli.views import status_view
+    from swarm_node.cli.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
     if healthy:

@@ -6,7 +6,9 @@ so that no web page can reach it by DNS rebinding.
 
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
     GET  /v1/network    ask members how this node is reached
+    GET  /v1/history    rows of the history, those after the Unix second `since`
     GET  /v1/events     what a page shows, every two seconds
+    GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
     GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
     POST /v1/enter      exchange a key for a pass; a pass is good for GET alone
@@ -27,6 +29,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.node.history import HistoryReport
 from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
 from swarm_node.page.entrance import Entrance
 from swarm_node.page.events import Events
@@ -34,6 +37,8 @@ from swarm_node.page.files import serve_file
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
+#: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
+_METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
 _Answer = TypeVar("_Answer")
 
 
@@ -57,16 +62,18 @@ class ControlServer:
         file: Path,
         *,
         snapshot: Callable[[], Snapshot],
+        history: Callable[[float], HistoryReport],
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
     ) -> None:
         self._file = file
         self._snapshot = snapshot
+        self._history = history
         self._network = network
         self._evaluate = evaluate
         self._stop = stop
-        self._token = secrets.token_urlsafe(32)
+        self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
         self._runner: web.AppRunner | None = None
@@ -82,7 +89,9 @@ class ControlServer:
             [
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/network", self._get_network),
+                web.get("/v1/history", self._get_history),
                 web.get("/v1/events", self._events.serve),
+                web.get(_METRICS, self._get_metrics),
                 web.post("/v1/key", self._post_key),
                 web.post("/v1/enter", self._post_enter),
                 web.get("/", serve_file),
@@ -98,6 +107,11 @@ class ControlServer:
         address = _Address(port=port, token=self._token, pid=os.getpid())
         try:
             replace_private(self._file, msgspec.json.encode(address))
+            replace_private(self._beside(_METRICS_TOKEN), self._metrics_token.encode())
+            target = [
+                {"targets": [f"127.0.0.1:{port}"], "labels": {"home": self._file.parent.name}}
+            ]
+            replace_private(self._beside(_TARGET), msgspec.json.encode(target))
         except OSError as error:
             await self._runner.cleanup()
             self._runner = None
@@ -106,10 +120,14 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening and take the address file away."""
         if self._runner is not None:
-            self._file.unlink(missing_ok=True)
+            for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
+                file.unlink(missing_ok=True)
             self._events.end()
             await self._runner.cleanup()
             self._runner = None
+
+    def _beside(self, name: str) -> Path:
+        return self._file.with_name(name)
 
     @web.middleware
     async def _guard(
@@ -120,8 +138,9 @@ class ControlServer:
         if request.match_info.handler is serve_file or request.path == "/v1/enter":
             return await handler(request)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        owner = hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
-        if not owner and not (request.method == "GET" and self._entrance.admits(given)):
+        tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
+        known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
+        if not any(known) and not (request.method == "GET" and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
@@ -144,6 +163,20 @@ class ControlServer:
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
+
+    async def _get_history(self, request: web.Request) -> web.Response:
+        try:
+            since = float(request.query.get("since", 0))
+        except ValueError:
+            raise web.HTTPBadRequest(text="since is a time in Unix seconds") from None
+        return _json(self._history(since))
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        from swarm_node.node.metrics import CONTENT_TYPE, exposition
+
+        return web.Response(
+            body=exposition(self._snapshot()), headers={"Content-Type": CONTENT_TYPE}
+        )
 
     async def _get_network(self, _: web.Request) -> web.Response:
         return await self._answered(self._network)
@@ -183,6 +216,14 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
         """
         return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
+
+    async def history(self, since: float = 0.0) -> HistoryReport:
+        """The rows of the node's history after the Unix second `since`.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
 
     async def network(self) -> NetworkReport:
         """What the node finds of its network now; it asks members, which takes seconds.
