@@ -80,7 +80,8 @@ class Served:
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
 
     def address(self) -> str:
-        return asyncio.run(ControlClient(self.file).page())
+        asked = ControlClient(self.file).page()
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result(30)
 
     def start(self) -> None:
         self._thread.start()
@@ -89,6 +90,7 @@ class Served:
     def end(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
+        self._loop.close()
 
     async def _serve(self) -> None:
         async def unasked() -> Any:

@@ -18,9 +18,9 @@ function lineChart(place, axis) {
     return {
       width: Math.max(place.clientWidth, 200),
       height: 240,
-      scales: { x: { time: axis.clock === true }, y: axis.share ? { range: [0, 1] } : {} },
+      scales: { x: { time: axis.clock === true }, y: { range: axis.share ? [0, 1] : fromZero } },
       axes: [
-        axis.clock ? line : { ...line, incrs: steps, values: (_, ticks) => ticks.map(span) },
+        axis.clock ? { ...line, values: (_, ticks) => ticks.map(clock) } : { ...line, incrs: steps, values: (_, ticks) => ticks.map(span) },
         { ...line, size: 64 },
       ],
       series: [
@@ -58,6 +58,15 @@ function lineChart(place, axis) {
   }).observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   return { draw };
+}
+
+function fromZero(_, low, high) {
+  const least = Math.min(0, low ?? 0), most = Math.max(0, high ?? 1);
+  return most > least ? [least, most + (most - least) / 20] : [0, 1];
+}
+
+function clock(seconds) {
+  return new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
 }
 
 function span(seconds) {
