@@ -1,6 +1,6 @@
 """Seven real nodes at three sites: what they trade, what faults cost them, what they learn.
 
-    sudo python benchmarks/sites.py [lan] [sites] [faults] [learning] [--seconds 90]
+    sudo python benchmarks/three_sites.py [lan] [sites] [faults] [learning] [--seconds 90]
 
 Sites as in tests/sites/test_three_sites.py: three public hosts, two hosts behind symmetric NAT
 (`a`), two that only port 443 lets out (`b`), in the namespaces of tests/sites/bed.py. `lan` has
