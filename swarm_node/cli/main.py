@@ -27,6 +27,7 @@ from swarm_node.cli.options import (
     SamplerOption,
     TicketFileOption,
 )
+from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.cli.train_host import train_host
@@ -169,6 +170,7 @@ for command in (
     app.command(rich_help_panel=_MEMBERS)(command)
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
+app.command(name="open", rich_help_panel=_BASIC)(open_page)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 

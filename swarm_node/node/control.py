@@ -7,8 +7,11 @@ so that no web page can reach it by DNS rebinding.
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
     GET  /v1/network    ask members how this node is reached
     GET  /v1/history    rows of the history, those after the Unix second `since`
+    GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
-    POST /v1/stop       leave cleanly
+    POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
+    GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
+    POST /v1/enter      exchange a key for a pass; a pass is good for GET alone
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,6 +31,9 @@ from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.page.entrance import Entrance
+from swarm_node.page.events import Events
+from swarm_node.page.files import serve_file
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
@@ -39,6 +46,12 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What lets a page in, once."""
+
+    key: str
 
 
 class ControlServer:
@@ -61,6 +74,8 @@ class ControlServer:
         self._evaluate = evaluate
         self._stop = stop
         self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
+        self._entrance = Entrance(time.monotonic)
+        self._events = Events(self._news)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -75,7 +90,12 @@ class ControlServer:
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/network", self._get_network),
                 web.get("/v1/history", self._get_history),
+                web.get("/v1/events", self._events.serve),
                 web.get(_METRICS, self._get_metrics),
+                web.post("/v1/key", self._post_key),
+                web.post("/v1/enter", self._post_enter),
+                web.get("/", serve_file),
+                web.get("/static/{name}", serve_file),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
             ]
@@ -102,6 +122,7 @@ class ControlServer:
         if self._runner is not None:
             for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
                 file.unlink(missing_ok=True)
+            self._events.end()
             await self._runner.cleanup()
             self._runner = None
 
@@ -114,11 +135,31 @@ class ControlServer:
     ) -> web.StreamResponse:
         if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             raise web.HTTPForbidden(text="wrong Host header")
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
+        if request.match_info.handler is serve_file or request.path == "/v1/enter":
+            return await handler(request)
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
-        if not any([hmac.compare_digest(given, f"Bearer {each}".encode()) for each in tokens]):
+        known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
+        if not any(known) and not (request.method == "GET" and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
+
+    async def _post_key(self, _: web.Request) -> web.Response:
+        return _json(Key(self._entrance.key()))
+
+    async def _post_enter(self, request: web.Request) -> web.Response:
+        """The key is the body: an address would be in the browser's history."""
+        given = self._entrance.enter((await request.content.read(64)).decode("ascii", "replace"))
+        if given is None:
+            raise web.HTTPUnauthorized(text="this key was used, or is too old")
+        return _json({"pass": given})
+
+    def _news(self, until: float | None) -> tuple[Snapshot, float]:
+        """The snapshot, with the evaluations that this page was not told of yet."""
+        now = self._snapshot()
+        new = [point for point in now.evals if until is None or point.seconds > until]
+        last = now.evals[-1].seconds if now.evals else 0.0
+        return msgspec.structs.replace(now, evals=new), last
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
@@ -195,6 +236,12 @@ class ControlClient:
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+
+    async def page(self) -> str:
+        """An address at which a browser sees the page; good for one minute and one use."""
+        port = self._address().port
+        made = decoded(await self._call("POST", "/v1/key", 10), Key)
+        return f"http://127.0.0.1:{port}/#{made.key}"
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""
