@@ -216,6 +216,9 @@ class Settings(Table):
         None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
     )
     verbose: bool = Field(False, description="Log every rejection and failed request.")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="What join writes; auto: a live view on a terminal, text elsewhere."
+    )
     network: Network = Network()  # type: ignore[call-arg]
     environment: EnvironmentTable = EnvironmentTable()  # type: ignore[call-arg]
     sampling: Sampling = Sampling()  # type: ignore[call-arg]

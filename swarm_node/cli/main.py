@@ -127,6 +127,9 @@ def join(
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
+    ] = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
@@ -134,6 +137,7 @@ def join(
     next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
     key (experience.own); `swarm-node config` lists them.
     """
+    from swarm_node.cli.live import live_screen
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.join import join_swarm
 
@@ -152,9 +156,11 @@ def join(
         "training.learning_rate": learning_rate,
         "run.updates": updates,
         "verbose": verbose,
+        "log_format": log_format,
         **parse_assignments(assign or []),
     }
-    join_swarm(load_settings(flags, config=config))
+    settings = load_settings(flags, config=config)
+    join_swarm(settings, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (

@@ -10,6 +10,7 @@ admitted                           whom issuers have admitted that may admit onl
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
 metrics.jsonl  metrics.jsonl.1     the node's history
+node.log  node.log.1               its log, a JSON object a line
 editing                            locked while a command changes one of these files
 control.json                       where the running node answers (mode 0600)
 metrics.token  prometheus.json     what Prometheus needs to read a running node's figures
@@ -74,6 +75,7 @@ class Home:
         self.database = self.path / "node.db"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
+        self.log = self.path / "node.log"
 
     @property
     def _swarm_file(self) -> Path:

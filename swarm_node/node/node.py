@@ -51,7 +51,7 @@ from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.recording import Recorder
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.snapshot import SCHEMA, Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
@@ -121,22 +121,30 @@ class Node:
         """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
 
-    async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
+    async def run(
+        self,
+        on_running: Callable[[Sequence[str]], None] | None = None,
+        on_step: Callable[[str], None] = lambda step: None,
+    ) -> Ended | None:
         """Live until `stop`, or until the update number that `run.updates` sets. `on_running` gets
-        this node's addresses once peers can dial it.
+        this node's addresses once peers can dial it, `on_step` each part that is started. Returns
+        how it ended; None if it was stopped while it started.
 
         Raises:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
-            if not await self._opens():
-                return
+            if not await self._opens(on_step):
+                return None
             self._state = "running"
             self._running_since = self._parts.clock.now()
             if on_running is not None:
                 on_running(self._parts.transport.addresses())
             await self._live()
-            await self._learner.checkpoint()
+            began = self._parts.clock.now()
+            stored = await self._learner.checkpoint()
+            seconds = self._parts.clock.now() - began
+            return Ended(self._tally.updates, seconds, stored)
         except BaseExceptionGroup as group:
             own, _ = group.split(SwarmNodeError)
             if own is None:
@@ -323,29 +331,31 @@ class Node:
                 await self._environment_failed(error)
             await asyncio.sleep(self._work.evaluator.pause)
 
-    async def _opens(self) -> bool:
+    async def _opens(self, on_step: Callable[[str], None]) -> bool:
         """Open all parts; False where `stop` came first."""
         async with asyncio.TaskGroup() as group:
-            opening = group.create_task(self._open())
+            opening = group.create_task(self._open(on_step))
             stopping = group.create_task(self._stop.wait())
             opening.add_done_callback(lambda _: stopping.cancel())
             stopping.add_done_callback(lambda _: opening.cancel())
         return not opening.cancelled()
 
-    async def _open(self) -> None:
+    async def _open(self, on_step: Callable[[str], None]) -> None:
         parts = self._parts
+        on_step("tasks")
         self._info = info = await parts.environment.start()
         self._own_families = chosen_families(self._settings.environment.families, info)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
-        await self._learner.start()
+        await self._learner.start(on_step)
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         for group in await parts.storage.run(restored_groups, parts.storage):
             self._buffer.admit(group, parts.trainer.version)
+        on_step("network")
         await parts.transport.start()
         _log.info(
             "node started",

@@ -77,7 +77,7 @@ def test_a_file_is_bounded_private_and_read_again(tmp_path: Path) -> None:
     assert sizes.keys() == {"metrics.jsonl", "metrics.jsonl.1"}
     assert all(0 < size <= limit for size in sizes.values())
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.iterdir())
-    times = [held.time for held in MetricsFile(file.path).read()]
+    times = [held.time for held in MetricsFile(tmp_path / "metrics.jsonl").read()]
     assert times == [float(number) for number in range(100 - len(times), 100)]
     assert len(times) >= 15
 
@@ -85,10 +85,10 @@ def test_a_file_is_bounded_private_and_read_again(tmp_path: Path) -> None:
 def test_a_line_that_a_crash_cut_costs_no_other_line(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append(row(1.0))
-    with file.path.open("ab") as left:
+    with (tmp_path / "metrics.jsonl").open("ab") as left:
         left.write(b'{"time": 2.0, "seco')
     file.append(row(3.0))
-    with file.path.open("ab") as left:
+    with (tmp_path / "metrics.jsonl").open("ab") as left:
         left.write(b'{"of": "another version"}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
     file.append(row(4.0))
     assert [held.time for held in file.read()] == [1.0, 3.0, 4.0]
