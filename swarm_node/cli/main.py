@@ -117,6 +117,12 @@ def join(
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="URL of a coordinator, which introduces peers.")
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option(help="A code that the coordinator redeems for a ticket.")
+    ] = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
@@ -145,6 +151,7 @@ def join(
         "network.listen": listen,
         "network.announce": announce,
         "network.bootstrap": bootstrap,
+        "network.coordinator": coordinator,
         "experience.own": own,
         "experience.external": external,
         "sampling.engine": sampler,
@@ -153,7 +160,7 @@ def join(
         "verbose": verbose,
         **parse_assignments(assign or []),
     }
-    join_swarm(load_settings(flags, config=config))
+    join_swarm(load_settings(flags, config=config), code)
 
 
 for command in (
@@ -167,10 +174,18 @@ app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)
-def identify(home: HomeOption = None) -> None:
+def identify(
+    home: HomeOption = None,
+    swarm_file: Annotated[
+        bool, typer.Option("--swarm-file", help="Describe the swarm, for `swarm-coordinator`.")
+    ] = False,
+) -> None:
     """Print this node's peer id and its swarm."""
     place = chosen_home(home)
     swarm = place.swarm()
+    if swarm_file:
+        typer.echo(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"')
+        return
     typer.echo(f"peer   {place.identity().peer_id}")
     typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
     typer.echo(f"root   {swarm.fingerprint}")

@@ -7,6 +7,7 @@ swarm.json                         which swarm this is (holds its shared secret:
 membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
 admitted                           whom issuers have admitted that may admit only some
+coordinator                        the newest signed head of the coordinator that was asked last
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
 editing                            locked while a command changes one of these files
@@ -29,6 +30,7 @@ import structlog
 
 from swarm_node.durable import LEFTOVERS, make_private, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
+from swarm_node.p2p.addresses import coordinator_url
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     IssuerBody,
@@ -205,7 +207,14 @@ class Home:
         return self._keep(Membership(identity, swarm, chain))
 
     def bootstraps(self) -> list[str]:
-        """The addresses that came with the ticket."""
+        """The addresses of peers that came with the ticket."""
+        return [address for address in self._addresses() if coordinator_url(address) is None]
+
+    def coordinator(self) -> str:
+        """The URL of the coordinator that came with the ticket, "" for none."""
+        return next(filter(None, map(coordinator_url, self._addresses())), "")
+
+    def _addresses(self) -> list[str]:
         path = self.path / "bootstrap"
         return path.read_text()[:_MAX_SMALL_FILE].split() if path.exists() else []
 

@@ -159,6 +159,16 @@ def take(home: Home, now: float) -> Ticket | None:
     return None
 
 
+def tickets_of(source: Path, now: float) -> list[str]:
+    """The tickets of an issuer file that have not expired, for who hands out nothing else of it.
+
+    Raises:
+        HomeError: the file cannot be used.
+        TicketError: a ticket in it is damaged.
+    """
+    return [text for text in _read(source).tickets if _tickets([text], now)]
+
+
 def _stock(home: Home) -> list[str]:
     raw = home.load(STOCK)
     try:
