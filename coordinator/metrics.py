@@ -12,7 +12,6 @@ _HELP = {
     "reports": "Members with a report.",
     "batch_number": "Number of the newest signed batch.",
     "revocation_list_number": "Number of the revocation list held.",
-    "redeems": "Whether codes are redeemed.",
 }
 
 

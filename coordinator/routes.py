@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from swarm_node import __version__
 from swarm_node.p2p import coordinator_api as api
@@ -27,7 +27,7 @@ class SinceNumber(api.Wire, frozen=True):
 
 
 class MembersPage(api.Wire, frozen=True):
-    after: api.PeerId | Literal[""] = ""
+    after: Annotated[str, Meta(pattern=r"^[1-9A-HJ-NP-Za-km-z]{0,64}$")] = ""
     limit: api.Limit = 100
 
 

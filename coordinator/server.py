@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from coordinator.metrics import metrics
+from coordinator.redemptions import Redemptions
 from coordinator.routes import ADMIN, PUBLIC
 from coordinator.service import Service
 from coordinator.store import Store
@@ -74,7 +75,10 @@ async def serve(
     store = Store(options.data / "coordinator.db")
     try:
         service = await _service(options, swarm, store)
-        public, admin = _apis(options, service)
+        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall, service.addresses)
+        if options.issuer_file is not None:
+            await redemptions.stock(tickets_of(options.issuer_file, options.clock.wall()))
+        public, admin = _apis(options, service, redemptions)
         of_address = MAX_CONNECTIONS if options.behind_proxy else MAX_OF_ADDRESS
         listening = Listening(public, *options.listen, of_address=of_address)
         admin_listening = Listening(admin, *options.admin)
@@ -108,15 +112,13 @@ async def _service(options: Options, swarm: SwarmInfo, store: Store) -> Service:
     rng = random.Random()  # noqa: S311 - who is introduced to whom, no secret
     service = Service(swarm, key, store, Home(options.data), options.clock, rng)
     await service.load()
-    if options.issuer_file is not None:
-        await service.stock(tickets_of(options.issuer_file, options.clock.wall()))
     if options.trust:
         kept = service.trusted().who
         await service.trust(api.Trusted([*kept, *options.trust]))
     return service
 
 
-def _apis(options: Options, service: Service) -> tuple[Api, Api]:
+def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple[Api, Api]:
     """The public application, and that of its operator."""
     public = Api(
         PUBLIC,
@@ -125,7 +127,7 @@ def _apis(options: Options, service: Service) -> tuple[Api, Api]:
             "introduce": lambda asked: service.introduce(asked.member, asked.body),
             "members": lambda asked: service.members(asked.query.after, asked.query.limit),
             "reputation": lambda _: service.reputation(),
-            "redeem": lambda asked: service.redeem(asked.body),
+            "redeem": lambda asked: redemptions.redeem(asked.body),
             "report": lambda asked: service.report(asked.member, asked.body),
             "report_of": lambda asked: service.report_of(asked.inside.peer_id),
             "history": lambda asked: service.history(
@@ -140,15 +142,15 @@ def _apis(options: Options, service: Service) -> tuple[Api, Api]:
     )
 
     async def show_metrics(_: Asked) -> str:
-        return metrics(service.counts(), (await service.codes()).tickets, public, admin)
+        return metrics(service.counts(), (await redemptions.codes()).tickets, public, admin)
 
     admin = Api(
         ADMIN,
         {
             "metrics": show_metrics,
-            "codes": lambda _: service.codes(),
-            "make_code": lambda asked: service.make_code(asked.body),
-            "withdraw": lambda asked: service.withdraw(asked.inside.code),
+            "codes": lambda _: redemptions.codes(),
+            "make_code": lambda asked: redemptions.make_code(asked.body),
+            "withdraw": lambda asked: redemptions.withdraw(asked.inside.code),
             "trusted": lambda _: service.trusted(),
             "trust": lambda asked: service.trust(asked.body),
             "forget": lambda asked: service.forget(asked.inside.peer_id),

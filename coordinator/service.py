@@ -1,4 +1,4 @@
-"""What the coordinator does, apart from HTTP: who asks, introductions, reports, batches, codes.
+"""What the coordinator does, apart from HTTP and codes: who asks, introductions, reports, batches.
 
 It is no authority. Certificates say who is a member, and signed lists who is none any more; it
 checks both as every node does, and can make neither.
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import random
-import secrets
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Mapping
 
 import msgspec
-import structlog
 
 from coordinator.introductions import Introductions
 from coordinator.reputation import trust
 from coordinator.store import Store
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected, TicketError
+from swarm_node.errors import Rejected
 from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.addresses import parse_address
 from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.p2p.coordination import (
     Finding,
@@ -39,13 +37,9 @@ from swarm_node.p2p.members import Keeper, Member, Members
 from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS, SwarmInfo
 from swarm_node.p2p.reach.relayed import Replays
 from swarm_node.p2p.statements import verify_revocations
-from swarm_node.p2p.ticket import parse_ticket, with_addresses
 
-#: Addresses of members that a redeemed ticket names; one more is for the coordinator's.
-_TICKET_ADDRESSES = 7
-_CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
-_CODE_GROUPS, _CODE_GROUP = 4, 5
-_log = structlog.get_logger(__name__)
+#: Between two times that the database learns that a member is here.
+_STORE_SECONDS = 600.0
 
 
 class Service:
@@ -76,14 +70,16 @@ class Service:
         self._lists.refresh()
         self._replays = Replays()
         self._introductions = Introductions()
+        #: Without what they found of peers, of which only `_ratings` are kept in memory.
         self._reports: dict[str, Report] = {}
+        self._ratings: dict[str, dict[str, float]] = {}
         self._reported: dict[str, float] = {}
         self._seen: dict[str, float] = {}
+        self._stored: dict[str, float] = {}
         self._trusted: list[str] = []
         self._last: SignedBatch | None = None
         self._fresh = False
         self._reputation = api.Reputation(0, 0.0, [])
-        self.redeems = False
 
     async def load(self) -> None:
         """Take up what an earlier run stored.
@@ -97,28 +93,12 @@ class Service:
             self._seen[stored.peer_id] = stored.seen
             report = open_report(stored.report or b"", self._swarm.swarm_id)
             if not isinstance(report, Rejected):
-                self._reports[stored.peer_id] = report.body
-                self._reported[stored.peer_id] = stored.reported
+                self._note(stored.peer_id, report.body, stored.reported)
         raw = await self.store.run(self.store.last_batch)
         last = open_batch(raw or b"", self._swarm.swarm_id)
         self._last = None if isinstance(last, Rejected) else last
         self._trusted = await self.store.run(self.store.trusted)
         self._weigh()
-
-    async def stock(self, tickets: list[str]) -> None:
-        """Take tickets of an issuer file, which codes are redeemed for.
-
-        Raises:
-            TicketError: a ticket is damaged, has expired, or is for another swarm.
-        """
-        rows, now = [], self._clock.wall()
-        for text in tickets:
-            ticket = parse_ticket(text, now)
-            if ticket.info.swarm_id != self._swarm.swarm_id:
-                raise TicketError("this issuer file is of another swarm than --swarm")
-            rows.append((ticket.issuer.issuer_key.hex(), text, ticket.expires))
-        await self.store.run(self.store.stock, rows)
-        self.redeems = True
 
     async def authenticate(
         self, shown: bytes, method: str, target: str, body: bytes
@@ -144,9 +124,10 @@ class Service:
         replayed = self._replays.refused(call.author, True, asked, wall)
         if replayed is not None:
             return replayed
-        if call.author not in self._seen or wall - self._seen[call.author] > 60:
+        self._seen[call.author] = wall
+        if wall - self._stored.get(call.author, 0.0) > _STORE_SECONDS:
+            self._stored[call.author] = wall
             await self.store.run(self.store.see, call.author, call.chain, wall)
-            self._seen[call.author] = wall
         return member
 
     def introduce(self, caller: Member, asked: api.Introduction) -> api.Introduced | Rejected:
@@ -197,8 +178,7 @@ class Service:
             trained_own=body.trained_own,
             trained_external=body.trained_external,
         )
-        self._reports[caller.peer_id] = body
-        self._reported[caller.peer_id] = wall
+        self._note(caller.peer_id, body, wall)
         self._fresh = True
         await self.store.run(self.store.report, caller.peer_id, asked.report, row)
         return api.Taken(self._last.body.number if self._last else 0)
@@ -225,6 +205,15 @@ class Service:
     async def batches(self, since: int) -> api.Batches:
         return api.Batches(await self.store.run(self.store.batches, since))
 
+    def addresses(self, most: int) -> list[str]:
+        """Addresses of members that were introduced lately, one of each."""
+        found = []
+        for presence in self._introductions.sample(self._rng, ()):
+            heard = self._members.hear(presence)
+            if not isinstance(heard, Rejected):
+                found += [a for a in heard.head.addresses if parse_address(a) is not None][:1]
+        return found[:most]
+
     def members(self, after: str, limit: int) -> api.MemberRows:
         """A page of all members that were here."""
         known = sorted(peer_id for peer_id in self._seen if peer_id > after)
@@ -236,56 +225,19 @@ class Service:
 
     async def report_of(self, peer_id: str) -> api.ReportView | Rejected:
         """The newest report of a member."""
-        body = self._reports.get(peer_id)
-        sealed = None if body is None else await self.store.run(self.store.report_of, peer_id)
-        if body is None or sealed is None:
+        sealed = await self.store.run(self.store.report_of, peer_id)
+        report = open_report(sealed or b"", self._swarm.swarm_id)
+        if isinstance(report, Rejected):
             return Rejected("unknown_member", "it left no report here")
         peers = [
             api.FindingRow(peer_id_of(found.key), found.received, dict(found.refused))
-            for found in body.peers
+            for found in report.body.peers
         ]
-        return api.ReportView(sealed, peers)
+        return api.ReportView(report.raw, peers)
 
     async def history(self, after: int, since: float, limit: int) -> api.History:
         rows = await self.store.run(self.store.history, after, since, limit)
         return api.History(rows, rows[-1].id if len(rows) == limit else 0)
-
-    async def redeem(self, asked: api.Redemption) -> api.Redeemed | Rejected:
-        """A ticket for a code. It names members that were introduced lately."""
-        if not self.redeems:
-            return Rejected("no_tickets", "this coordinator was given no issuer file")
-        wall = self._clock.wall()
-        text = await self.store.run(self.store.redeem, _digest(asked.code), asked.peer_id, wall)
-        if isinstance(text, Rejected):
-            return text
-        ticket = parse_ticket(text, wall)
-        addresses = []
-        for presence in self._introductions.sample(self._rng, ()):
-            heard = self._members.hear(presence)
-            if not isinstance(heard, Rejected):
-                addresses += [a for a in heard.head.addresses if "/p2p/" in a][:1]
-        return api.Redeemed(with_addresses(ticket, ticket.info, addresses[:_TICKET_ADDRESSES]))
-
-    async def make_code(self, asked: api.NewCode) -> api.MadeCode | Rejected:
-        """A new code. Its text is not stored."""
-        if not self.redeems:
-            return Rejected("no_tickets", "start with --issuer-file: it has the tickets")
-        letters = "".join(secrets.choice(_CODE_LETTERS) for _ in range(_CODE_GROUPS * _CODE_GROUP))
-        groups = (letters[i : i + _CODE_GROUP] for i in range(0, len(letters), _CODE_GROUP))
-        code, expires = "-".join(groups), int(self._clock.wall()) + asked.seconds
-        row = await self.store.run(
-            self.store.add_code, _digest(code), asked.name, asked.uses, expires
-        )
-        return api.MadeCode(code, row)
-
-    async def codes(self) -> api.Codes:
-        codes = await self.store.run(self.store.codes)
-        return api.Codes(codes, await self.store.run(self.store.tickets_left, self._clock.wall()))
-
-    async def withdraw(self, number: int) -> api.Codes | Rejected:
-        if not await self.store.run(self.store.withdraw, number):
-            return Rejected("unknown_code", "no code has this number: see the list")
-        return await self.codes()
 
     def trusted(self) -> api.Trusted:
         return api.Trusted(self._trusted)
@@ -300,8 +252,8 @@ class Service:
     async def forget(self, peer_id: str) -> api.Forgotten:
         """Delete what a member reported."""
         rows = await self.store.run(self.store.forget, peer_id)
-        self._reports.pop(peer_id, None)
-        self._reported.pop(peer_id, None)
+        for held in (self._reports, self._ratings, self._reported):
+            held.pop(peer_id, None)
         self._weigh()
         return api.Forgotten(rows)
 
@@ -313,7 +265,6 @@ class Service:
             "reports": len(self._reports),
             "batch_number": self._last.body.number if self._last else 0,
             "revocation_list_number": self._lists.number,
-            "redeems": float(self.redeems),
         }
 
     def _row(self, peer_id: str) -> api.MemberRow | None:
@@ -355,18 +306,19 @@ class Service:
             member = self._members.check(peer_id)
             if isinstance(member, Member):
                 issuer[peer_id], names[peer_id] = member.admitted_by.hex(), member.name
-        ratings = {
-            rater: {peer_id_of(found.key): _useful(found) for found in report.peers}
-            for rater, report in self._reports.items()
-            if rater in issuer
-        }
+        ratings = {rater: rated for rater, rated in self._ratings.items() if rater in issuer}
         trusted = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
         self._reputation = _rated(trust(ratings, issuer, trusted), ratings)
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
-        for held in (self._reports, self._reported, self._seen):
+        for held in (self._reports, self._ratings, self._reported, self._seen, self._stored):
             held.pop(peer_id, None)
+
+    def _note(self, peer_id: str, report: Report, at: float) -> None:
+        self._reports[peer_id] = msgspec.structs.replace(report, peers=())
+        self._ratings[peer_id] = {peer_id_of(found.key): _useful(found) for found in report.peers}
+        self._reported[peer_id] = at
 
 
 def _rated(
@@ -389,9 +341,3 @@ def _useful(found: Finding) -> float:
     """Groups that were of use, less those that were refused for a fault of their author."""
     faults = sum(count for reason, count in found.refused if reason not in BLAMELESS)
     return float(max(0, found.received - faults))
-
-
-def _digest(code: str) -> bytes:
-    """Of a code as a person types it. It has 100 random bits, so no slow hash is needed."""
-    plain: Collection[str] = [letter for letter in code.upper() if letter.isalnum()]
-    return hashlib.sha256("".join(plain).encode()).digest()

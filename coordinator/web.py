@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import inspect
 import ipaddress
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -71,6 +71,9 @@ _UNSIGNED: Final = frozenset(
         *("schema", "signature", "size"),
     )
 )
+#: aiohttp logs what clients send wrong with a traceback each; here it is counted.
+_UNHEARD: Final = logging.getLogger("coordinator.http")
+_UNHEARD.disabled = True
 _log = structlog.get_logger(__name__)
 
 
@@ -180,14 +183,15 @@ class Api:
             return None
         given = request.headers.get("Authorization", "")
         if route.who == "admin":
-            right = hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+            wanted = f"Bearer {self._token}".encode()
+            right = hmac.compare_digest(given.encode("utf-8", "replace"), wanted)
             return None if right else Rejected("token", "missing or wrong token")
         assert self._authenticate is not None, "an application with members authenticates them"
         if not given.startswith(api.SCHEME) or len(given) > _BASE64_CHARS + len(api.SCHEME):
             return Rejected("authorization", "sign the request: docs/protocol.md, 8.1")
         try:
             shown = base64.b64decode(given.removeprefix(api.SCHEME), validate=True)
-        except binascii.Error:
+        except ValueError:  # not base64, or not even ASCII
             return Rejected("authorization", "the header Authorization is not base64")
         if len(request.raw_path) > MAX_TARGET_CHARS:
             return Rejected("call", "a longer target than a call names")
@@ -197,7 +201,9 @@ class Api:
         """Who asks, as a key of the limits: an IPv4 address, or the /64 of one of IPv6."""
         text = request.remote or ""
         if self._behind_proxy:
-            text = request.headers.get("X-Forwarded-For", text).rpartition(",")[2].strip()
+            # What the proxy adds comes last; what comes before was sent by who asks.
+            said = request.headers.getall("X-Forwarded-For", [text])
+            text = said[-1].rpartition(",")[2].strip()
         try:
             address = ipaddress.ip_address(text)
         except ValueError:
@@ -328,6 +334,7 @@ class Listening:
             keepalive_timeout=HEAD_SECONDS,  # aiohttp counts it for the first request too
             lingering_time=2.0,
             auto_decompress=False,
+            logger=_UNHEARD,
         )
         self._place = host, port
         self._of_address = of_address

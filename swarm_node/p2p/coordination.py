@@ -38,7 +38,7 @@ MAX_CALL_BYTES: Final = 576
 #: A call, two certificates and their headers.
 MAX_SHOWN_BYTES: Final = MAX_CALL_BYTES + 2 * 320 + 10
 MAX_REPORT_BYTES: Final = 32 * 1024
-MAX_REPORTED_PEERS: Final = 128
+MAX_REPORTED_PEERS: Final = 64
 MAX_REPORTED_FAMILIES: Final = 64
 MAX_REASONS: Final = 12
 MAX_BATCH_BYTES: Final = 320

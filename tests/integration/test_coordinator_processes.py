@@ -87,7 +87,20 @@ def test_two_nodes_that_know_only_the_coordinator_meet_and_do_without_it(
     issuer, swarm = tmp_path / "coordinator.issuer", tmp_path / "swarm.toml"
     node = [sys.executable, "-m", "swarm_node"]
     for arguments, out in (
-        (["issuer", "make", "--name", "web", "--tickets", "2", "--out", str(issuer)], None),
+        (
+            [
+                "issuer",
+                "make",
+                "--name",
+                "web",
+                "--tickets",
+                "2",
+                "--no-steward",
+                "--out",
+                str(issuer),
+            ],
+            None,
+        ),
         (["id", "--swarm-file"], swarm),
     ):
         done = subprocess.run(
