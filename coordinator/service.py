@@ -293,6 +293,7 @@ class Service:
             version=report.version,
             updates=report.updates,
             published=report.published,
+            taken=report.taken,
             received=report.received,
             trained_own=report.trained_own,
             trained_external=report.trained_external,

@@ -118,6 +118,7 @@ def sealed_report(by: Membership, wall: float, **changes: Any) -> api.Reported:
         "version": 3,
         "updates": 3,
         "published": 5,
+        "taken": 1,
         "received": 2,
         "trained_own": 4,
         "trained_external": 1,

@@ -192,6 +192,7 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
         version=snapshot.version,
         updates=snapshot.updates,
         published=groups.published,
+        taken=groups.taken,
         received=groups.received,
         trained_own=groups.trained_own,
         trained_external=groups.trained_external,

@@ -6,12 +6,13 @@ site.key                           admits the other hosts of this node's trainer
 swarm.json                         which swarm this is (holds its shared secret: mode 0600)
 membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
-admitted                           whom issuers have admitted that may admit only some
-coordinator                        the newest signed head of the coordinator that was asked last
+admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
+metrics.jsonl  metrics.jsonl.1     the node's history
 editing                            locked while a command changes one of these files
 control.json                       where the running node answers (mode 0600)
+metrics.token  prometheus.json     what Prometheus needs to read a running node's figures
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Home:
         self.control_file = self.path / "control.json"
         self.database = self.path / "node.db"
         self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
 
     @property
     def _swarm_file(self) -> Path:

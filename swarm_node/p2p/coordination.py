@@ -88,6 +88,7 @@ class Report(Body, frozen=True):
     version: Counter
     updates: Counter
     published: Counter
+    taken: Counter
     received: Counter
     trained_own: Counter
     trained_external: Counter

@@ -130,6 +130,7 @@ class MemberRow(Struct, frozen=True):
     version: Counter = 0
     updates: Counter = 0
     published: Counter = 0
+    taken: Counter = 0
     received: Counter = 0
     trained_own: Counter = 0
     trained_external: Counter = 0

@@ -52,6 +52,7 @@ def _longest_report() -> Report:
         version=_COUNT,
         updates=_COUNT,
         published=_COUNT,
+        taken=_COUNT,
         received=_COUNT,
         trained_own=_COUNT,
         trained_external=_COUNT,
