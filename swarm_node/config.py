@@ -19,6 +19,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
+from swarm_node.p2p.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 
@@ -86,6 +87,9 @@ class Network(Table):
         2.0,
         le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
         description="Seconds between lists of random peers; a heartbeat every tenth time.",
+    )
+    coordinator: str = Field(
+        "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."
     )
     relay: Literal["auto", "off", "serve"] = Field(
         "auto", description="Forward requests for members behind NAT; auto: if peers can dial us."

@@ -20,9 +20,12 @@ from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
+    CodeOption,
     ConfigOption,
+    CoordinatorOption,
     HomeOption,
     JsonOption,
+    LogFormatOption,
     ModelOption,
     SamplerOption,
     TicketFileOption,
@@ -118,6 +121,8 @@ def join(
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
+    coordinator: CoordinatorOption = None,
+    code: CodeOption = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
@@ -127,9 +132,7 @@ def join(
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
     ] = None,
-    log_format: Annotated[
-        str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
-    ] = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
@@ -150,6 +153,7 @@ def join(
         "network.listen": listen,
         "network.announce": announce,
         "network.bootstrap": bootstrap,
+        "network.coordinator": coordinator,
         "experience.own": own,
         "experience.external": external,
         "sampling.engine": sampler,
@@ -160,7 +164,7 @@ def join(
         **parse_assignments(assign or []),
     }
     settings = load_settings(flags, config=config)
-    join_swarm(settings, live_screen() if settings.log_format == "auto" else None)
+    join_swarm(settings, code, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (
@@ -175,10 +179,18 @@ app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)
-def identify(home: HomeOption = None) -> None:
+def identify(
+    home: HomeOption = None,
+    swarm_file: Annotated[
+        bool, typer.Option("--swarm-file", help="Describe the swarm, for `swarm-coordinator`.")
+    ] = False,
+) -> None:
     """Print this node's peer id and its swarm."""
     place = chosen_home(home)
     swarm = place.swarm()
+    if swarm_file:
+        typer.echo(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"')
+        return
     typer.echo(f"peer   {place.identity().peer_id}")
     typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
     typer.echo(f"root   {swarm.fingerprint}")

@@ -18,6 +18,7 @@
 | probe    | ten minutes, or another address            | –                       |
 | reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
+| coordinate | a minute; only with a coordinator        | –                       |
 | record   | an update, a measurement, or a minute      | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -33,7 +34,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -41,21 +41,18 @@ import structlog
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
-from swarm_node.node.company import Company
 from swarm_node.node.consequences import watch
-from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.recording import Recorder
-from swarm_node.node.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.rollout_maker import Scored
 from swarm_node.node.snapshot import SCHEMA, Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
-from swarm_node.p2p.exchange import Exchange
+from swarm_node.node.work import OpenWork, Work
 from swarm_node.p2p.pulling import Turn
-from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
@@ -65,21 +62,6 @@ _FAULT_SECONDS = 1.0
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
 _KEEP_OWN_GROUPS = 4096
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the loops work with. It needs an environment that has started."""
-
-    maker: RolloutMaker
-    evaluator: Evaluator
-    exchange: Exchange
-    company: Company
-    prober: Prober | None = None
-
-
-#: Makes the work, given what the environment says of itself and the families that the node samples.
-OpenWork = Callable[[EnvironmentInfo, tuple[str, ...]], Work]
 
 
 class Node:
@@ -231,15 +213,20 @@ class Node:
             "meet": self._work.company.meet,
             "mend": self._work.company.mend,
             "feel": self._work.company.feel,
-            **self._reach_loops(),
+            **self._further_loops(),
             "evaluate": self._evaluate,
             "record": Recorder(self._parts, self._shared).run,
         }
 
-    def _reach_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
-        """None of them where nobody can find out how this node is reached: it needs no relay."""
-        prober = self._work.prober
-        return {} if prober is None else {"probe": prober.run, "reach": self._work.company.reach}
+    def _further_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        """Where nobody can find out how this node is reached, it needs no relay; few nodes have a
+        coordinator."""
+        loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
+        if self._work.prober is not None:
+            loops |= {"probe": self._work.prober.run, "reach": self._work.company.reach}
+        if self._work.coordinating is not None:
+            loops["coordinate"] = partial(self._work.coordinating.run, self.snapshot)
+        return loops
 
     async def _sample(self) -> None:
         """Sample groups whenever enough slots are free, publish them and admit them."""
