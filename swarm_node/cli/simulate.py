@@ -92,16 +92,22 @@ def sapo(
     report: ReportOption = Path("sapo-report"),
     model: Annotated[str | None, typer.Option(help="Start from this model instead.")] = None,
     correction: CorrectionOption = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="Index of the first declared seed.")] = 0,
+    cost_ratio: Annotated[
+        str, typer.Option(help="Seconds per group made : per group trained on.")
+    ] = "70:30",
     assign: AssignOption = None,
 ) -> None:
     """Compare own with shared experience as SAPO (arXiv 2509.08721) does, over several seeds."""
+    from swarm_node.simulation.experiments.budgets import CostRatio
     from swarm_node.simulation.experiments.sapo import Sapo
 
     flags = _flags(assign)
     if correction is not None:
         flags["experience.correction"] = correction
     names = tuple(arms.split(",")) if arms else ()
-    Sapo(nodes, rounds, seeds, flags, regime, names, model).run(report)
+    ratio = CostRatio(*_range("--cost-ratio", cost_ratio, ":"))
+    Sapo(nodes, rounds, seeds, flags, regime, names, model, first_seed, ratio).run(report)
 
 
 @experiment_app.command(epilog=_RESUMES)
@@ -198,11 +204,11 @@ def _flags(assign: list[str] | None) -> dict[str, Any]:
     return parse_assignments(assign or [])
 
 
-def _range(option: str, text: str) -> tuple[float, float]:
+def _range(option: str, text: str, by: str = ",") -> tuple[float, float]:
     try:
-        low, high = map(float, text.split(","))
+        low, high = map(float, text.split(by))
     except ValueError:
-        raise ConfigError(f"{option} takes two numbers, such as 0.5,2, not {text!r}") from None
+        raise ConfigError(f"{option} takes two numbers, such as 0.5{by}2, not {text!r}") from None
     return low, high
 
 
