@@ -32,8 +32,10 @@ ReportOption = Annotated[Path, typer.Option(help="Directory of the reports; reus
 
 def simulate(
     nodes: NodesOption = 8,
-    local: Annotated[int, typer.Option(min=0, help="Own groups per update (I).")] = 4,
-    external: Annotated[str, typer.Option(help="Peers' groups per update (J).")] = "4",
+    local: Annotated[int | None, typer.Option(min=0, help="Own groups per update (I).")] = None,
+    external: Annotated[
+        str | None, typer.Option(help="Peers' groups per update (J), or auto.")
+    ] = None,
     rounds: RoundsOption = 60,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same hash.")] = 0,
     report: Annotated[
@@ -57,7 +59,6 @@ def simulate(
 ) -> None:
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
     clock. The same command gives the same hash. Settings come from the command line alone."""
-    from swarm_node.config import parse_assignments
     from swarm_node.simulation.run import run_simulation, simulation_settings
     from swarm_node.simulation.swarm import Scenario
 
@@ -74,7 +75,7 @@ def simulate(
     )
     flags: dict[str, Any] = {
         "experience.own": local,
-        **parse_assignments([f"experience.external={external}"]),
+        "experience.external": external,
         "experience.correction": correction,
     }
     run_simulation(scenario, simulation_settings(seed, flags, assign or []), report)

@@ -10,6 +10,13 @@ from swarm_node.errors import ConfigError
 from swarm_node.simulation.report import SimulationReport
 
 
+def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
+    """Settings of a batch of so many own and peers' groups, each of `size` answers."""
+    mixture = {"experience.own": own, "experience.external": external}
+    calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
+    return {**mixture, **calls}
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
@@ -32,26 +39,21 @@ class Arm:
         return {**shared, **self.settings}
 
 
-def _of(own: int, external: int, size: int = 8) -> dict[str, Any]:
-    mixture = {"experience.own": own, "experience.external": external}
-    return {**mixture, "sampling.group_size": size}
-
-
 #: The arm whose differences from the others are tabled.
 DEFAULT = "default"
 ARMS = (
     # It samples as little as a node can.
-    Arm("supervised", _of(1, 0, 2), supervised=True),
-    Arm("8/0", _of(8, 0), paper=561.79),
-    Arm("8/0+filter", _of(8, 0) | {"experience.filter_own": True}),
-    Arm("6/2", _of(6, 2), paper=854.43),
-    Arm("4/4", _of(4, 4), paper=1093.31),
-    Arm("2/6", _of(2, 6), paper=945.87),
-    Arm("1/7", _of(1, 7)),
-    Arm("16/0x4", _of(16, 0, 4)),
-    Arm("4/12x4", _of(4, 12, 4)),
-    Arm("2/14x4", _of(2, 14, 4)),
-    Arm("8/24x2", _of(8, 24, 2)),
+    Arm("supervised", batch_of(1, 0, 2), supervised=True),
+    Arm("8/0", batch_of(8, 0), paper=561.79),
+    Arm("8/0+filter", batch_of(8, 0) | {"experience.filter_own": True}),
+    Arm("6/2", batch_of(6, 2), paper=854.43),
+    Arm("4/4", batch_of(4, 4), paper=1093.31),
+    Arm("2/6", batch_of(2, 6), paper=945.87),
+    Arm("1/7", batch_of(1, 7)),
+    Arm("16/0x4", batch_of(16, 0, 4)),
+    Arm("4/12x4", batch_of(4, 12, 4)),
+    Arm("2/14x4", batch_of(2, 14, 4)),
+    Arm("8/24x2", batch_of(8, 24, 2)),
     Arm(DEFAULT),
 )
 
