@@ -184,15 +184,17 @@ class GroupVerifier:
 
     def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
         """Refuse a group that was here before, whoever signed it then."""
-        author = offer.author
-        known, mine = self._storage.author_of, self._expected.own_tasks
-        if mine and known(task_digest(group.task, mine)) is not None:
+        author, mine = offer.author, self._expected.own_tasks
+        ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)
+        content = content_digest(group, prompt)
+        known = self._storage.authors_of(ours, theirs, content)
+        if mine and ours in known:
             return Rejected("own_copied", "a task that this node chose for itself")
-        if known(task_digest(group.task, author)) is not None:
+        if theirs in known:
             if self._windows.begins(author, offer.epoch):
                 return Rejected("anew", "its author may have lost what it had made")
             return Rejected("repeated", "its author made a group of this task before")
-        if known(content_digest(group, prompt)) is not None:
+        if content in known:
             return Rejected("copied", "the same answers to the same question were here before")
         return None
 
