@@ -40,7 +40,7 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "80")
     secret = ["--set", "ticket=swarmjoin1.secret", "--set", "experience.own=6"]
     shown = CliRunner().invoke(app, ["config", *secret])
-    assert "6 (default 4; command line)" in " ".join(shown.stdout.split())
+    assert "6 (default 8; command line)" in " ".join(shown.stdout.split())
     listed = CliRunner().invoke(app, ["config", "--json", *secret])
     answer = json.loads(listed.stdout)
     assert answer["schema"] == 1
