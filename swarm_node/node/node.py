@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
@@ -95,7 +94,6 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
-        self._turns: deque[Turn] = deque()
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -266,49 +264,49 @@ class Node:
         """List the newest announcements of a few random peers, as many as can be pulled. A round
         does not wait for peers of the last one that answer late or never."""
         storage = self._parts.storage
+        free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
         async with asyncio.TaskGroup() as group:
-            for _ in range(_PARALLEL_LISTS):
-                group.create_task(self._list_singly())
             while True:
                 puller, free = self._work.exchange.puller, self._free_external()
                 turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
-                self._turns = deque(turns)
+                for turn in turns:
+                    if not free_lists.locked():
+                        await free_lists.acquire()
+                        task = group.create_task(self._list_one(turn))
+                        task.add_done_callback(lambda _: free_lists.release())
                 watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
                 await self._notify()
                 await storage.run(storage.retire, self._buffer.collect_departed())
                 await storage.run(storage.prune, _KEEP_OWN_GROUPS)
                 await asyncio.sleep(self._settings.network.poll_seconds)
 
-    async def _list_singly(self) -> None:
-        while True:
-            await self._until(lambda: bool(self._turns))
-            turn = self._turns.popleft()
-            self._tally.offered += await self._work.exchange.puller.list_one(turn)
-            await self._notify()
+    async def _list_one(self, turn: Turn) -> None:
+        self._tally.offered += await self._work.exchange.puller.list_one(turn)
+        await self._notify()
 
     async def _pull(self) -> None:
         """Pull and verify offered groups while external slots are free. A few pulls run at once, so
         that a slow or lost answer does not delay the others."""
+        puller, free_pulls = self._work.exchange.puller, asyncio.Semaphore(_PARALLEL_PULLS)
         async with asyncio.TaskGroup() as group:
-            for _ in range(_PARALLEL_PULLS):
-                group.create_task(self._pull_singly())
+            while True:
+                await free_pulls.acquire()
+                await self._until(lambda: puller.on_offer(self._free_external()) > 0)
+                task = group.create_task(self._pull_one())
+                task.add_done_callback(lambda _: free_pulls.release())
+                await asyncio.sleep(0)  # the pull draws its offer, which is then no offer any more
 
-    async def _pull_singly(self) -> None:
-        while True:
-            await self._until(
-                lambda: self._work.exchange.puller.on_offer(self._free_external()) > 0
-            )
-            version = self._parts.trainer.version
-            try:
-                group = await self._work.exchange.puller.pull(self._free_external(), version)
-            except ChildError as error:
-                await self._environment_failed(error)
-                continue
-            if group is not None:
-                self._admit(group)
-                self._tally.groups.received += 1
-                self._tally.samples.external(group)
-                await self._notify()
+    async def _pull_one(self) -> None:
+        version = self._parts.trainer.version
+        try:
+            group = await self._work.exchange.puller.pull(self._free_external(), version)
+        except ChildError as error:
+            return await self._environment_failed(error)
+        if group is not None:
+            self._admit(group)
+            self._tally.groups.received += 1
+            self._tally.samples.external(group)
+            await self._notify()
 
     async def _evaluate(self) -> None:
         while True:
