@@ -20,7 +20,7 @@ from swarm_node.p2p.budgets import AT_ONCE, Traffic, Wants
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach.relayed import REPLY_ROOM, Asked, open_request
+from swarm_node.p2p.reach.relayed import PASSED, REPLY_ROOM, Asked, open_request
 from swarm_node.p2p.serving import UNKNOWN_MEMBER
 from swarm_node.p2p.transport import RELAYED, Onward
 from swarm_node.p2p.wire import MAX_SEALED_BYTES
@@ -107,24 +107,28 @@ class _Charge:
     replies at once cannot use up what others are due, and the rest is given back."""
 
     carried: Carried
+    pace: PeerGates
     askers: Traffic
     targets: Traffic
     asker: str
     target: str
     now: Callable[[], float]
     reserved: int = 0
+    since: float = 0.0
 
     def reserves(self, size: int) -> bool:
         """Whether both ends may have so many bytes carried. If so, they are charged."""
         now = self.now()
+        if not self.pace.take(self.target, now):
+            return False
         if not self.targets.asks(self.target, now, guest=False):
             return False
         if not self.askers.reserves(self.asker, now, size):
             return False
         if not self.targets.reserves(self.target, now, size):
-            self.askers.sent(self.asker, now, -size)
+            self.askers.unsent(self.asker, now, size, now)
             return False
-        self.reserved = size
+        self.reserved, self.since = size, now
         return True
 
     def sent(self, size: int) -> None:
@@ -134,8 +138,8 @@ class _Charge:
 
     def settle(self) -> None:
         """Give back what was not carried."""
-        self.askers.sent(self.asker, self.now(), -self.reserved)
-        self.targets.sent(self.target, self.now(), -self.reserved)
+        self.askers.unsent(self.asker, self.now(), self.reserved, self.since)
+        self.targets.unsent(self.target, self.now(), self.reserved, self.since)
 
 
 def _wants(wants: Wants, times: float) -> Wants:
@@ -173,6 +177,7 @@ class Relaying:
         self._clock = clock
         self._circuits = Circuits(members.issuer)
         self._keepers = PeerGates(*_KEEPS)
+        self._pace = PeerGates(*PASSED)
         self._askers, self._targets = (
             Traffic(_wants(wants, times), members.issuer) for times in (1.0, _TARGETS)
         )
@@ -205,7 +210,8 @@ class Relaying:
             leave()  # one was expelled meanwhile
             raise self._refusal("not_connected", NOT_CONNECTED)
         most = asked.body.most + REPLY_ROOM
-        charge = _Charge(self.carried, self._askers, self._targets, caller, target, self._clock.now)
+        budgets = self._pace, self._askers, self._targets
+        charge = _Charge(self.carried, *budgets, caller, target, self._clock.now)
         if not charge.reserves(len(payload) + most):
             leave()
             raise self._refusal("rate", "too many bytes; slow down")
@@ -219,17 +225,22 @@ class Relaying:
         return Onward(target, RELAYED, payload, most, charge.sent, ended)
 
     def _admit(self, caller: str) -> None:
+        if not self._members.is_member(caller):
+            self._count(caller)
+            raise TransportError(UNKNOWN_MEMBER)
         if not self._serves():
             raise TransportError(NOT_SERVING)
-        if not self._members.is_member(caller):
-            raise TransportError(UNKNOWN_MEMBER)
         if self._directory.cut(caller, self._clock.now()):
             raise TransportError("you broke the protocol: ask again later")
 
     def _flooded(self, caller: str) -> None:
+        self._count(caller)
+        raise self._refusal("rate", "too many requests; slow down")
+
+    def _count(self, caller: str) -> None:
+        """Count a refusal against who caused it."""
         if self._askers.floods(caller, self._clock.now()):
             self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
-        raise self._refusal("rate", "too many requests; slow down")
 
     def _refusal(self, reason: str, text: str) -> TransportError:
         self.carried.refused[reason] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from swarm_keys import Swarm
 
+from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.admission import Severed
@@ -22,6 +24,7 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.relayed import (
     _NONCES,
     MAX_PAYLOAD_BYTES,
+    PASSED,
     PER_ASKER,
     REPLY_ROOM,
     Replays,
@@ -202,7 +205,7 @@ class World:
             severed=self.severed,
             refuse=lambda peer, why: self.refused.append((peer, why.reason)),
             came_by=lambda asker, relay: self.came_by.append((asker, relay)),
-            wall=lambda: self.now,
+            clock=Clock(now=lambda: self.now, wall=lambda: self.now),
         )
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
@@ -308,5 +311,22 @@ def test_one_asker_runs_no_more_at_once_than_over_a_link_of_its_own() -> None:
         outcomes = await asyncio.gather(*(world.ask(world.body()) for _ in range(80)))
         busy = [reply for reply in outcomes if isinstance(reply, Reply) and reply.refused]
         assert len(busy) == 80 - 64 - PER_ASKER
+
+    in_world(body)
+
+
+def test_a_relay_that_invents_askers_is_cut_off() -> None:
+    """Neither their signatures nor their budgets stop them, because keys cost nothing."""
+
+    async def body(world: World) -> None:
+        fair = int(2 * PASSED[1])
+        for number in range(fair + 1):
+            asker = Identity.from_seed((1000 + number).to_bytes(32, "big"))
+            assert world.refused == []
+            with contextlib.suppress(TransportError):
+                await world.ask(world.body(), asker)
+        assert world.refused == [(world.relay.peer_id, "flood")]
+        world.now += 1.0
+        assert await world.ask(world.body()) == Reply(world.asker.peer_id.encode())
 
     in_world(body)

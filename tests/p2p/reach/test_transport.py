@@ -12,14 +12,16 @@ import pytest
 from light_nodes import WANTS, LightNode, SilentNetwork, SilentTransport, address_of, virtual
 from swarm_keys import Swarm
 
-from swarm_node.clock import Clock
+from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import OversizeError, RefusedError, TransportError
 from swarm_node.node.home import Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.p2p.transport import RELAY, RELAYED, Onward
 from swarm_node.simulation.seeded import Seeded
@@ -39,6 +41,7 @@ class End:
         membership: Membership,
         loop: VirtualTimeLoop,
         mode: Mode = "auto",
+        lan: Lan | None = None,
     ) -> None:
         self.identity, self.peer_id = membership.identity, membership.identity.peer_id
         self.dialable: bool | None = None
@@ -58,6 +61,7 @@ class End:
             rejected=self.rejected,
             clock=Clock(now=loop.time, wall=lambda: swarm.begin + loop.time()),
             rng=random.Random(self.peer_id),
+            lan=lan,
         )
         self.reaching.serve(WHO, self._who)
         self.reaching.serve(SIZED, self._sized)
@@ -408,5 +412,89 @@ def test_whole_nodes_behind_nat_find_and_list_each_other(tmp_path: Path) -> None
             assert isinstance(presence, wire.Presence)
             assert b"p2p-circuit" in presence.head
         await swarm.stop()
+
+    run_virtual(main)
+
+
+def test_relays_of_one_issuer_do_not_take_both_places_because_they_answer() -> None:
+    async def body(world: World) -> None:
+        two = world.two
+        for relay in world.relays[::2]:  # of one issuer, and partners
+            two.directory.meet(relay.peer_id, 0.0)
+        await two.keep()
+        issuers = {two.members.issuer(relay) for relay in two.reaching.relays.kept()}
+        assert len(issuers) == 2
+
+    in_world(body, relays=12)
+
+
+def test_a_relay_is_announced_at_its_own_address_only() -> None:
+    async def body(world: World) -> None:
+        relay, two, victim = world.relays[0], world.two, world.one
+        presence = world.swarm.presence(
+            Membership(
+                relay.identity,
+                world.swarm.info,
+                world.swarm.chain(relay.identity, world.swarm.steward, "owner"),
+            ),
+            world.loop.time(),
+            addresses=(f"/ip4/11.7.7.7/tcp/80/p2p/{victim.peer_id}",),
+            relays=True,
+        )
+        assert not hasattr(two.members.hear(presence), "reason")
+        await two.keep()
+        assert relay.peer_id not in two.reaching.relays.kept()
+        assert not [text for text in two.reaching.addresses() if "11.7.7.7" in text]
+
+    in_world(body, relays=1)
+
+
+def announced(secret: bytes, swarm: Swarm, key: bytes, presence: bytes) -> bytes:
+    """A datagram as everybody can send it who knows the secret."""
+    cipher = Lan(Identity.generate(), swarm.info.swarm_id, secret, SYSTEM_CLOCK)._ciphers[0]
+    body = key + len(presence).to_bytes(2, "big") + presence
+    return bytes(12) + cipher.encrypt(
+        bytes(12), body.ljust(34 + wire.MAX_PRESENCE_BYTES, b"\0"), None
+    )
+
+
+def test_what_is_said_on_the_own_network_is_no_showing_and_hides_nothing_newer() -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm, network, secret = Swarm(), MemoryNetwork(random.Random(0)), b"s" * 32
+        lan = Lan(Identity.generate(), swarm.info.swarm_id, secret, SYSTEM_CLOCK)
+        end = End(network, swarm, swarm.member(1), loop, lan=lan)
+        await end.reaching.start()
+        honest, evil = swarm.member(2), swarm.issuer("evil")
+        peer, key = honest.identity.peer_id, honest.identity.public_key
+        end.members.admit(honest.chain, peer)
+        issuer = end.members.issuer(peer)
+
+        def hears(presence: bytes) -> None:
+            lan.datagram_received(announced(secret, swarm, key, presence), None)
+
+        # A member with a ticket of its own signs a longer membership for another member's key.
+        other = swarm.chain(honest.identity, evil, "evil", begin=3600)
+        head = wire.unpack(wire.Presence, swarm.presence(honest), max_bytes=wire.MAX_PRESENCE_BYTES)
+        assert isinstance(head, wire.Presence)
+        await asyncio.sleep(3600)
+        for said in (head.head, b"junk"):
+            hears(wire.pack(wire.Presence(said, *other)))
+        assert end.members.issuer(peer) == issuer
+        assert lan.heard(1e9) == {}
+
+        # What was recorded is sent again; the table has what is new.
+        recorded, new = (swarm.presence(honest, loop.time() + n) for n in (0, 60))
+        await asyncio.sleep(60)
+        hears(recorded)
+        network.publish(peer, new, 600)
+        assert await end.reaching.heartbeats() == {peer: new}
+        hears(new)
+        network.publish(peer, recorded, 600)
+        assert await end.reaching.heartbeats() == {peer: new}
+        await asyncio.sleep(1000)
+        assert lan.heard(1e9)
+        hears(swarm.presence(swarm.member(3), 0))
+        assert await end.reaching.heartbeats() == {}
+        await end.reaching.stop()
 
     run_virtual(main)
