@@ -10,7 +10,7 @@ So a presence is verified as if a peer had told of it, and an older one replaces
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import ipaddress
 import os
 import socket
@@ -63,7 +63,7 @@ class Lan(asyncio.DatagramProtocol):
         self._ciphers = [self._cipher(secret)]
         self._bucket = TokenBucket(_PER_SECOND, _AT_ONCE)
         self._heard: Recent[str, tuple[bytes, float, int]] = Recent(_MAX_HEARD)
-        self._joined: set[str] = set()
+        self._hosts: set[str] = set()
         self._issued: Callable[[bytes, str], int] = lambda presence, peer: 0
         self._said = b""
         self._answers = TokenBucket(*_ANSWERS)
@@ -95,10 +95,8 @@ class Lan(asyncio.DatagramProtocol):
             _log.debug("no multicast here", error=str(error))
             return
         for host in hosts:
-            try:
-                self._join(host)
-            except OSError as error:
-                _log.debug("this network cannot be used", host=host, error=str(error))
+            self._join(host)
+        self._hosts = set(hosts)
         self._send()
 
     def _send(self) -> None:
@@ -108,14 +106,14 @@ class Lan(asyncio.DatagramProtocol):
         body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
         nonce = os.urandom(_NONCE)
         sealed = nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
-        for host in list(self._joined):
+        for host in list(self._hosts):
             try:
                 self._socket.setsockopt(
                     socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host)
                 )
                 self._socket.sendto(sealed, (GROUP, self._port))
             except OSError as error:
-                self._joined.discard(host)
+                self._hosts.discard(host)
                 _log.debug("nothing sent on this network", host=host, error=str(error))
 
     def heard(self, seconds: float) -> dict[str, bytes]:
@@ -128,7 +126,7 @@ class Lan(asyncio.DatagramProtocol):
         if self._receiver is not None:
             self._receiver.close()
         self._receiver = self._socket = None
-        self._joined.clear()
+        self._hosts.clear()
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         if len(data) != DATAGRAM_BYTES or not self._bucket.take(self._clock.now()):
@@ -173,16 +171,12 @@ class Lan(asyncio.DatagramProtocol):
         self._socket = made
 
     def _join(self, host: str) -> None:
-        if host in self._joined:
-            return
+        """Listen on a network. An error says that this is done already, or that the network cannot
+        be used: then nothing can be sent there either."""
         assert self._socket is not None
         member = socket.inet_aton(GROUP) + socket.inet_aton(host)
-        try:
+        with contextlib.suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # it was joined before sending failed
-                raise
-        self._joined.add(host)
 
     def _cipher(self, secret: bytes) -> ChaCha20Poly1305:
         info = b"swarm-node/lan/1" + self._swarm_id

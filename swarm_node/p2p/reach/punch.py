@@ -47,7 +47,7 @@ _HOLDS: frozenset[Nat] = frozenset({"restricted", "address"})
 _DIALS: frozenset[Nat] = _HOLDS | {"reject"}
 _log = structlog.get_logger(__name__)
 
-Endpoint = Annotated[str, Meta(max_length=64, pattern=r"\A/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}\Z")]
+Endpoint = Annotated[str, Meta(pattern=r"\A/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}\Z")]
 
 
 class Punch(wire.Body, frozen=True):
@@ -165,7 +165,7 @@ class Puncher:
 def place_of(reach: Reach) -> Place | None:
     """Where a node is of which this much is known."""
     seen = reach.seen()
-    if seen is None or not reach.ports or ":" in seen[0] or not is_public(seen[0]):
+    if seen is None or not reach.ports or ":" in seen[0]:
         return None
     return Place(reach.nat(), *seen, reach.ports[0])
 

@@ -51,7 +51,7 @@ _STRANGERS_NONCES = 4096
 _LENGTH = struct.Struct(">H")
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Protocol = Annotated[str, Meta(max_length=48, pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
+Protocol = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
 Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
 
 

@@ -234,7 +234,7 @@ def test_the_same_secret_again_forgets_none() -> None:
 def test_a_network_on_which_sending_failed_is_used_again() -> None:
     async def run() -> None:
         async with network(SECRET, SECRET) as [(_, one), (_, two)]:
-            one._joined.clear()  # as after an error of `sendto`: the kernel remembers
+            one._hosts.clear()  # as after an error of `sendto`: the kernel remembers
             await one.announce(b"again", HOSTS)
             await heard(two, b"again")
 

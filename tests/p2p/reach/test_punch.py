@@ -8,6 +8,7 @@ import itertools
 import socket
 from collections.abc import Sequence
 
+import msgpack
 import pytest
 
 from swarm_node.clock import Clock
@@ -50,7 +51,7 @@ class Sides:
         return 1
 
     def answer(self, address: str = THERE, caller: str = "b") -> bytes | Rejected:
-        return asyncio.run(self.puncher.answer(caller, wire.pack(Punch(address))))
+        return asyncio.run(self.puncher.answer(caller, msgpack.packb([address])))
 
 
 def test_who_is_asked_is_dialled_where_it_says() -> None:
@@ -99,6 +100,7 @@ def test_no_syn_is_held_where_it_would_not_help(nat: Nat | None) -> None:
     [
         *("/ip4/192.168.1.5/tcp/80", "/ip4/127.0.0.1/tcp/80", "/ip4/224.0.0.1/tcp/80"),
         *("/ip4/0.0.0.0/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip4/11.0.2.1/tcp/0"),
+        *("/ip6/2a00:1450:4001:830::200e/tcp/80", "/dns4/example.org/tcp/80"),
         *("/ip4/11.0.2.1/tcp/99999", "/ip4/999.0.2.1/tcp/80", "/ip4/11.0.2.01/tcp/80"),
     ],
 )
@@ -138,8 +140,9 @@ def test_a_node_is_where_most_members_of_the_internet_see_it() -> None:
     assert place_of(reach) is None  # it does not know its own port
     reach.ports = (5,)
     assert place_of(reach) == Place("restricted", "11.0.1.1", 5, 5)
-    reach.probes = (probed(1, "192.168.1.1", 5),)
-    assert place_of(reach) is None
+    for elsewhere in ("192.168.1.1", "2a01:9::1"):
+        reach.probes = (probed(1, elsewhere, 5),)
+        assert place_of(reach) is None
 
 
 def test_a_syn_that_meets_nobody_is_given_up() -> None:

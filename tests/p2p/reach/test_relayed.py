@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +31,7 @@ from swarm_node.p2p.reach.relayed import (
     PER_ASKER,
     REPLY_ROOM,
     Replays,
+    ReplyHead,
     Request,
     Target,
     open_reply,
@@ -72,6 +76,13 @@ def test_the_largest_request_and_reply_fit_their_limits() -> None:
         request_to(TARGET.peer_id, WHO, bytes(MAX_PAYLOAD_BYTES + 1), 1, nonce=nonce, wall=NOW)
 
 
+def sealed_with(field: int, value: object) -> bytes:
+    """A request with another value at one place, well sealed."""
+    body = msgpack.unpackb(wire.pack(request()))
+    body[field] = value
+    return seal(ASKER, SWARM, Kind.RELAY, msgpack.packb(body))
+
+
 @pytest.mark.parametrize(
     ("sealed", "reason"),
     [
@@ -87,6 +98,15 @@ def test_the_largest_request_and_reply_fit_their_limits() -> None:
         (lambda: seal_request(ASKER, SWARM, request(protocol=RELAY)), "route"),
         (lambda: seal_request(ASKER, SWARM, request(protocol=RELAYED)), "route"),
         (lambda: seal_request(TARGET, SWARM, request()), "route"),
+        *(
+            (functools.partial(sealed_with, field, value), "schema")
+            for field, value in (
+                *((2, WHO + "234"), (2, "/swarm-node/" + "a" * 25 + "/1"), (2, "/ipfs/id/1")),
+                *((3, bytes(15)), (3, bytes(17))),
+                *((5, -1), (5, MAX_REPLY_BYTES + 1)),
+                (6, bytes(MAX_PAYLOAD_BYTES + 1)),
+            )
+        ),
     ],
 )
 def test_a_request_that_nobody_may_pass_on_is_refused(
@@ -114,10 +134,20 @@ def test_no_changed_byte_of_a_request_or_reply_passes(junk: bytes, at: int, byte
     assert isinstance(open_reply(junk, SWARM, TARGET.peer_id, body), Rejected)
 
 
+def headed(head: bytes, payload: bytes) -> bytes:
+    """A reply for whose head the target seals anything."""
+    sealed = seal(TARGET, SWARM, Kind.REPLY, head)
+    return len(sealed).to_bytes(2, "big") + sealed + payload
+
+
 def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
     body = request()
     reply = seal_reply(TARGET, SWARM, body, Reply(b"done"))
     assert open_reply(reply, SWARM, TARGET.peer_id, body) == Reply(b"done")
+    good = ReplyHead(1, body.nonce, False, 4, hashlib.sha256(b"done").digest())
+    assert open_reply(headed(wire.pack(good), b"done"), SWARM, TARGET.peer_id, body) == Reply(
+        b"done"
+    )
     refusal = seal_reply(TARGET, SWARM, body, Reply.refusal("say hello first"))
     opened = open_reply(refusal, SWARM, TARGET.peer_id, body)
     assert isinstance(opened, Reply)
@@ -130,6 +160,8 @@ def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
         (seal_reply(THIRD, SWARM, body, Reply(b"done")), TARGET.peer_id, body),
         (seal_reply(TARGET, bytes(32), body, Reply(b"done")), TARGET.peer_id, body),
         (b"", TARGET.peer_id, body),
+        (headed(b"junk", b"done"), TARGET.peer_id, body),
+        (headed(wire.pack(structs.replace(good, size=5)), b"done"), TARGET.peer_id, body),
     ):
         refused = open_reply(altered, SWARM, author, asked)
         assert isinstance(refused, Rejected)
