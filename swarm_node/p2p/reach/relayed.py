@@ -41,7 +41,7 @@ REPLY_ROOM: Final = 512
 MAX_PAYLOAD_BYTES: Final = MAX_REQUEST_BYTES - REQUEST_ROOM
 #: Requests per second that a relay passes on to one target, and at once. A target cuts the link of
 #: one that passes on twice as many: it may invent their askers.
-PASSED: Final = (64.0, 640.0)
+PASSED, PASSED_AT_ONCE = 64.0, 640.0
 #: Requests of one asker that are answered at once, as of one link.
 PER_ASKER: Final = 8
 #: Nonces that are remembered of one asker, and askers.
@@ -225,7 +225,7 @@ class Target:
         self._refuse = refuse
         self._came_by = came_by
         self._clock = clock
-        self._pace = PeerGates(2.0 * PASSED[0], 2.0 * PASSED[1])
+        self._pace = PeerGates(2.0 * PASSED, 2.0 * PASSED_AT_ONCE)
         self._replays = Replays()
         self._slots = PeerSlots()
 

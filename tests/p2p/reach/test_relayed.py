@@ -27,7 +27,7 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.relayed import (
     _NONCES,
     MAX_PAYLOAD_BYTES,
-    PASSED,
+    PASSED_AT_ONCE,
     PER_ASKER,
     REPLY_ROOM,
     Replays,
@@ -351,7 +351,7 @@ def test_a_relay_that_invents_askers_is_cut_off() -> None:
     """Neither their signatures nor their budgets stop them, because keys cost nothing."""
 
     async def body(world: World) -> None:
-        fair = int(2 * PASSED[1])
+        fair = int(2 * PASSED_AT_ONCE)
         for number in range(fair + 1):
             asker = Identity.from_seed((1000 + number).to_bytes(32, "big"))
             assert world.refused == []

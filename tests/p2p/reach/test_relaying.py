@@ -19,7 +19,7 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import relaying
-from swarm_node.p2p.reach.relayed import PASSED, REPLY_ROOM, request_to, seal_request
+from swarm_node.p2p.reach.relayed import PASSED_AT_ONCE, REPLY_ROOM, request_to, seal_request
 from swarm_node.p2p.reach.relaying import (
     CIRCUITS,
     PER_ASKER,
@@ -211,7 +211,7 @@ def test_an_asker_that_floods_is_refused_and_then_cut_and_others_are_served() ->
     in_world(body)
 
 
-def test_large_replies_are_paid_for_by_asker_and_target() -> None:
+def test_large_replies_are_paid_for_by_their_asker() -> None:
     async def body(world: World) -> None:
         greedy, honest, target, another = world.askers[:4]
         size = 2 * wire.MAX_SEALED_BYTES - REPLY_ROOM
@@ -319,16 +319,23 @@ def test_a_stranger_that_goes_on_is_cut_and_is_not_told_what_the_node_does() -> 
     in_world(body)
 
 
-def test_a_relay_passes_on_no_more_than_its_target_bears() -> None:
+def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_not_all() -> None:
     async def body(world: World) -> None:
         world.end = world.relaying(replace(WANTS, groups=10_000.0))
-        target, passed = world.askers[0], 0
-        for asker in world.askers[1:] * 50:
-            with suppress(TransportError):
-                (await world.ask(asker, target)).ended()
-                passed += 1
-        assert passed == PASSED[1]
+        target, another, *askers = world.askers
+
+        async def passed(askers: list[Membership], times: int) -> int:
+            count = 0
+            for asker in askers * times:
+                with suppress(TransportError):
+                    (await world.ask(asker, target)).ended()
+                    count += 1
+            return count
+
+        assert await passed(askers[:1], 1000) == PASSED_AT_ONCE / 2
+        assert await passed(askers, 50) == 0  # of the same issuer, which leaves half to others
+        assert 100 < await passed(world.others, 50) <= PASSED_AT_ONCE / 2
         assert world.refused == []  # the askers are many, and none is at fault
-        (await world.ask(world.askers[1], world.others[0])).ended()
+        (await world.ask(askers[0], another)).ended()
 
     in_world(body)
