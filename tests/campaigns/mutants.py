@@ -60,7 +60,7 @@ MODULES: dict[str, list[str]] = {
     "p2p/meeting.py": _EXCHANGE,
     "p2p/reach/circuit.py": [],
     "p2p/reach/keeping.py": ["tests/p2p/reach/test_transport.py"],
-    "p2p/reach/knock.py": ["tests/integration/test_probe.py"],
+    "p2p/reach/knock.py": [],
     "p2p/reach/lan.py": [],
     "p2p/reach/probe.py": [],
     "p2p/reach/punch.py": [],
