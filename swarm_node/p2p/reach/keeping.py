@@ -156,12 +156,7 @@ class Relays:
                 for text in circuit.reachable_first(addresses)
                 if len(text) <= _MAX_RELAY_CHARS and text.endswith(f"/p2p/{relay}")
             ]
-            if (
-                not there
-                or relay == self._inner.peer_id
-                or relay in self._kept
-                or relay in self._severed
-            ):
+            if not there or relay in self._kept or relay in self._severed:
                 continue
             if self._left_until.get(relay, 0.0) > now:
                 continue
