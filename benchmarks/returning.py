@@ -10,16 +10,13 @@ root and what the bed needs.
 from __future__ import annotations
 
 import argparse
-import http.client
 import itertools
-import json
 import math
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from sites.bed import Bed, Nat, why_not
@@ -34,26 +31,11 @@ AWAY, HOME = "a1", "pub1"
 _STEADY = ("--set", "training.learning_rate=1e-9")
 
 
-def status(one: Scene, host: str) -> dict[str, Any]:
-    """The status of a node, from its control API: quicker than a process of the command line."""
-    where = json.loads((one.nodes[host].home / "control.json").read_text())
-    with one.bed.socket_in(host) as end:
-        end.settimeout(10)
-        end.connect(("127.0.0.1", where["port"]))
-        line = http.client.HTTPConnection("127.0.0.1", where["port"])
-        line.sock = end
-        line.request("GET", "/v1/status", headers={"Authorization": f"Bearer {where['token']}"})
-        return dict(json.loads(line.getresponse().read()))
-
-
 def received(one: Scene, ids: dict[str, str]) -> tuple[int, ...]:
     """What each of the two nodes got of the other."""
     counts = []
     for host, other in ((AWAY, HOME), (HOME, AWAY)):
-        try:
-            peers = status(one, host)["peers"]
-        except (OSError, http.client.HTTPException, json.JSONDecodeError):
-            peers = []
+        peers = (one.status(host) or {"peers": []})["peers"]
         counts.append(sum(p["received"] for p in peers if p["peer_id"] == ids[other]))
     return tuple(counts)
 
@@ -137,7 +119,7 @@ def main() -> None:
                 flush=True,
             )
         for host, node in one.nodes.items():
-            print(host, node.log()[-1500:], status(one, host)["rejected"])
+            print(host, node.log()[-1500:], (one.status(host) or {}).get("rejected"))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from swarm_node.node.history import HistoryRow
 from swarm_node.node.snapshot import SCHEMA, GroupCounts, Snapshot
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.rollout import (
@@ -118,6 +119,12 @@ def quiet_snapshot(**changes: Any) -> Snapshot:
         processes={},
     )
     return msgspec.structs.replace(quiet, **changes)
+
+
+def history_row(time: float, **changes: Any) -> HistoryRow:
+    """A row of a node that does nothing at the Unix second `time`, with these `changes`."""
+    required = {field.name: 0 for field in msgspec.structs.fields(HistoryRow) if field.required}
+    return HistoryRow(**{**required, "time": time, **changes})
 
 
 def write_model(path: Path, **shape: Any) -> Path:

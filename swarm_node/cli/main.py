@@ -27,6 +27,7 @@ from swarm_node.cli.options import (
     SamplerOption,
     TicketFileOption,
 )
+from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.cli.train_host import train_host
@@ -163,6 +164,7 @@ for command in (
     app.command(rich_help_panel=_MEMBERS)(command)
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
+app.command(name="open", rich_help_panel=_BASIC)(open_page)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
@@ -185,7 +187,7 @@ def status(
     ] = False,
 ) -> None:
     """Show what the running node does and how its held-out reward develops."""
-    from swarm_node.cli.views import status_view
+    from swarm_node.cli.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
     if healthy:

@@ -1,61 +1,23 @@
-"""Shows snapshots, peers and measurements in a terminal."""
+"""Shows peers, measurements and choices in a terminal, and what all views share."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.snapshot import (
-    BusyRow,
-    EvalPoint,
-    MembershipRow,
-    MixtureRow,
-    PeerRow,
-    Snapshot,
-)
+from swarm_node.node.snapshot import EvalPoint, PeerRow, Snapshot
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
     "loss": LOSS_CHOICES,
     "advantage": ADVANTAGE_CHOICES,
 }
-
-
-def status_view(snapshot: Snapshot) -> RenderableType:
-    """A summary of the node."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    groups = snapshot.groups
-    rows = {
-        "node": f"{snapshot.peer_id} ({snapshot.state}, {_span(snapshot.seconds)})",
-        "swarm": f"{snapshot.swarm}, {len(snapshot.peers)} peers known",
-        "membership": _membership(snapshot.membership),
-        "reach": snapshot.reach.text if snapshot.reach else "not known yet",
-        "policy": f"{snapshot.model}, version {snapshot.version}, {snapshot.updates} updates",
-        "held-out reward": _curve(snapshot.evals),
-        "own groups": f"{groups.published} published, {groups.trained_own} trained",
-        "peers' groups": f"{groups.received} received, {groups.trained_external} trained",
-        "each update": _mixture(snapshot.mixture),
-        "busy": _busy(snapshot.busy),
-        "sampler": snapshot.engine,
-        "judging": snapshot.sandbox or "not known yet",
-        "relays": _relays(snapshot),
-        "rejected": _counts(snapshot.rejected),
-        "faults": _counts(snapshot.faults),
-    }
-    if snapshot.trainer_restarts:
-        rows["trainer"] = f"restarted {snapshot.trainer_restarts} times"
-    for name, text in rows.items():
-        table.add_row(name, plain(text))
-        if name == "reach" and snapshot.reach is not None and snapshot.reach.remedy:
-            table.add_row("", plain(f"→ {snapshot.reach.remedy}"))
-    for alarm in snapshot.alarms:
-        table.add_row("[bold red]alarm[/bold red]", plain(alarm))
-    return table
 
 
 class Column(NamedTuple):
@@ -75,7 +37,7 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
         Column("name", lambda peer: _who(peer, known_as), whole=False),
         Column("peer", lambda peer: short(peer.peer_id)),
         Column("member", standing),
-        Column("seen", lambda peer: _span(peer.seconds_since_seen)),
+        Column("seen", lambda peer: span(peer.seconds_since_seen)),
         Column("groups", lambda peer: f"{peer.received} of {peer.published}"),
         Column("share", lambda peer: f"{peer.share:.0%}"),
         Column("score", lambda peer: f"{peer.score:.2f}"),
@@ -87,9 +49,9 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
     rows, notes = (*snapshot.peers, *snapshot.former), []
     for peer in rows:
         table.add_row(*(plain(column.cell(peer)) for column in columns))
-        said = [f"via {_name_of(peer.via, rows, known_as)}"] if peer.via else []
-        said += [f"refused {_counts(peer.refused)}"] if peer.refused or peer.left_seconds else []
-        said += [f"left alone for {_span(peer.left_seconds)}"] if peer.left_seconds else []
+        said = [f"via {relay_name(peer.via, rows, known_as)}"] if peer.via else []
+        said += [f"refused {counts(peer.refused)}"] if peer.refused or peer.left_seconds else []
+        said += [f"left alone for {span(peer.left_seconds)}"] if peer.left_seconds else []
         if said:
             who = f"{_who(peer, known_as)} {short(peer.peer_id)}"
             notes.append(plain(f"{who}: {'; '.join(said)}"))
@@ -117,7 +79,9 @@ def _link(peer: PeerRow) -> str:
     return "-" if peer.via is None else "relayed" if peer.via else "direct"
 
 
-def _name_of(peer_id: str, rows: Sequence[PeerRow], known_as: Mapping[str, str]) -> str:
+def relay_name(
+    peer_id: str, rows: Sequence[PeerRow], known_as: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """How a person knows a peer: its name, if it is among these, and the end of its id."""
     name = next((_who(row, known_as) for row in rows if row.peer_id == peer_id), "")
     return f"{name} {short(peer_id)}".strip()
@@ -162,55 +126,13 @@ def choices_rows() -> dict[str, dict[str, Any]]:
     }
 
 
-def _membership(row: MembershipRow | None) -> str:
-    if row is None:
-        return "not known yet"
-    return f"{row.name}, " + (
-        f"until {day_of(row.until)}" if row.standing == "member" else row.standing
-    )
+def counts(numbers: Mapping[str, int]) -> str:
+    """Numbers by reason in a line, or "none"."""
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(numbers.items())) or "none"
 
 
-def _relays(snapshot: Snapshot) -> str:
-    row = snapshot.relaying
-    if row is None:
-        return "not known yet"
-    said = [f"{row.relayed} of {row.asked} requests relayed"]
-    if row.kept:
-        names = ", ".join(_name_of(relay, snapshot.peers, {}) for relay in row.kept)
-        said.append(f"reached via {names}")
-    if row.serves or row.requests:
-        said.append(f"forwarded {row.requests} for others, {row.bytes / 1e6:.1f} MB")
-        said.append(f"refused {_counts(row.refused)}")
-    return "; ".join(said)
-
-
-def _curve(evals: list[EvalPoint]) -> str:
-    if not evals:
-        return "not measured yet"
-    return f"{evals[0].all:.3f} at first, {evals[-1].all:.3f} now"
-
-
-def _mixture(row: MixtureRow | None) -> str:
-    if row is None:
-        return "not known yet"
-    text = f"{row.own} own, {row.external} of peers" + (" (auto)" if row.adaptive else "")
-    if row.mixed_share is not None:
-        error = "" if row.mixed_share_error is None else f" ± {row.mixed_share_error:.0%}"
-        text += f"; {row.mixed_share:.0%}{error} of own groups have mixed rewards"
-    return text
-
-
-def _busy(row: BusyRow | None) -> str:
-    if row is None or row.seconds <= 0:
-        return "not known yet"
-    return f"sampler {row.sampler / row.seconds:.0%}, trainer {row.trainer / row.seconds:.0%}"
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(counts.items())) or "none"
-
-
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time in words."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

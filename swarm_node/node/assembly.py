@@ -40,6 +40,9 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
+#: Answers to each of the held-out tasks by which pass@k is measured.
+_EVAL_TRIES = 4
+
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
@@ -165,6 +168,7 @@ def _evaluator(
         earlier=evals[-1].seconds if evals else 0.0,
         drawing=shared.tally.drawing,
         least=settings.run.eval_seconds,
+        tries=_EVAL_TRIES,
     )
 
 
@@ -241,6 +245,10 @@ def _serve(
     further: Mapping[str, Answer],
 ) -> None:
     """Answer peers over the node's transport, which holds the server."""
+
+    def on_pull() -> None:
+        shared.tally.groups.taken += 1
+
     Server(
         transport=parts.transport,
         credentials=own,
@@ -252,6 +260,7 @@ def _serve(
         clock=parts.clock,
         rng=rng,
         further=further,
+        on_pull=on_pull,
     )
 
 

@@ -21,6 +21,7 @@ from swarm_node.node.bans import Bans
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import cache_shape, engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit, shared_bytes
+from swarm_node.node.history import MetricsFile, Ring
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.p2p.hivemind.transport import HivemindTransport
@@ -28,6 +29,7 @@ from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.verdict import Reach
+from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -61,6 +63,7 @@ def build_parts(
     environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
     storage = Storage(home.database)
     storage.begin_epoch()
+    metrics = MetricsFile(home.metrics)
 
     def processes() -> dict[str, int]:
         """Process ids of the running ones, by name."""
@@ -88,6 +91,9 @@ def build_parts(
         lan=Lan(
             membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
         ),
+        memory=memory_in_use,
+        metrics=metrics,
+        history=Ring(metrics.read()),
     )
 
 
@@ -188,6 +194,7 @@ async def run_node(
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
+        history=node.history,
         network=node.network,
         evaluate=node.evaluate,
         stop=node.stop,

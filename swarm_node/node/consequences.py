@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from swarm_node.clock import Clock
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.reasoning_gym.environment import environment_name
 from swarm_node.node.parts import Shared
 from swarm_node.node.snapshot import DroppedRow, PeerRow
 from swarm_node.p2p.conduct import LONGEST_OFF_SECONDS, Standing
@@ -41,15 +43,31 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
         directory.recall(row.peer_id, standing)
 
 
-def peer_rows(shared: Shared, now: float, via: Mapping[str, str]) -> list[PeerRow]:
+def peer_rows(
+    shared: Shared, now: float, via: Mapping[str, str], info: EnvironmentInfo | None
+) -> list[PeerRow]:
     """What a snapshot shows of the peers, the most recently seen first; `via` has the relay of each
     that answered lately, "" for a direct link."""
     by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
     known = sorted(shared.directory.live(now, float("inf")), key=lambda peer: now - peer.last_seen)
     return [
-        PeerRow.of(peer, now, shared.members, by[peer.peer_id] / total, via.get(peer.peer_id))
+        PeerRow.of(
+            peer,
+            now,
+            shared.members,
+            by[peer.peer_id] / total,
+            via.get(peer.peer_id),
+            _other_environment(peer, info),
+        )
         for peer in known
     ]
+
+
+def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
+    theirs = peer.environment
+    if info is None or theirs is None or theirs == (info.name, info.version):
+        return ""
+    return environment_name(*theirs)
 
 
 def former_rows(shared: Shared, now: float) -> list[PeerRow]:

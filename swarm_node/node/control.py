@@ -6,7 +6,12 @@ so that no web page can reach it by DNS rebinding.
 
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
     GET  /v1/network    ask members how this node is reached
-    POST /v1/stop       leave cleanly
+    GET  /v1/history    rows of the history, those after the Unix second `since`
+    GET  /v1/events     what a page shows, every two seconds
+    GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
+    POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
+    GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
+    POST /v1/enter      exchange a key for a pass; a pass is good for GET alone
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,10 +29,16 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.node.history import HistoryReport
 from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.page.entrance import Entrance
+from swarm_node.page.events import Events
+from swarm_node.page.files import serve_file
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
+#: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
+_METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
 _Answer = TypeVar("_Answer")
 
 
@@ -34,6 +46,12 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What lets a page in, once."""
+
+    key: str
 
 
 class ControlServer:
@@ -44,16 +62,20 @@ class ControlServer:
         file: Path,
         *,
         snapshot: Callable[[], Snapshot],
+        history: Callable[[float], HistoryReport],
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
     ) -> None:
         self._file = file
         self._snapshot = snapshot
+        self._history = history
         self._network = network
         self._evaluate = evaluate
         self._stop = stop
-        self._token = secrets.token_urlsafe(32)
+        self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
+        self._entrance = Entrance(time.monotonic)
+        self._events = Events(self._news)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -67,6 +89,13 @@ class ControlServer:
             [
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/network", self._get_network),
+                web.get("/v1/history", self._get_history),
+                web.get("/v1/events", self._events.serve),
+                web.get(_METRICS, self._get_metrics),
+                web.post("/v1/key", self._post_key),
+                web.post("/v1/enter", self._post_enter),
+                web.get("/", serve_file),
+                web.get("/static/{name}", serve_file),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
             ]
@@ -78,6 +107,11 @@ class ControlServer:
         address = _Address(port=port, token=self._token, pid=os.getpid())
         try:
             replace_private(self._file, msgspec.json.encode(address))
+            replace_private(self._beside(_METRICS_TOKEN), self._metrics_token.encode())
+            target = [
+                {"targets": [f"127.0.0.1:{port}"], "labels": {"home": self._file.parent.name}}
+            ]
+            replace_private(self._beside(_TARGET), msgspec.json.encode(target))
         except OSError as error:
             await self._runner.cleanup()
             self._runner = None
@@ -86,9 +120,14 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening and take the address file away."""
         if self._runner is not None:
-            self._file.unlink(missing_ok=True)
+            for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
+                file.unlink(missing_ok=True)
+            self._events.end()
             await self._runner.cleanup()
             self._runner = None
+
+    def _beside(self, name: str) -> Path:
+        return self._file.with_name(name)
 
     @web.middleware
     async def _guard(
@@ -96,13 +135,48 @@ class ControlServer:
     ) -> web.StreamResponse:
         if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             raise web.HTTPForbidden(text="wrong Host header")
-        given = request.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        if request.match_info.handler is serve_file or request.path == "/v1/enter":
+            return await handler(request)
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
+        known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
+        if not any(known) and not (request.method == "GET" and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
+    async def _post_key(self, _: web.Request) -> web.Response:
+        return _json(Key(self._entrance.key()))
+
+    async def _post_enter(self, request: web.Request) -> web.Response:
+        """The key is the body: an address would be in the browser's history."""
+        given = self._entrance.enter((await request.content.read(64)).decode("ascii", "replace"))
+        if given is None:
+            raise web.HTTPUnauthorized(text="this key was used, or is too old")
+        return _json({"pass": given})
+
+    def _news(self, until: float | None) -> tuple[Snapshot, float]:
+        """The snapshot, with the evaluations that this page was not told of yet."""
+        now = self._snapshot()
+        new = [point for point in now.evals if until is None or point.seconds > until]
+        last = now.evals[-1].seconds if now.evals else 0.0
+        return msgspec.structs.replace(now, evals=new), last
+
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
+
+    async def _get_history(self, request: web.Request) -> web.Response:
+        try:
+            since = float(request.query.get("since", 0))
+        except ValueError:
+            raise web.HTTPBadRequest(text="since is a time in Unix seconds") from None
+        return _json(self._history(since))
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        from swarm_node.node.metrics import CONTENT_TYPE, exposition
+
+        return web.Response(
+            body=exposition(self._snapshot()), headers={"Content-Type": CONTENT_TYPE}
+        )
 
     async def _get_network(self, _: web.Request) -> web.Response:
         return await self._answered(self._network)
@@ -143,6 +217,14 @@ class ControlClient:
         """
         return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
 
+    async def history(self, since: float = 0.0) -> HistoryReport:
+        """The rows of the node's history after the Unix second `since`.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
+
     async def network(self) -> NetworkReport:
         """What the node finds of its network now; it asks members, which takes seconds.
 
@@ -154,6 +236,12 @@ class ControlClient:
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+
+    async def page(self) -> str:
+        """An address at which a browser sees the page; good for one minute and one use."""
+        port = self._address().port
+        made = decoded(await self._call("POST", "/v1/key", 10), Key)
+        return f"http://127.0.0.1:{port}/#{made.key}"
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
@@ -15,6 +15,8 @@ from swarm_node.rollout import TaskRef
 
 #: The largest share of the sampler's time that evaluation takes.
 _SHARE = 0.1
+#: One task in so many gets several answers.
+_EVERY = 4
 
 
 def pause(least: float, cost: float) -> float:
@@ -31,8 +33,9 @@ def cost(took: float, rows: int, seconds_per_row: float) -> float:
 
 
 class Evaluator:
-    """Samples one completion for each of a fixed set of held-out tasks, at the temperature of
-    training (pass@1). Their seeds are the same in every node and run, and training refuses them."""
+    """Samples completions for each of a fixed set of held-out tasks, at the temperature of
+    training: one, or several of every fourth task. Their seeds are the same in every node and run,
+    and training refuses them."""
 
     def __init__(
         self,
@@ -45,10 +48,12 @@ class Evaluator:
         earlier: float,
         drawing: Timing,
         least: float,
+        tries: int = 1,
     ) -> None:
         """`tasks` of each family are measured. `earlier` is the time of the last point before a
         restart, in seconds. `drawing` is the sampler's time per own group. `least` is the shortest
-        pause between two measurements, in seconds."""
+        pause between two measurements, in seconds. Every fourth task gets `tries` answers, for
+        pass@k."""
         self._parts = parts
         self._drawing = drawing
         self._took, self._rows = 0.0, 0
@@ -56,6 +61,7 @@ class Evaluator:
         self._info = info
         self._own = frozenset(own_families)
         self._tasks = tasks
+        self._tries = tries
         self._sampling = sampling
         self._started = parts.clock.now() - earlier
         self._one_at_a_time = asyncio.Lock()
@@ -70,18 +76,20 @@ class Evaluator:
         """One point of the curve, from one sampling batch over all families. A task counts as
         answered wrongly if its prompt and the longest answer exceed the model's positions."""
         async with self._one_at_a_time:
-            refs = [
-                TaskRef(self._info.name, self._info.version, family, held_out_seed(family, index))
+            refs = {
+                TaskRef(
+                    self._info.name, self._info.version, family, held_out_seed(family, index)
+                ): self._tries if index % _EVERY == _EVERY - 1 else 1
                 for family in self._info.families
                 for index in range(self._tasks)
-            ]
-            prompts = await self._parts.environment.render(refs)
+            }
+            prompts = await self._parts.environment.render(list(refs))
             version = self._parts.sampler.version
             codec, longest = self._parts.codec, self._sampling.max_new_tokens
             requests = {
                 ref: SampleRequest(
                     codec.encode_prompt(prompt),
-                    n=1,
+                    n=refs[ref],
                     seed=ref.seed,
                     max_new_tokens=longest,
                     temperature=self._sampling.temperature,
@@ -91,17 +99,22 @@ class Evaluator:
             fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, longest)]
             began = self._parts.clock.now()
             groups = await self._parts.sampler.sample([requests[ref] for ref in fitting])
-            self._took, self._rows = self._parts.clock.now() - began, len(fitting)
-            rewards = dict.fromkeys(refs, 0.0)
-            for ref, (completion,) in zip(fitting, groups, strict=True):
-                judged = await self._parts.environment.judge(ref, [completion.text])
-                (rewards[ref],) = judged.rewards
-        scores: dict[str, list[float]] = {family: [] for family in self._info.families}
-        for ref in refs:
-            scores[ref.family].append(rewards[ref])
-        return self._point(version, {family: _mean(values) for family, values in scores.items()})
+            self._took = self._parts.clock.now() - began
+            self._rows = sum(refs[ref] for ref in fitting)
+            rewards: dict[TaskRef, Sequence[float]] = {ref: [0.0] * n for ref, n in refs.items()}
+            for ref, answers in zip(fitting, groups, strict=True):
+                texts = [completion.text for completion in answers]
+                rewards[ref] = (await self._parts.environment.judge(ref, texts)).rewards
+        return self._point(version, rewards)
 
-    def _point(self, version: int, families: dict[str, float]) -> EvalPoint:
+    def _point(self, version: int, rewards: Mapping[TaskRef, Sequence[float]]) -> EvalPoint:
+        once: dict[str, list[float]] = {family: [] for family in self._info.families}
+        best: dict[str, list[float]] = {family: [] for family in self._info.families}
+        for ref, answers in rewards.items():
+            once[ref.family].append(_mean(answers))
+            if len(answers) > 1:
+                best[ref.family].append(max(answers))
+        families = {family: _mean(values) for family, values in once.items()}
         own = [value for family, value in families.items() if family in self._own]
         unseen = [value for family, value in families.items() if family not in self._own]
         return EvalPoint(
@@ -111,6 +124,8 @@ class Evaluator:
             own=_mean(own),
             unseen=_mean(unseen) if unseen else None,
             families=families,
+            pass_k={family: _mean(values) for family, values in best.items() if values},
+            k=self._tries,
         )
 
 

@@ -9,8 +9,10 @@ revoked  secret                    the newest statements of the swarm: who is ou
 admitted                           whom issuers have admitted that may admit only some
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
+metrics.jsonl  metrics.jsonl.1     the node's history
 editing                            locked while a command changes one of these files
 control.json                       where the running node answers (mode 0600)
+metrics.token  prometheus.json     what Prometheus needs to read a running node's figures
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ class Home:
         self.control_file = self.path / "control.json"
         self.database = self.path / "node.db"
         self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
 
     @property
     def _swarm_file(self) -> Path:

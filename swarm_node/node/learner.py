@@ -18,6 +18,7 @@ from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import Saved, UpdateRow
 from swarm_node.node.style import Style
+from swarm_node.node.taught import Taught
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
 from swarm_node.policy.experience.replay import Drawn
@@ -84,6 +85,7 @@ class Learner:
                 ) from None
             tally = self._tally
             tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            tally.taught = Taught(saved.taught)
             self.mixer.resume(saved.mixture)
             recall(self._directory, saved.dropped, self._parts.clock)
 
@@ -106,6 +108,7 @@ class Learner:
 
     async def _learn(self, drawn: Drawn, stopping: Callable[[], bool], reject: Reject) -> None:
         parts, tally = self._parts, self._tally
+        version = parts.trainer.version
         await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
         batch = build_batch(
             drawn.groups,
@@ -128,7 +131,7 @@ class Learner:
             self.restarting = False
             return
         tally.updating.add(parts.clock.now() - started, 1)
-        self._record(drawn, result.stats)
+        self._record(drawn, result.stats, version)
         self._style.note(drawn.groups)
         tally.alarms.pop("style", None)
         if alarm := self._style.alarm():
@@ -167,6 +170,7 @@ class Learner:
             tally.evals[-_KEEP_EVALS:],
             self.mixer.state,
             kept(self._directory, self._parts.clock),
+            tally.taught.rows(),
         )
         extra: Mapping[str, Any] = msgspec.to_builtins(saved)
         try:
@@ -199,7 +203,7 @@ class Learner:
             except (ChildError, ModelError) as again:
                 error = again
 
-    def _record(self, drawn: Drawn, stats: UpdateStats) -> None:
+    def _record(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         tally = self._tally
         tally.groups.trained_own += drawn.own_count
         tally.groups.trained_external += drawn.external_count
@@ -212,7 +216,9 @@ class Learner:
             tally.skipped_updates += 1
         if stats.halvings:
             tally.faults["memory"] += stats.halvings
+        self._sum(drawn, stats, version)
         rewards = [reward for group in drawn.groups for reward in group.rewards]
+        tally.updated_at = self._parts.clock.now()
         tally.last_update = UpdateRow(
             loss=stats.loss,
             grad_norm=stats.grad_norm,
@@ -223,3 +229,18 @@ class Learner:
             tokens=stats.tokens,
             seconds=stats.seconds,
         )
+
+    def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
+        """Add up what the history takes means of; `version` is the policy's before the update."""
+        sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
+        sums.rows += stats.informative
+        sums.trained_tokens += stats.tokens
+        for number, group in enumerate(drawn.groups):
+            if number < drawn.own_count:
+                sums.own_reward += sum(group.rewards)
+                sums.own_answers += len(group.rewards)
+                sums.lag += version - group.group.oldest_version
+                continue
+            sums.age += version - group.arrived
+            if number not in left_out:
+                self._tally.taught.add(group)

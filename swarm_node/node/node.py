@@ -5,7 +5,7 @@
         │  └──own──► [replay buffer] ◄──verified── pull ◄── list ◄──┘
         │                  │ own + external                 meet: heartbeats, greetings, repair
      weights               ▼
-        └────────────── train (child process)        evaluate: held-out reward   report: one line
+        └────────────── train (child process)        evaluate: held-out reward   record: history
 
 | loop     | waits for                                  | wakes                   |
 | sample   | free slots for own groups                  | train                   |
@@ -18,6 +18,7 @@
 | probe    | ten minutes, or another address            | –                       |
 | reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
+| record   | an update, a measurement, or a minute      | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
 
@@ -43,12 +44,14 @@ from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
 from swarm_node.node.company import Company
 from swarm_node.node.consequences import watch
 from swarm_node.node.evaluation import Evaluator
+from swarm_node.node.history import HistoryReport
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
+from swarm_node.node.recording import Recorder
 from swarm_node.node.rollout_maker import RolloutMaker, Scored
-from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.p2p.exchange import Exchange
 from swarm_node.p2p.pulling import Turn
@@ -57,10 +60,8 @@ from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
 
-_REPORT_SECONDS = 15.0
 _STOP_SECONDS = 20.0
 _FAULT_SECONDS = 1.0
-_SEEN_SECONDS = 60.0
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
 _KEEP_OWN_GROUPS = 4096
 _log = structlog.get_logger(__name__)
@@ -181,6 +182,10 @@ class Node:
         await self._work.prober.refresh()
         return await take_report(self._parts, self._shared, self._reaching)
 
+    def history(self, since: float) -> HistoryReport:
+        """What this node was like after the Unix second `since`."""
+        return HistoryReport(SCHEMA, self._parts.history.since(since))
+
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
         return take_snapshot(
@@ -220,7 +225,7 @@ class Node:
             "feel": self._work.company.feel,
             **self._reach_loops(),
             "evaluate": self._evaluate,
-            "report": self._report,
+            "record": Recorder(self._parts, self._shared).run,
         }
 
     def _reach_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
@@ -241,10 +246,12 @@ class Node:
 
     async def _share(self, scored: Sequence[Scored]) -> None:
         """Publish own groups and admit them to the replay buffer."""
-        publish = self._work.exchange.publisher.publish
-        for group in await publish(scored, self._parts.trainer.version):
+        publisher, groups = self._work.exchange.publisher, self._tally.groups
+        announced = publisher.announced
+        for group in await publisher.publish(scored, self._parts.trainer.version):
             self._admit(group)
-        self._tally.groups.published += len(scored)
+        groups.published += len(scored)
+        groups.announced += publisher.announced - announced
         await self._notify()
 
     async def _train(self) -> None:
@@ -305,6 +312,7 @@ class Node:
             if group is not None:
                 self._admit(group)
                 self._tally.groups.received += 1
+                self._tally.samples.external(group)
                 await self._notify()
 
     async def _evaluate(self) -> None:
@@ -314,22 +322,6 @@ class Node:
             except ChildError as error:
                 await self._environment_failed(error)
             await asyncio.sleep(self._work.evaluator.pause)
-
-    async def _report(self) -> None:
-        """Log one line on what the node does and whether it gets better."""
-        while True:
-            await asyncio.sleep(_REPORT_SECONDS)
-            tally = self._tally
-            _log.info(
-                "progress",
-                version=self._parts.trainer.version,
-                held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-                peers=len(self._shared.directory.live(self._parts.clock.now(), _SEEN_SECONDS)),
-                published=tally.groups.published,
-                trained_own=tally.groups.trained_own,
-                trained_external=tally.groups.trained_external,
-                rejected=tally.rejected.total(),
-            )
 
     async def _opens(self) -> bool:
         """Open all parts; False where `stop` came first."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 import msgspec
 
+from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.reasoning_gym.environment import environment_name
 from swarm_node.errors import TransportError
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership
-from swarm_node.node.parts import Parts, Shared
+from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.snapshot import (
     SCHEMA,
     BusyRow,
@@ -19,13 +22,16 @@ from swarm_node.node.snapshot import (
     NetworkReport,
     RelayingRow,
     Snapshot,
+    TokensRow,
 )
+from swarm_node.node.verdict import findings
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
+_EXAMPLES = 3
 _SEEN_SECONDS = 60.0
 
 
@@ -50,7 +56,7 @@ def take_snapshot(
     busy = None
     if running_since is not None:
         busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - running_since)
-    return Snapshot(
+    shot = Snapshot(
         schema=SCHEMA,
         peer_id=identity.peer_id,
         swarm=swarm.name,
@@ -68,7 +74,7 @@ def take_snapshot(
         evals=tally.evals[-_SHOWN_EVALS:],
         families=list(info.families) if info else [],
         own_families=list(own_families),
-        peers=peer_rows(shared, now, reaching.usage.via)[:_SHOWN_PEERS],
+        peers=peer_rows(shared, now, reaching.usage.via, info)[:_SHOWN_PEERS],
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         update=tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
@@ -81,12 +87,38 @@ def take_snapshot(
         former=former_rows(shared, now),
         reach=parts.reach.verdict() if parts.knock is not None else None,
         relaying=RelayingRow.of(reaching),
-        alarms=[
-            *(own.alarms(parts.clock.wall()) if own else ()),
-            *refusals(shared.directory.live(now, float("inf"))),
-            *tally.alarms.values(),
-        ],
+        alarms=_alarms(shared, own, parts.clock),
+        environment=environment_name(info.name, info.version) if info else "",
     )
+    shot = msgspec.structs.replace(shot, **_course(parts, tally, running_since))
+    return msgspec.structs.replace(shot, findings=findings(shot))
+
+
+def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str, Any]:
+    """How it goes: fields of a snapshot."""
+    since_update = between = None
+    if running_since is not None:
+        since_update = parts.clock.now() - max(running_since, tally.updated_at)
+        if tally.updating.count:
+            between = (tally.updated_at - running_since) / tally.updating.count
+    return {
+        "time": parts.clock.wall(),
+        "latest": parts.history.latest,
+        "taught": tally.taught.rows(),
+        "seconds_since_update": since_update,
+        "seconds_between_updates": between,
+        "recent": tally.samples.recent(),
+        "examples": tally.samples.examples(_EXAMPLES),
+        "tokens": TokensRow(tally.sums.sampled_tokens, tally.sums.trained_tokens),
+    }
+
+
+def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:
+    return [
+        *(own.alarms(clock.wall()) if own else ()),
+        *refusals(shared.directory.live(clock.now(), float("inf"))),
+        *shared.tally.alarms.values(),
+    ]
 
 
 def name_of(members: Members, peer_id: str) -> str:

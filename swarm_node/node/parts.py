@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
+from swarm_node.node.history import MetricsFile, Ring
+from swarm_node.node.samples import Samples
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.node.taught import Taught
 from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
 from swarm_node.p2p.members import Members, nobody
@@ -36,7 +39,8 @@ class Parts:
     what samples, `dialable` whether peers can dial this node (None while that is not known), and
     `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
     memory. `knock` dials for probes and `lan` finds peers on the own network, both None where there
-    is no network of hosts."""
+    is no network of hosts. `memory` gives the bytes that all processes take, and `metrics` writes
+    the history; both take milliseconds, and both are None in a simulation."""
 
     transport: Transport
     sampler: Sampler
@@ -54,6 +58,9 @@ class Parts:
     knock: Knock | None = None
     reach: Reach = field(default_factory=Reach)
     lan: Lan | None = None
+    memory: Callable[[], int] | None = None
+    metrics: MetricsFile | None = None
+    history: Ring = field(default_factory=Ring)
 
 
 @dataclass
@@ -74,14 +81,31 @@ class Timing:
 
 
 @dataclass
+class Sums:
+    """Sums since the start, for the means of the history. Over the groups trained on: `rows` with
+    an advantage, `own_reward` and `own_answers` of own ones, their `lag` in versions, peers' `age`
+    in updates, and tokens. `sampled_tokens` are those of own answers."""
+
+    rows: int = 0
+    own_reward: float = 0.0
+    own_answers: int = 0
+    lag: int = 0
+    age: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+
+
+@dataclass
 class Tally:
-    """What a node did, for its snapshot. Checkpoints keep the first three fields.
+    """What a node did, for its snapshot. Checkpoints keep the first three
+    fields and `taught`.
 
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
     groups that peers announced as informative. `sampling` is the time per own group
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
     `updating` the time per update. `trained_by` counts the groups trained on lately by author;
-    older ones count less. `alarms` are sentences for the owner, by kind.
+    older ones count less. `taught` counts peers' groups that were trained on. `alarms` are
+    sentences for the owner, by kind; `updated_at` is when the newest update ended.
     """
 
     updates: int = 0
@@ -99,6 +123,10 @@ class Tally:
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
     trained_by: Counter[str] = field(default_factory=Counter)
+    taught: Taught = field(default_factory=Taught)
+    sums: Sums = field(default_factory=Sums)
+    samples: Samples = field(default_factory=Samples)
+    updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
 
 

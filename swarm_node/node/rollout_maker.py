@@ -163,9 +163,11 @@ class RolloutMaker:
         """The rollout group to publish; `version` is the policy version of its first tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         texts = [completion.text for completion in completions]
+        self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
         judged = await self._judge(group.ref, texts, "own")
         self._effort.judged_own(judged.seconds, self._parts.clock.now())
         made = RolloutGroup(group.ref, policy, completions, judged.rewards)
+        self._tally.samples.own(made, group.prompt)
         beginning = self._first_groups.add(made)
         if beginning is not None:
             _tell(beginning)

@@ -7,6 +7,8 @@ from typing import Self
 
 import msgspec
 
+from swarm_node.node.history import HistoryRow
+from swarm_node.node.samples import RecentRow, SampleRow
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -19,7 +21,8 @@ SCHEMA = 1
 
 class EvalPoint(msgspec.Struct, frozen=True):
     """Held-out reward (mean over tasks of a family, then over families) at one policy version.
-    `own` are families this node samples, `unseen` those it only ever met in peers' rollouts."""
+    `own` are families this node samples, `unseen` those it only ever met in peers' rollouts.
+    `pass_k` is the reward of the best of `k` answers to some of the tasks, by family."""
 
     seconds: float
     version: int
@@ -27,15 +30,21 @@ class EvalPoint(msgspec.Struct, frozen=True):
     own: float
     unseen: float | None
     families: dict[str, float]
+    pass_k: dict[str, float] = {}
+    k: int = 1
 
 
 class GroupCounts(msgspec.Struct):
-    """How many rollout groups went which way since this home was created."""
+    """How many rollout groups went which way since this home was created: `published` were made
+    here, of which `announced` can teach peers something; `taken` counts the pulls that this node
+    answered, `received` the groups that it pulled and verified."""
 
     published: int = 0
     trained_own: int = 0
     trained_external: int = 0
     received: int = 0
+    announced: int = 0
+    taken: int = 0
 
 
 class DroppedRow(msgspec.Struct, frozen=True):
@@ -48,6 +57,17 @@ class DroppedRow(msgspec.Struct, frozen=True):
     cut_until: float
 
 
+class TaughtRow(msgspec.Struct, frozen=True):
+    """What of one author's groups of one family was trained on: `groups`, and the `answers` with a
+    positive advantage. It is no measure of what they taught: the gain of a single group cannot be
+    told from that of the others in its update."""
+
+    peer_id: str
+    family: str
+    groups: int
+    answers: int
+
+
 class Saved(msgspec.Struct):
     """What a node keeps in a checkpoint besides the training state."""
 
@@ -56,6 +76,7 @@ class Saved(msgspec.Struct):
     evals: list[EvalPoint]
     mixture: MixtureState | None = None
     dropped: list[DroppedRow] = []
+    taught: list[TaughtRow] = []
 
 
 class PeerRow(msgspec.Struct, frozen=True):
@@ -64,9 +85,10 @@ class PeerRow(msgspec.Struct, frozen=True):
     ends. `standing` is "member", or why it is none.
 
     `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
-    refused by reason, `share` is its part of the groups trained on lately, and it is asked for
-    nothing for `left_seconds` more. `via` is the relay that brought its last answer, "" for a
-    direct link and None if it answered nothing lately."""
+    refused by reason, `share` is its part of the groups trained on lately, `took` the groups that
+    it pulled here, and it is asked for nothing for `left_seconds` more. `via` is the relay that
+    brought its last answer, "" for a direct link and None if it answered nothing lately.
+    `environment` is that of its groups, "" if it is this node's."""
 
     peer_id: str
     version: int
@@ -84,6 +106,8 @@ class PeerRow(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}
     share: float = 0.0
     left_seconds: float = 0.0
+    took: int = 0
+    environment: str = ""
     via: str | None = None
 
     @classmethod
@@ -94,6 +118,7 @@ class PeerRow(msgspec.Struct, frozen=True):
         members: Members,
         share: float = 0.0,
         via: str | None = None,
+        environment: str = "",
     ) -> Self:
         """The row of `peer` at `now`, a time of the node's monotonic clock."""
         row = cls(
@@ -109,6 +134,8 @@ class PeerRow(msgspec.Struct, frozen=True):
             refused=dict(peer.rejected),
             share=share,
             left_seconds=max(0.0, peer.standing.left_until - now),
+            took=peer.took,
+            environment=environment,
             via=via,
         )
         shown = members.shown(peer.peer_id)
@@ -162,6 +189,16 @@ class MembershipRow(msgspec.Struct, frozen=True):
         ]
 
 
+class Said(msgspec.Struct, frozen=True):
+    """One sentence for the owner, and the `remedy`, "" if there is none. `kind` names it for
+    programs, `level` is "good", "warning" or "bad"."""
+
+    kind: str
+    level: str
+    text: str
+    remedy: str = ""
+
+
 class UpdateRow(msgspec.Struct, frozen=True):
     """The newest update in figures."""
 
@@ -196,6 +233,13 @@ class BusyRow(msgspec.Struct, frozen=True):
     sampler: float
     trainer: float
     seconds: float
+
+
+class TokensRow(msgspec.Struct, frozen=True):
+    """Tokens since the start, `sampled` for own groups and `trained` on."""
+
+    sampled: int
+    trained: int
 
 
 class RelayingRow(msgspec.Struct, frozen=True):
@@ -266,6 +310,21 @@ class Snapshot(msgspec.Struct, frozen=True):
     relaying: RelayingRow | None = None
     #: What the owner should look at, one sentence each.
     alarms: list[str] = []
+    #: The newest row of the history.
+    latest: HistoryRow | None = None
+    taught: list[TaughtRow] = []
+    tokens: TokensRow | None = None
+    #: Unix seconds; seconds since the newest update (before the first, since the node runs), and
+    #: between two updates on average.
+    time: float = 0.0
+    seconds_since_update: float | None = None
+    seconds_between_updates: float | None = None
+    #: The environment as people know it; that of a peer is in its row, if it is another one.
+    environment: str = ""
+    recent: RecentRow | None = None
+    examples: list[SampleRow] = []
+    #: The verdict on the node, then what else its owner should know: `verdict.findings`.
+    findings: list[Said] = []
 
 
 class NetworkReport(msgspec.Struct, frozen=True):

@@ -55,7 +55,8 @@ class Offer:
 @dataclass(slots=True)
 class Peer:
     """What is known of one peer. Times are seconds of the node's monotonic clock. `refusal` is why
-    the peer takes this node for no member, in its words."""
+    the peer takes this node for no member, in its words. `environment` is the name and the version
+    that it announced last, if it announced a group."""
 
     peer_id: str
     last_seen: float
@@ -69,6 +70,8 @@ class Peer:
     cursor: tuple[int, int] = (0, 0)
     offered: int = 0
     received: int = 0
+    took: int = 0
+    environment: tuple[str, str] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     standing: Standing = field(default_factory=Standing)
     failures: int = 0
@@ -171,6 +174,11 @@ class Directory:
         """For how many more seconds a peer gets no answer; 0 for all that broke no rule lately."""
         standing = self._dropped.get(peer_id)
         return max(0.0, standing.cut_until - now) if standing is not None else 0.0
+
+    def took(self, peer_id: str) -> None:
+        """Take in that `peer_id` pulled a group from this node."""
+        if peer_id in self._peers:
+            self._peers[peer_id].took += 1
 
     def live(self, now: float, patience: float) -> list[Peer]:
         """Peers seen within `patience` seconds, in a stable order."""

@@ -30,6 +30,8 @@ class Publisher:
         self._storage = storage
         self._verifier = verifier
         self._clock = clock
+        #: Groups announced since the start.
+        self.announced = 0
 
     async def publish(
         self, scored: Sequence[tuple[RolloutGroup, str]], version: int
@@ -63,6 +65,7 @@ class Publisher:
             published.append(verified)
             useful = verified.informative and self._verifier.accepts_tokens(group)
             announcement = self._announce(verified, seq, sealed) if useful else None
+            self.announced += useful
             entries.append((stored_group(verified, epoch, seq, sealed), announcement))
         await self._storage.run(self._storage.publish, entries)
         return published

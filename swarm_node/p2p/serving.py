@@ -74,8 +74,10 @@ class Server:
         clock: Clock,
         rng: random.Random,
         further: Mapping[str, Answer] = MappingProxyType({}),
+        on_pull: Callable[[], None] = lambda: None,
     ) -> None:
-        """`further` are handlers of protocols for members that need nothing of this class."""
+        """`further` are handlers of protocols for members that need nothing of this class.
+        `on_pull` is called for every group that a peer takes."""
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
@@ -85,6 +87,7 @@ class Server:
         self._rejected = rejected
         self._clock = clock
         self._rng = rng
+        self._on_pull = on_pull
         for_members: dict[str, Handler] = {
             LIST: self._list,
             PULL: self._pull,
@@ -135,6 +138,8 @@ class Server:
         sealed = await self._storage.run(self._storage.blob, request.id)
         if sealed is None:
             raise TransportError(NOT_HERE)
+        self._directory.took(caller)
+        self._on_pull()
         return sealed
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:

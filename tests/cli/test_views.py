@@ -6,13 +6,27 @@ import io
 from typing import Any
 
 import msgspec
-from builders import quiet_snapshot
+from builders import history_row, quiet_snapshot
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
-from swarm_node.cli.views import peers_view, status_view
+from swarm_node.cli.status_view import bars, status_view
+from swarm_node.cli.views import peers_view
 from swarm_node.node.ledger import Admission, Ban
-from swarm_node.node.snapshot import MembershipRow, PeerRow, RelayingRow, Snapshot
+from swarm_node.node.samples import RecentRow, SampleRow
+from swarm_node.node.snapshot import (
+    EvalPoint,
+    GroupCounts,
+    MembershipRow,
+    MixtureRow,
+    PeerRow,
+    RelayingRow,
+    Said,
+    Snapshot,
+)
+from swarm_node.node.verdict import findings
 from swarm_node.p2p.reach.verdict import Probed, Verdict, judge
 
 QUIET = quiet_snapshot()
@@ -168,3 +182,69 @@ def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:
     assert "revoked" in expelled
     text = shown(msgspec.structs.replace(QUIET, membership=row))
     assert "alice, until 1970-04-01" in text
+
+
+def test_status_begins_with_a_verdict_and_ends_with_what_to_do() -> None:
+    found = [
+        Said("nothing_to_learn", "bad", "nothing to learn: 0 of 64", "take easier tasks"),
+        Said("environment", "warning", "bob uses sapo", "start with --preset sapo"),
+    ]
+    examples = [
+        SampleRow("gcd", "gcd of 12\nand 18?", "Yes", 0.0, 3),
+        SampleRow("primes", HOSTILE, HOSTILE, 1.0, 3),
+    ]
+    lines = shown(msgspec.structs.replace(QUIET, findings=found, examples=examples)).splitlines()
+    assert lines[0] == "✗ nothing to learn: 0 of 64"
+    assert lines[1].strip() == "→ take easier tasks"
+    assert lines[2].strip() == 'gcd: "gcd of 12 and 18?" answered "Yes" ✗'
+    assert lines[3].strip().endswith("✓")
+    assert all(c.isprintable() for c in lines[3])
+    assert [line.strip() for line in lines[-2:]] == [
+        "▲ bob uses sapo",
+        "→ start with --preset sapo",
+    ]
+
+
+def test_numbers_mean_what_they_say() -> None:
+    shot = msgspec.structs.replace(
+        QUIET,
+        groups=GroupCounts(111_650, 90_000, 3_000, 3_063, 3_200, 1_310),
+        rejected={"unreachable": 26, "not_here": 3, "stale": 2},
+        latest=history_row(1.0, own_per_update=19.0, peers_per_update=0.5, updates_per_second=9.8),
+        recent=RecentRow(256, 8, 0.9),
+        peers=[peer("bob"), peer("carol", received=0)],
+        mixture=MixtureRow(4, 4, False, 0.5, None, None, 1.0),
+    )
+    text = shown(shot)
+    assert "19.0 own, 0.5 of peers (3%)" in text, "not the setting, which is 4 and 4"
+    assert "111,650 groups made, 3,200 announced, 1,310 taken by peers" in text
+    assert "3% of the last 256 have unlike rewards" in text
+    assert "3,063 groups from 1 peers, 3,000 trained on" in text
+    refused = next(line for line in text.splitlines() if line.startswith("refused"))
+    assert refused.split() == ["refused", "2", "stale"]
+    assert "29 requests to peers that were away" in text
+
+
+def test_status_fits_every_width_and_an_alarm_is_told_once() -> None:
+    row = MembershipRow("alice", "alice", 0, 90 * 86_400, "member")
+    full = msgspec.structs.replace(
+        QUIET,
+        membership=row,
+        time=80 * 86_400.0,
+        alarms=row.alarms(80 * 86_400.0),
+        evals=[EvalPoint(float(n), n, n / 100, n / 100, None, {}) for n in range(100)],
+    )
+    full = msgspec.structs.replace(full, findings=findings(full))
+    for width in (60, 80, 120, 200):
+        text = printed(status_view(full), width)
+        assert max(map(len, text.splitlines())) <= width
+        assert " ".join(text.split()).count("was not renewed") == 1
+        assert "0.00 ▁" in text
+        assert "█ 0.99" in text
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(1, 80))
+def test_bars_are_as_many_as_asked_and_follow_the_values(values: list[float], width: int) -> None:
+    drawn = bars(values, width)
+    assert len(drawn) == min(width, len(values))
+    assert bars(sorted(values), width) == "".join(sorted(bars(sorted(values), width)))

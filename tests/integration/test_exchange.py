@@ -25,7 +25,7 @@ from swarm_node.errors import HomeError, Rejected, SlowTaskError, TransportError
 from swarm_node.node.home import Home, Membership
 from swarm_node.p2p import wire
 from swarm_node.p2p.budgets import FREE_SECONDS, Effort, Traffic, Wants
-from swarm_node.p2p.conduct import BLAMELESS, FIRST_OFF_SECONDS, STRIKES
+from swarm_node.p2p.conduct import BLAMELESS, FIRST_OFF_SECONDS, STRIKES, Standing
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.exchange import open_exchange
@@ -1032,6 +1032,38 @@ def test_a_beat_stores_the_peers_only_if_they_changed(in_swarm) -> None:
         (stored,) = bob.storage.known_peers(9)
         assert stored.failures == 1
         assert bob.storage._connection.total_changes > before
+
+    in_swarm(body)
+
+
+def test_who_is_no_steward_says_so_when_asked_for_a_renewal(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(0, 20.0)
+        with pytest.raises(TransportError, match="no renewal: not_steward"):
+            await alice.transport.request(bob.peer_id, RENEW, b"")
+
+    in_swarm(body)
+
+
+def test_a_member_that_was_let_go_must_greet_again(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        alice.directory.forget(bob.peer_id)
+        assert alice.members.is_member(bob.peer_id)
+        with pytest.raises(TransportError, match="hello"):
+            await bob.transport.request(alice.peer_id, PEERS, wire.pack(wire.PeersRequest(limit=1)))
+
+    in_swarm(body)
+
+
+def test_who_was_cut_off_before_a_restart_stays_so(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        alice.directory.recall(bob.peer_id, Standing(cut_until=SYSTEM_CLOCK.now() + 60))
+        hello = wire.HelloRequest(bob.membership.chain, "", (), 0, 0)
+        with pytest.raises(TransportError, match="broke the protocol"):
+            await bob.transport.request(alice.peer_id, HELLO, wire.pack(hello))
+        with pytest.raises(TransportError) as cut:
+            await bob.transport.request(alice.peer_id, HELLO, wire.pack(hello))
+        assert "broke the protocol" not in str(cut.value)  # its link is cut: nobody reads it
 
     in_swarm(body)
 

@@ -116,7 +116,7 @@ def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:
     peer.standing.served()
     shared.directory.refused("a", "hash", 10.0)
     shared.tally.trained_by.update({OWN: 30, "a": 10})
-    (row,) = peer_rows(shared, 20.0, {})
+    (row,) = peer_rows(shared, 20.0, {}, None)
     assert (row.share, row.refused, row.left_seconds) == (0.25, {"hash": 1}, 50.0)
     assert row.score == peer.standing.score
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import ClientSession
-from builders import quiet_snapshot
+from builders import history_row, quiet_snapshot
 
 from swarm_node.errors import NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient, ControlServer
-from swarm_node.node.snapshot import EvalPoint, GroupCounts, NetworkReport
+from swarm_node.node.history import HistoryReport, Ring
+from swarm_node.node.snapshot import SCHEMA, EvalPoint, GroupCounts, NetworkReport
 from swarm_node.p2p.reach.verdict import Probed, Relay, judge
 
 SNAPSHOT = quiet_snapshot(groups=GroupCounts(published=4), rejected={"stale": 1}, families=["gcd"])
@@ -21,6 +22,13 @@ POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
 PROBED = Probed("12D3KooWa", "alice", "192.0.2.1", "192.0.2.2", 7, False, {7: "timeout"}, 0.5)
 REACH = judge([PROBED], (7,), [Relay("bob", 0.03), Relay("carol")])
 REPORT = NetworkReport(REACH, ["/ip4/192.0.2.2/tcp/7"], 2, 3, 0.5)
+
+
+ROWS = [history_row(1.0), history_row(2.0, pass_1={"gcd": 0.5})]
+
+
+def history(since: float) -> HistoryReport:
+    return HistoryReport(SCHEMA, Ring(ROWS).since(since))
 
 
 async def network() -> NetworkReport:
@@ -38,6 +46,7 @@ def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
         server = ControlServer(
             file,
             snapshot=lambda: SNAPSHOT,
+            history=history,
             network=network,
             evaluate=evaluate,
             stop=lambda: stopped.append(True),
@@ -48,12 +57,14 @@ def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
         assert await client.status() == SNAPSHOT
         assert await client.evaluate() == POINT
         assert await client.network() == REPORT
+        assert (await client.history()).rows == ROWS
+        assert (await client.history(1.5)).rows == ROWS[1:]
         await client.stop()
         await _refuses_strangers(json.loads(file.read_text()))
         await server.close()
-        assert not file.exists()
 
     asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []
     assert stopped == [True]
 
 
@@ -70,6 +81,71 @@ async def _refuses_strangers(address: dict[str, str]) -> None:
                 assert response.status == expected
 
 
+def test_what_prometheus_reads_lies_in_the_home_and_opens_nothing_else(tmp_path: Path) -> None:
+    async def evaluate() -> EvalPoint:
+        return POINT
+
+    async def main() -> None:
+        server = ControlServer(
+            tmp_path / "control.json",
+            snapshot=lambda: SNAPSHOT,
+            history=history,
+            network=network,
+            evaluate=evaluate,
+            stop=lambda: None,
+        )
+        await server.start()
+        (found,) = json.loads((tmp_path / "prometheus.json").read_text())
+        (target,) = found["targets"]
+        assert found["labels"] == {"home": tmp_path.name}
+        secret = tmp_path / "metrics.token"
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+        headers = {"Authorization": f"Bearer {secret.read_text()}"}
+        async with ClientSession(f"http://{target}", headers=headers) as session:
+            async with session.get("/metrics") as response:
+                assert response.status == 200
+                assert response.headers["Content-Type"].startswith("text/plain; version=")
+                assert 'swarm_node_refusals_total{reason="stale"} 1.0' in await response.text()
+            for path in ("/v1/status", "/v1/history", "/v1/network"):
+                async with session.get(path) as response:
+                    assert response.status == 401
+            async with session.post("/v1/stop") as response:
+                assert response.status == 401
+        async with ClientSession(f"http://{target}") as session, session.get("/metrics") as none:
+            assert none.status == 401
+        await server.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("since", ["", "yesterday", "nan", "inf", "1e999", "-1"])
+def test_a_strange_time_asks_for_no_rows_or_is_refused(tmp_path: Path, since: str) -> None:
+    async def evaluate() -> EvalPoint:
+        return POINT
+
+    async def main() -> None:
+        server = ControlServer(
+            tmp_path / "control.json",
+            snapshot=lambda: SNAPSHOT,
+            history=history,
+            network=network,
+            evaluate=evaluate,
+            stop=lambda: None,
+        )
+        await server.start()
+        address = json.loads((tmp_path / "control.json").read_text())
+        url = f"http://127.0.0.1:{address['port']}/v1/history"
+        headers = {"Authorization": f"Bearer {address['token']}"}
+        async with (
+            ClientSession(headers=headers) as session,
+            session.get(url, params={"since": since}) as response,
+        ):
+            assert response.status == (400 if since in ("", "yesterday") else 200)
+        await server.close()
+
+    asyncio.run(main())
+
+
 def test_an_evaluation_that_fails_says_why(tmp_path: Path) -> None:
     async def evaluate() -> EvalPoint:
         raise SwarmNodeError("still starting")
@@ -79,6 +155,7 @@ def test_an_evaluation_that_fails_says_why(tmp_path: Path) -> None:
         server = ControlServer(
             file,
             snapshot=lambda: SNAPSHOT,
+            history=history,
             network=network,
             evaluate=evaluate,
             stop=lambda: None,
@@ -110,6 +187,7 @@ def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
         server = ControlServer(
             tmp_path / "control.json",
             snapshot=lambda: msgspec.structs.replace(SNAPSHOT, state=state),
+            history=history,
             network=network,
             evaluate=evaluate,
             stop=lambda: None,

@@ -303,7 +303,7 @@ def test_on_a_cpu_the_trainer_takes_what_fits() -> None:
     """Large micro-batches before small ones, and these before activations that are recomputed."""
     shape = shape_of("qwen2.5-0.5b")
     whole = settings_of(training__lora_rank=0)
-    for gib, recomputed, tokens in ((64, False, 8192), (20, False, 2048), (12, True, 1024)):
+    for gib, recomputed, tokens in ((64, False, 8192), (22, False, 2048), (12, True, 1024)):
         found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
         assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
         made = trainer_settings(whole, found)
@@ -312,7 +312,7 @@ def test_on_a_cpu_the_trainer_takes_what_fits() -> None:
     one, two = (
         fit(settings_of(training__lora_rank=0, run__trainer_processes=n), shape, machine).training
         for n in (1, 2)
-        for machine in [Machine(ON_CPU, 40 * GIB, None, vllm=None)]
+        for machine in [Machine(ON_CPU, 48 * GIB, None, vllm=None)]
     )
     assert (one.micro_batch_tokens, two.micro_batch_tokens) == (8192, 4096)
 

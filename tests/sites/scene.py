@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -27,13 +28,17 @@ class Scene:
         self._ticket = ""
         self._ids: dict[str, str] = {}
 
-    def start(self, host: str, listen: str = f"/ip4/0.0.0.0/tcp/{PORT}") -> RunningNode:
-        """Start the node of a host. It joins the swarm of the first one, by a ticket file."""
-        arguments = ["--model", "tiny", *self._arguments]
+    def start(self, host: str, *further: str) -> RunningNode:
+        """Start the node of a host, with `further` arguments of its own. It joins the swarm of the
+        first one, by a ticket file."""
+        arguments = ["--model", "tiny", *self._arguments, *further]
         if self._ticket:
             arguments += ["--ticket-file", self._ticket]
         node = RunningNode(
-            self._place / host, arguments, self.bed.command(host, COMMAND), listen=listen
+            self._place / host,
+            arguments,
+            self.bed.command(host, COMMAND),
+            listen=f"/ip4/0.0.0.0/tcp/{PORT}",
         )
         self.nodes[host] = node
         node.start()
@@ -52,6 +57,22 @@ class Scene:
                 status = node.wait(lambda status: status["state"] == "running")
                 self._ids[host] = status["peer_id"]
         return self._ids
+
+    def status(self, host: str) -> dict[str, Any] | None:
+        """The status of a node, from its control API: quicker than a process of the command line.
+        None while it does not answer."""
+        try:
+            where = json.loads((self.nodes[host].home / "control.json").read_text())
+            with self.bed.socket_in(host) as end:
+                end.settimeout(10)
+                end.connect(("127.0.0.1", where["port"]))
+                line = http.client.HTTPConnection("127.0.0.1", where["port"])
+                line.sock = end
+                headers = {"Authorization": f"Bearer {where['token']}"}
+                line.request("GET", "/v1/status", headers=headers)
+                return dict(json.loads(line.getresponse().read()))
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
+            return None
 
     def end(self) -> None:
         for node in self.nodes.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -272,6 +273,20 @@ def _scoring(name: str) -> str:
     if name not in ("binary", "native"):
         raise ConfigError(f"environment.options.scoring: {name!r} is neither binary nor native")
     return name
+
+
+@functools.cache
+def _presets() -> Mapping[str, str]:
+    """The presets by their versions here."""
+    return {
+        _version(families, "binary", INSTRUCTIONS.get(name, ""), name in STRICT): name
+        for name, families in PRESETS.items()
+    }
+
+
+def environment_name(name: str, version: str) -> str:
+    """An environment as people know it: of this one, its preset rather than a digest."""
+    return f"{name} {_presets().get(version, version) if name == 'reasoning_gym' else version}"
 
 
 def _version(

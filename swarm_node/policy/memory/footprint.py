@@ -29,6 +29,9 @@ _CONTEXT = 512 * _MIB
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
+#: Of activations on a CPU, one part in so many is added: glibc keeps what was freed between them
+#: (docs/gpu.md has what was measured).
+_KEPT = 5
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
 _MOMENTS, _MOMENTS_8BIT = 8, 2
@@ -133,6 +136,7 @@ def footprint(
     # A matrix of four bits is dequantized for its product.
     again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
     held = -(-trained // training.shards)
+    activations = activation_bytes(model, training, longest_row=context) + again
     reserve = 2 * _CONTEXT + graph_bytes(model, rows, training.lora_rank)
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
     return Footprint(
@@ -140,7 +144,7 @@ def footprint(
         trainer_weights=4 * held + (base if training.lora_rank else 0),
         optimizer=(_GRADIENT + _moment_bytes(training.eight_bit)) * held,
         kv=-(-kv_bytes(model, rows, max_new_tokens, width) // cards),
-        activations=activation_bytes(model, training, longest_row=context) + again,
+        activations=activations + (activations // _KEPT if device == "cpu" else 0),
         workspace=_workspace(model, rows, context, width) + again,
         published=sampled if device == "cpu" else 0,
         reserve=reserve if device == "cuda" else 0,

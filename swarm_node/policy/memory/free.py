@@ -4,6 +4,7 @@ of memory and of a disk. No torch."""
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -108,3 +109,17 @@ def _statistic(path: Path, name: str) -> int:
     except OSError:
         return 0
     return next((int(row[1]) for row in rows if row[0] == name), 0)
+
+
+def memory_in_use() -> int:
+    """Bytes that this process and all that it started take, pages that they share counted once
+    where the system tells (on Linux, of processes that it may ask)."""
+    own = psutil.Process()
+    total = 0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            try:
+                total += int(getattr(process.memory_full_info(), "pss", 0))
+            except psutil.AccessDenied:
+                total += int(process.memory_info().rss)
+    return total

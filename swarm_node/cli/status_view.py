@@ -1,0 +1,163 @@
+"""Shows a snapshot in a terminal: a verdict, figures, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from swarm_node.cli.views import counts, day_of, plain, relay_name, span
+from swarm_node.node.snapshot import EvalPoint, MembershipRow, Said, Snapshot
+
+#: The sign and the colour of a finding, by its level.
+SIGNS = {"good": ("●", "green"), "warning": ("▲", "yellow"), "bad": ("✗", "red")}
+#: Reasons that are no refusals of what a peer sent: it was not there, or had the group no more.
+_NOT_REFUSED = ("unreachable", "not_here")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def status_view(snapshot: Snapshot) -> RenderableType:
+    """The verdict, the figures, and everything that the owner should look at."""
+    first, *others = snapshot.findings or [Said("", "good", snapshot.state)]
+    lines: list[RenderableType] = [f"[bold]{finding_line(first)}[/]"]
+    lines += _remedy(first)
+    if first.kind == "nothing_to_learn":
+        for row in snapshot.examples:
+            mark = "✓" if row.reward > 0.5 else "✗"
+            text = f'{row.family}: "{cut(row.prompt, 40)}" answered "{cut(row.answer, 40)}" {mark}'
+            lines.append(f"  {plain(text)}")
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, text in _figures(snapshot):
+        table.add_row(name, plain(text))
+        if name == "reach" and snapshot.reach is not None and snapshot.reach.remedy:
+            table.add_row("", plain(f"→ {snapshot.reach.remedy}"))
+    lines.append(table)
+    for said in others:
+        lines += [finding_line(said), *_remedy(said)]
+    told = {f"{said.text}: {said.remedy}" for said in snapshot.findings}
+    lines += [f"[red]![/] {plain(alarm)}" for alarm in snapshot.alarms if alarm not in told]
+    return Group(*lines)
+
+
+def finding_line(said: Said) -> str:
+    """A finding with its sign, as markup."""
+    sign, colour = SIGNS[said.level]
+    return f"[{colour}]{sign} {plain(said.text)}[/]"
+
+
+def _remedy(said: Said) -> list[RenderableType]:
+    return [f"  → {plain(said.remedy)}"] if said.remedy else []
+
+
+def _figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
+    yield "node", f"{shot.model}, …{shot.peer_id[-8:]}, {shot.state} for {span(shot.seconds)}"
+    yield "swarm", f"{shot.swarm}, {len(shot.peers)} peers known"
+    yield "membership", _membership(shot.membership)
+    yield "reach", shot.reach.text if shot.reach else "not known yet"
+    yield "held out", curve(shot.evals, 24)
+    yield "updates", updates(shot)
+    yield "gave", gave(shot)
+    yield "got", got(shot)
+    yield "busy", busy(shot)
+    yield "sampler", shot.engine
+    yield "judging", shot.sandbox or "not known yet"
+    yield "relays", _relays(shot)
+    yield "refused", refused(shot)
+    if missed := sum(shot.rejected.get(reason, 0) for reason in _NOT_REFUSED):
+        yield "not reached", f"{missed} requests to peers that were away or had the group no more"
+    yield "faults", counts(shot.faults)
+    if shot.trainer_restarts:
+        yield "trainer", f"restarted {shot.trainer_restarts} times"
+
+
+def updates(shot: Snapshot) -> str:
+    """How many, how fast, and of which groups they really were."""
+    text, row = f"{shot.updates:,} (version {shot.version:,})", shot.latest
+    if shot.skipped_updates:
+        text += f", {shot.skipped_updates:,} skipped"
+    if row is not None and row.own_per_update is not None and row.peers_per_update is not None:
+        whole = row.own_per_update + row.peers_per_update
+        text += f", {row.updates_per_second:.2g}/s; groups in each: {row.own_per_update:.1f} own"
+        text += f", {row.peers_per_update:.1f} of peers ({row.peers_per_update / whole:.0%})"
+    return text
+
+
+def gave(shot: Snapshot) -> str:
+    """Groups made here, and what peers made of them."""
+    text = f"{shot.groups.published:,} groups made, {shot.groups.announced:,} announced"
+    text += f", {shot.groups.taken:,} taken by peers"
+    if shot.recent is not None and shot.recent.groups:
+        share = shot.recent.mixed / shot.recent.groups
+        text += f"; {share:.0%} of the last {shot.recent.groups} have unlike rewards"
+    return text
+
+
+def got(shot: Snapshot) -> str:
+    """Groups of peers, and how many were trained on."""
+    givers = sum(peer.received > 0 for peer in shot.peers)
+    text = f"{shot.groups.received:,} groups from {givers} peers"
+    return f"{text}, {shot.groups.trained_external:,} trained on"
+
+
+def refused(shot: Snapshot) -> str:
+    """What peers sent and this node refused, by reason."""
+    return counts({why: n for why, n in shot.rejected.items() if why not in _NOT_REFUSED})
+
+
+def busy(shot: Snapshot) -> str:
+    """What sampler, trainer and memory do."""
+    row = shot.latest
+    if row is None:
+        return "not known yet"
+    memory = f", memory {row.memory / 1e9:.1f} GB" if row.memory else ""
+    return f"sampler {row.sampler_busy:.0%}, trainer {row.trainer_busy:.0%}{memory}"
+
+
+def curve(evals: list[EvalPoint], width: int) -> str:
+    """Held-out reward at first and now, and the way there in at most `width` bars."""
+    if not evals:
+        return "not measured yet"
+    first, last = evals[0].all, evals[-1].all
+    if len(evals) == 1:
+        return f"{last:.2f}"
+    return f"{first:.2f} {bars([point.all for point in evals], width)} {last:.2f}"
+
+
+def bars(values: list[float], width: int) -> str:
+    """Values in [0, 1] as at most `width` bars, each the mean of its part."""
+    width = min(width, len(values))
+    bounds = [len(values) * n // width for n in range(width + 1)]
+    parts = [values[low:high] for low, high in pairwise(bounds)]
+    means = [sum(part) / len(part) for part in parts]
+    return "".join(_BARS[min(7, int(8 * max(0.0, mean)))] for mean in means)
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of a text in one line of at most `width` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _membership(row: MembershipRow | None) -> str:
+    if row is None:
+        return "not known yet"
+    until = f"until {day_of(row.until)}" if row.standing == "member" else row.standing
+    return f"{row.name}, {until}"
+
+
+def _relays(snapshot: Snapshot) -> str:
+    row = snapshot.relaying
+    if row is None:
+        return "not known yet"
+    said = [f"{row.relayed} of {row.asked} requests relayed"]
+    if row.kept:
+        names = ", ".join(relay_name(relay, snapshot.peers) for relay in row.kept)
+        said.append(f"reached via {names}")
+    if row.serves or row.requests:
+        said.append(f"forwarded {row.requests} for others, {row.bytes / 1e6:.1f} MB")
+        said.append(f"refused {counts(row.refused)}")
+    return "; ".join(said)

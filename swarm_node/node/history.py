@@ -1,0 +1,222 @@
+"""What a node was like over time: one row per interval, in memory and in `metrics.jsonl`.
+
+`Ring` and `row_between` are pure. `MetricsFile` writes, and reads what an earlier run wrote.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from swarm_node.errors import HomeError
+
+#: Rows held in memory. The older half is thinned when they are more.
+MAX_ROWS = 4096
+#: Two files of this size hold a day or two of rows that come as often as they may.
+MAX_FILE_BYTES = 16 << 20
+#: Seconds between two rows: at least, while nothing but updates happens, and at most.
+LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
+
+
+class HistoryRow(msgspec.Struct, frozen=True):
+    """A node at `time` (Unix seconds), and what it did since the row before. None: not known, or
+    nothing to take a mean of.
+
+    Totals since the home was made: `version` (of the policy), `updates`, and groups: `made` by this
+    node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
+    `trained_own` and `trained_peers`. `refused` counts peers' messages since the start, without
+    peers that did not answer.
+
+    Of the newest update: `loss`, `kl` and `entropy` in nats, `clipped_share`, `gradient_norm`.
+
+    Over the interval of `seconds`: `own_per_update` and `peers_per_update` groups, `lag` of own
+    groups in versions, `age` of peers' in updates, `rows` with an advantage, `own_reward` of the
+    own groups trained on, `informative_share` of the own groups made, tokens a second `sampled` for
+    own groups and `trained` on, and the shares of the time that sampler and trainer were busy.
+
+    `pass_1` and `pass_k` are held-out reward by family, of one answer a task and of the best of
+    `k`, None unless they were measured since the row before. `memory` is in bytes, over all
+    processes of the node; `peers` were heard in the last minute.
+    """
+
+    time: float
+    seconds: float
+    version: int
+    updates: int
+    made: int
+    announced: int
+    taken: int
+    received: int
+    trained_own: int
+    trained_peers: int
+    refused: int
+    peers: int
+    memory: int
+    updates_per_second: float
+    rows: int
+    sampled_tokens_per_second: float
+    trained_tokens_per_second: float
+    sampler_busy: float
+    trainer_busy: float
+    own_per_update: float | None = None
+    peers_per_update: float | None = None
+    own_reward: float | None = None
+    informative_share: float | None = None
+    lag: float | None = None
+    age: float | None = None
+    loss: float | None = None
+    kl: float | None = None
+    entropy: float | None = None
+    clipped_share: float | None = None
+    gradient_norm: float | None = None
+    pass_1: dict[str, float] | None = None
+    pass_k: dict[str, float] | None = None
+    k: int | None = None
+
+
+class HistoryReport(msgspec.Struct, frozen=True):
+    """Rows of a node's history, the oldest first."""
+
+    schema: int
+    rows: list[HistoryRow]
+
+
+class Totals(NamedTuple):
+    """Sums that only grow while a node runs; the difference of two gives a row its means. `seconds`
+    is the node's clock. `own` and `external` are groups trained on in `batches` updates, skipped
+    ones included; `lag`, `age` and `own_reward` are sums over them, and `own_answers` the answers
+    of own ones."""
+
+    seconds: float
+    batches: int = 0
+    updates: int = 0
+    own: int = 0
+    external: int = 0
+    rows: int = 0
+    own_reward: float = 0.0
+    own_answers: int = 0
+    lag: int = 0
+    age: int = 0
+    made: int = 0
+    informative: int = 0
+    sampled: int = 0
+    trained: int = 0
+    sampling: float = 0.0
+    updating: float = 0.0
+
+
+class Means(NamedTuple):
+    """The fields of a `HistoryRow` that follow from two `Totals`."""
+
+    seconds: float
+    updates_per_second: float
+    rows: int
+    sampled_tokens_per_second: float
+    trained_tokens_per_second: float
+    sampler_busy: float
+    trainer_busy: float
+    own_per_update: float | None
+    peers_per_update: float | None
+    own_reward: float | None
+    informative_share: float | None
+    lag: float | None
+    age: float | None
+
+
+def means(before: Totals, now: Totals) -> Means:
+    """What happened between two moments. An update that ends within the interval counts there as a
+    whole, so a share of the time is cut at 1."""
+    d = Totals._make(b - a for a, b in zip(before, now, strict=True))
+    seconds = max(d.seconds, 1e-9)
+    return Means(
+        seconds=d.seconds,
+        updates_per_second=d.updates / seconds,
+        rows=d.rows,
+        sampled_tokens_per_second=d.sampled / seconds,
+        trained_tokens_per_second=d.trained / seconds,
+        sampler_busy=min(1.0, d.sampling / seconds),
+        trainer_busy=min(1.0, d.updating / seconds),
+        own_per_update=_ratio(d.own, d.batches),
+        peers_per_update=_ratio(d.external, d.batches),
+        own_reward=_ratio(d.own_reward, d.own_answers),
+        informative_share=_ratio(d.informative, d.made),
+        lag=_ratio(d.lag, d.own),
+        age=_ratio(d.age, d.external),
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+class Ring:
+    """The rows of a node, the oldest first. At most `limit` are held: of the older half every
+    second one is dropped, so that the whole time stays covered."""
+
+    def __init__(self, rows: Iterable[HistoryRow] = (), limit: int = MAX_ROWS) -> None:
+        self._limit = limit
+        self._rows: list[HistoryRow] = []
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: HistoryRow) -> None:
+        """Take in the newest row."""
+        self._rows.append(row)
+        if len(self._rows) > self._limit:
+            half = len(self._rows) // 2
+            self._rows[:half] = self._rows[:half:2]
+
+    @property
+    def latest(self) -> HistoryRow | None:
+        return self._rows[-1] if self._rows else None
+
+    def since(self, time: float) -> list[HistoryRow]:
+        """The rows later than the Unix second `time`."""
+        return [row for row in self._rows if row.time > time]
+
+
+class MetricsFile:
+    """`metrics.jsonl`, one row a line. At `limit` bytes it becomes `metrics.jsonl.1`, in the place
+    of an earlier one."""
+
+    def __init__(self, path: Path, limit: int = MAX_FILE_BYTES) -> None:
+        self.path = path
+        self._old = path.with_name(f"{path.name}.1")
+        self._limit = limit
+
+    def append(self, row: HistoryRow) -> None:
+        """Write a row.
+
+        Raises:
+            HomeError: the disk is full, or the file cannot be written.
+        """
+        line = msgspec.json.encode(row) + b"\n"
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(descriptor, "r+b") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size and size + len(line) > self._limit:
+                    os.replace(self.path, self._old)
+                    self.append(row)
+                    return
+                if size:
+                    file.seek(size - 1)
+                    line = line if file.read(1) == b"\n" else b"\n" + line  # a crash cut a line
+                file.write(line)
+        except OSError as error:
+            raise HomeError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def read(self) -> Iterator[HistoryRow]:
+        """The rows of earlier runs, the oldest first. Lines that a crash cut, or another version
+        wrote, are left out."""
+        decoder = msgspec.json.Decoder(HistoryRow)
+        for path in (self._old, self.path):
+            with suppress(OSError), path.open("rb") as file:
+                for line in file:
+                    with suppress(ValueError, RecursionError):
+                        yield decoder.decode(line)

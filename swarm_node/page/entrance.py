@@ -1,0 +1,48 @@
+"""Who may look at the page: a key that works once becomes a pass.
+
+An address that holds a token stays in the browser's history and can be passed on. A cookie goes to
+every port of this machine, whoever listens there. So `swarm-node open` gets a key that is good for
+one minute and one use. It stands behind the # of the address, which browsers do not send. The page
+exchanges it for a pass, keeps that in the storage of its own origin, and sends it with each
+request. A pass is good for looking, until the node ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from swarm_node.p2p.recent import Recent
+
+_KEY_SECONDS: Final = 60.0
+_MOST_KEYS: Final = 16
+_MOST_PASSES: Final = 64
+
+
+class Entrance:
+    """Keys and passes of one server. `now` is a clock in seconds that never steps back."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._keys: Recent[str, float] = Recent(_MOST_KEYS)
+        self._passes: Recent[str, None] = Recent(_MOST_PASSES)
+
+    def key(self) -> str:
+        """A new key. Of too many the oldest ends."""
+        made = secrets.token_urlsafe(32)
+        self._keys[made] = self._now() + _KEY_SECONDS
+        return made
+
+    def enter(self, key: str) -> str | None:
+        """The pass for a key that was not used yet, None for any other."""
+        ends = self._keys.pop(key, None)
+        if ends is None or ends <= self._now():
+            return None
+        made = secrets.token_urlsafe(32)
+        self._passes[made] = None
+        return made
+
+    def admits(self, given: str) -> bool:
+        """Whether this is a pass of this server's."""
+        return given in self._passes

@@ -1,0 +1,54 @@
+"""The static files of the page. A path is looked up among names that were read before; no path of a
+request reaches the file system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from aiohttp import web
+
+_KINDS: Final[Mapping[str, str]] = {
+    "html": "text/html",
+    "js": "text/javascript",
+    "css": "text/css",
+    "svg": "image/svg+xml",
+}
+#: Scripts and styles of this server alone, requests to it alone, no frames, no forms.
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+@cache
+def files() -> Mapping[str, tuple[str, bytes]]:
+    """Name -> content type and bytes."""
+    found = (resources.files(__package__) / "static").iterdir()
+    return {
+        entry.name: (kind, entry.read_bytes())
+        for entry in found
+        if (kind := _KINDS.get(entry.name.rpartition(".")[2])) is not None
+    }
+
+
+async def serve_file(request: web.Request) -> web.Response:
+    """`/` is the page itself; other names are its parts.
+
+    Raises:
+        HTTPNotFound: there is no such part.
+    """
+    found = files().get(request.match_info.get("name", "index.html"))
+    if found is None:
+        raise web.HTTPNotFound(text="no such file")
+    kind, content = found
+    return web.Response(body=content, content_type=kind, charset="utf-8", headers=HEADERS)

@@ -1,0 +1,100 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_server import CHROMIUM, FLAGS, HOSTILE, point, row, served, snapshot
+
+playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: needs playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="NOT RUN: needs axe")
+
+pytestmark = [
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)"
+    ),
+    pytest.mark.slow(reason="starts a browser"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def said(browser: Any) -> Iterator[tuple[Any, list[str]]]:
+    """A page, and what its scripts complained of."""
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on(
+        "console", lambda message: errors.append(message.text) if message.type == "error" else None
+    )
+    yield page, errors
+    page.close()
+
+
+def test_it_shows_the_node_and_what_peers_write_stays_text(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    with served(tmp_path, snapshot(), [row(number) for number in range(3)]) as one:
+        page.goto(one.address())
+        playwright.expect(page.locator("#metrics canvas")).to_be_visible()
+        playwright.expect(page.locator("#held")).to_have_text("0.748")
+        playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
+        assert page.url.endswith("/"), "the key stays in the address"
+        assert HOSTILE in page.locator("#nodes tbody tr").first.inner_text()
+        assert page.locator("#alarms li").inner_text() == HOSTILE
+        assert page.locator("img, #alarms script").count() == 0
+        assert page.title() != "owned"
+        one.now = snapshot(evals=[point(number) for number in range(320)])
+        playwright.expect(page.locator("#held")).to_have_text("0.797", timeout=15_000)
+        page.reload()  # the pass is kept
+        playwright.expect(page.locator("#held")).to_have_text("0.797")
+    assert errors == []
+
+
+def test_without_a_key_it_shows_nothing_and_says_what_to_do(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, _ = said
+    with served(tmp_path, snapshot()) as one:
+        address = one.address()
+        page.goto(address.partition("#")[0])
+        playwright.expect(page.locator("#remedy")).to_contain_text("swarm-node open")
+        assert page.locator("#nodes tbody tr").count() == 0
+        page.goto("about:blank")
+        page.goto(address)
+        playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
+
+
+def test_it_says_so_when_the_node_ends(tmp_path: Path, said: tuple[Any, list[str]]) -> None:
+    page, _ = said
+    with served(tmp_path, snapshot()) as one:
+        page.goto(one.address())
+        playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
+    playwright.expect(page.locator("#said")).to_have_text(
+        "the node does not answer", timeout=15_000
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_people_who_cannot_see_it_well_can_use_it(
+    tmp_path: Path, browser: Any, scheme: str, width: int
+) -> None:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 800})
+    with served(tmp_path, snapshot()) as one:
+        page.goto(one.address())
+        playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()

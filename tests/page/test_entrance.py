@@ -1,0 +1,34 @@
+"""Keys that let a browser in once."""
+
+from swarm_node.page.entrance import Entrance
+
+
+def test_a_key_gives_one_pass_and_a_pass_admits() -> None:
+    entrance = Entrance(lambda: 1.0)
+    key = entrance.key()
+    given = entrance.enter(key)
+    assert given is not None
+    assert given != key
+    assert entrance.admits(given)
+    assert entrance.enter(key) is None
+    assert not entrance.admits(key)
+
+
+def test_a_key_ends_after_a_minute_and_an_invented_one_never_began() -> None:
+    now = [0.0]
+    entrance = Entrance(lambda: now[0])
+    key = entrance.key()
+    now[0] = 61.0
+    assert entrance.enter(key) is None
+    assert entrance.enter("x") is None
+    assert not entrance.admits("")
+
+
+def test_keys_and_passes_are_bounded_and_the_newest_hold() -> None:
+    entrance = Entrance(lambda: 0.0)
+    keys = [entrance.key() for _ in range(17)]
+    assert entrance.enter(keys[0]) is None
+    assert entrance.enter(keys[16]) is not None
+    passes = [entrance.enter(entrance.key()) for _ in range(65)]
+    assert not entrance.admits(passes[0] or "")
+    assert entrance.admits(passes[64] or "")
