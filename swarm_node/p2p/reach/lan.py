@@ -101,11 +101,8 @@ class Lan(asyncio.DatagramProtocol):
 
     def _send(self) -> None:
         """Say the newest presence on all networks."""
-        presence = self._said
         assert self._socket is not None
-        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
-        nonce = os.urandom(_NONCE)
-        sealed = nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
+        sealed = self.datagram(self._said, os.urandom(_NONCE))
         for host in list(self._hosts):
             try:
                 self._socket.setsockopt(
@@ -115,6 +112,11 @@ class Lan(asyncio.DatagramProtocol):
             except OSError as error:
                 self._hosts.discard(host)
                 _log.debug("nothing sent on this network", host=host, error=str(error))
+
+    def datagram(self, presence: bytes, nonce: bytes) -> bytes:
+        """What says `presence`, under a nonce (12 bytes) of its own."""
+        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
+        return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
     def heard(self, seconds: float) -> dict[str, bytes]:
         """peer id -> presence that was announced within so many seconds."""
