@@ -112,12 +112,8 @@ class EnvironmentTable(Table):
 class Sampling(Table):
     """How completions are drawn."""
 
-    group_size: int = Field(
-        4, ge=2, le=64, description="Completions per task (G); a pretrained model: 8."
-    )
-    tasks_per_call: int = Field(
-        16, ge=1, le=1024, description="Most tasks sampled in one batch; a pretrained model: 8."
-    )
+    group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
+    tasks_per_call: int = Field(16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8.")
     max_new_tokens: int = Field(
         24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
     )
@@ -133,9 +129,7 @@ class Sampling(Table):
 class Experience(Table):
     """Which groups are trained on."""
 
-    own: int = Field(
-        8, ge=1, le=1024, description="Own groups per update (I); a pretrained model: 4."
-    )
+    own: int = Field(8, ge=1, le=1024, description="Own groups per update (I); pretrained: 4.")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )
