@@ -160,6 +160,19 @@ def trust(
         typer.echo(each)
 
 
+@app.command(name="open")
+def open_page(
+    data: DataOption = _DATA,
+    show: Annotated[
+        bool, typer.Option("--print", help="Only print the address; open no browser.")
+    ] = False,
+) -> None:
+    """Open the swarm's page in a browser: members, reward, what was exchanged, reputation."""
+    from swarm_node.cli.page import show_page
+
+    show_page(asyncio.run(_admin(data).page()), only_print=show)
+
+
 @app.command()
 def forget(
     peer_id: Annotated[str, typer.Argument(help="A whole peer id.")], data: DataOption = _DATA
