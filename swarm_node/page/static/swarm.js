@@ -107,7 +107,7 @@ function showNodes(rows, reputation, now, held) {
     cell(row, short(member.peer_id), "id").title = member.peer_id;
     cell(row, member.standing === "member" ? `until ${day(member.until)}` : member.standing);
     cell(row, member.reported ? `${span(now - member.reported)} ago` : "never", "n");
-    cell(row, member.model || "–", "words").title = member.agent;
+    cell(row, member.model || "–").title = member.agent;
     cell(row, count(member.version), "n");
     cell(row, reward === null ? "–" : reward.toFixed(3), "n");
     cell(row, count(member.published), "n");
