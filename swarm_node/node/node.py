@@ -281,7 +281,8 @@ class Node:
                 await asyncio.sleep(self._settings.network.poll_seconds)
 
     async def _list_one(self, turn: Turn) -> None:
-        self._tally.offered += await self._work.exchange.puller.list_one(turn)
+        offered = await self._work.exchange.puller.list_one(turn)
+        self._tally.offered += offered  # read after the wait: other lists count at the same time
         await self._notify()
 
     async def _pull(self) -> None:
