@@ -76,9 +76,11 @@ def _value(settings: Settings, name: str) -> Any:
 
 def _choices(field: FieldInfo) -> str:
     """The values a field accepts: "int 1..1024", "torch | vllm | auto"."""
-    limits = {type(item).__name__: item for item in field.metadata}
-    low = next((str(getattr(limits[n], n.lower())) for n in ("Ge", "Gt") if n in limits), "")
-    high = next((str(getattr(limits[n], n.lower())) for n in ("Le", "Lt") if n in limits), "")
+    # A type such as Seconds has limits of its own, beside those of the field.
+    limits = [(type(item).__name__, item) for item in field.metadata]
+    lows = [getattr(item, name.lower()) for name, item in limits if name in ("Ge", "Gt")]
+    highs = [getattr(item, name.lower()) for name, item in limits if name in ("Le", "Lt")]
+    low, high = str(max(lows, default="")), str(min(highs, default=""))
     return " ".join(
         filter(None, (_kind(field.annotation), f"{low}..{high}" if low or high else ""))
     )

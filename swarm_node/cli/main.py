@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from swarm_node import __version__
-from swarm_node.cli import members
+from swarm_node.cli import members, watching
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
+from swarm_node.cli.env import env_app
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.issuer import issuer_app
@@ -175,6 +176,8 @@ for command in (
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
+for command in (watching.samples, watching.top, watching.logs):
+    app.command(rich_help_panel=_BASIC)(command)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
@@ -323,5 +326,6 @@ def build_tiny(
 app.command(rich_help_panel="Model")(export)
 app.command(rich_help_panel="Model")(plan)
 app.add_typer(model_app, name="model", rich_help_panel="Model")
+app.add_typer(env_app, name="env", rich_help_panel="Model")
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")

@@ -21,10 +21,11 @@ from swarm_node.node.bans import Bans
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import cache_shape, engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit, shared_bytes
-from swarm_node.node.history import MetricsFile, Ring
+from swarm_node.node.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
 from swarm_node.node.screen import Screen
+from swarm_node.node.snapshot import SCHEMA
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
@@ -197,10 +198,11 @@ async def run_node(
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
-        history=node.history,
+        history=lambda since: HistoryReport(SCHEMA, parts.history.since(since)),
         network=node.network,
         evaluate=node.evaluate,
         stop=node.stop,
+        samples=node.samples,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -66,6 +66,16 @@ def as_json(_: object, __: str, event: _Event) -> str:
     return json.dumps({key: value for key, value in event.items() if key != SAID}, default=str)
 
 
+def line_of(line: bytes, as_is: bool) -> str:
+    """A line of the log in the home, as it is or for people."""
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    try:
+        event = json.loads(text)
+        return text if as_is else as_text(None, "", event)
+    except (ValueError, KeyError, AttributeError):  # a crash cut it
+        return printable(text)
+
+
 def printable(text: str) -> str:
     """A text of anybody in one line without control characters."""
     return "".join(c if c.isprintable() else " " if c == "\n" else "?" for c in text)

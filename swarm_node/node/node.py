@@ -41,14 +41,14 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
 from swarm_node.node.consequences import watch
-from swarm_node.node.history import HistoryReport
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.recording import Recorder
 from swarm_node.node.rollout_maker import Scored
-from swarm_node.node.snapshot import SCHEMA, Ended, EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.samples import SampleRow
+from swarm_node.node.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.node.work import OpenWork, Work
 from swarm_node.p2p.pulling import Turn
@@ -170,9 +170,9 @@ class Node:
         await self._work.prober.refresh()
         return await take_report(self._parts, self._shared, self._reaching)
 
-    def history(self, since: float) -> HistoryReport:
-        """What this node was like after the Unix second `since`."""
-        return HistoryReport(SCHEMA, self._parts.history.since(since))
+    def samples(self) -> list[SampleRow]:
+        """Some answers, own and peers'."""
+        return self._tally.samples.rows()
 
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""

@@ -46,3 +46,11 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     assert answer["schema"] == 1
     assert len(answer["settings"]) == len(list(settings_keys()))
     assert "secret" not in shown.stdout + listed.stdout
+
+
+def test_the_tightest_limit_of_a_setting_is_shown() -> None:
+    choices = {key.name: key.choices for key in explain_settings({}, environ={})}
+    assert choices["network.poll_seconds"] == "float 0..30"
+    assert choices["run.eval_seconds"] == "float 0..86400"
+    assert choices["experience.own"] == "int 1..1024"
+    assert choices["log_format"] == "auto | text | json"

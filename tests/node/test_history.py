@@ -104,13 +104,14 @@ def test_a_running_node_writes_rows_of_both_kinds_of_groups(tmp_path: Path) -> N
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(tmp_path, loop, members=2)
         changed = small_settings(experience__external=1, run__eval_seconds=30.0, run__eval_tasks=4)
+        parts = [world.parts(changed, index) for index in range(2)]
         nodes = [
-            assemble(changed, membership, world.parts(changed, index))
-            for index, membership in enumerate(world.memberships)
+            assemble(changed, membership, each)
+            for membership, each in zip(world.memberships, parts, strict=True)
         ]
         lives = [asyncio.create_task(node.run()) for node in nodes]
         await asyncio.sleep(40)
-        seen, rows = nodes[0].snapshot(), nodes[0].history(0.0).rows
+        seen, rows = nodes[0].snapshot(), parts[0].history.since(0.0)
         for node in nodes:
             node.stop()
         await asyncio.gather(*lives)
