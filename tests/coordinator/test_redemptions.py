@@ -107,7 +107,7 @@ async def test_a_code_ends_with_its_uses_its_time_its_withdrawal_and_the_tickets
         hand.seconds += 61
         assert (await _redeem(running, short))[1]["reason"] == "expired"
         many = await _code(running, 5)
-        assert [(await _redeem(running, many))[0] for _ in range(2)] == [200, 503]
+        assert [(await _redeem(running, many))[0] for _ in range(2)] == [200, 409]
         assert (await running.admin("DELETE", "/v1/codes/99"))[0] == 404
 
 
@@ -126,9 +126,9 @@ async def test_a_ticket_names_members_that_were_introduced(tmp_path: Path) -> No
 async def test_without_an_issuer_file_nobody_is_admitted(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
-        assert (await running.admin("POST", "/v1/codes", api.NewCode("alice")))[0] == 503
+        assert (await running.admin("POST", "/v1/codes", api.NewCode("alice")))[0] == 409
         status, answer = await _redeem(running, "AAAAA-AAAAA-AAAAA-AAAAA")
-        assert (status, answer["reason"]) == (503, "no_tickets")
+        assert (status, answer["reason"]) == (409, "no_tickets")
 
 
 async def test_an_issuer_file_of_another_swarm_is_refused(tmp_path: Path) -> None:
