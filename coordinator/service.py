@@ -69,7 +69,7 @@ class Service:
         )
         self._lists.refresh()
         self._replays = Replays()
-        self._introductions = Introductions()
+        self._introductions = Introductions(self._members.is_member)
         #: Without what they found of peers, of which only `_ratings` are kept in memory.
         self._reports: dict[str, Report] = {}
         self._ratings: dict[str, dict[str, float]] = {}
@@ -144,10 +144,9 @@ class Service:
         self._introductions.leave(
             caller.peer_id, asked.presence, caller.admitted_by.hex(), heard.head.issued_ms
         )
-        self._introductions.expire(self._clock.wall(), self._members.is_member)
         newer = self._lists.number > asked.revoked
         return api.Introduced(
-            self._introductions.sample(self._rng, {caller.peer_id}),
+            self._introductions.sample(self._rng, self._clock.wall(), caller.peer_id),
             self._lists.number,
             self._lists.raw if newer else b"",
             caller.peer_id not in self._reports,
@@ -187,7 +186,7 @@ class Service:
         """Sign a batch of the reports that came since the last one, weigh all, and tidy up. Called
         once a minute."""
         wall = self._clock.wall()
-        self._introductions.expire(wall, self._members.is_member)
+        self._introductions.expire(wall)
         self._members.dismiss()
         if self._fresh:
             self._fresh = False
@@ -208,7 +207,7 @@ class Service:
     def addresses(self, most: int) -> list[str]:
         """Addresses of members that were introduced lately, one of each."""
         found = []
-        for presence in self._introductions.sample(self._rng, ()):
+        for presence in self._introductions.sample(self._rng, self._clock.wall()):
             heard = self._members.hear(presence)
             if not isinstance(heard, Rejected):
                 found += [a for a in heard.head.addresses if parse_address(a) is not None][:1]
