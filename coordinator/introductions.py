@@ -7,8 +7,7 @@ to who has a ticket, so both what is kept and what is given follows issuers firs
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,19 +19,21 @@ CAPACITY: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    presence: bytes
+    peer_id: str
     issuer: str
+    presence: bytes
     issued_ms: int
 
 
 class Introductions:
     """The newest presence of each member. In a full store, the oldest of the issuer with most makes
-    room."""
+    room. `is_member` says who is one now."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, is_member: Callable[[str], bool], capacity: int = CAPACITY) -> None:
+        self._is_member = is_member
         self._capacity = capacity
         self._entries: dict[str, _Entry] = {}
-        self._of: Counter[str] = Counter()
+        self._of: dict[str, dict[str, _Entry]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,40 +48,45 @@ class Introductions:
             return
         self.drop(peer_id)
         if len(self._entries) >= self._capacity:
-            ((largest, _),) = self._of.most_common(1)
-            self.drop(next(p for p, entry in self._entries.items() if entry.issuer == largest))
-        self._entries[peer_id] = _Entry(presence, issuer, issued_ms)
-        self._of[issuer] += 1
+            largest = max(self._of, key=lambda issuer: len(self._of[issuer]))
+            self.drop(next(iter(self._of[largest])))
+        entry = _Entry(peer_id, issuer, presence, issued_ms)
+        self._entries[peer_id] = self._of.setdefault(issuer, {})[peer_id] = entry
 
     def drop(self, peer_id: str) -> None:
         """Forget a member, if it is here."""
         entry = self._entries.pop(peer_id, None)
         if entry is not None:
-            self._of[entry.issuer] -= 1
-            self._of += Counter()  # which drops what is zero
+            del self._of[entry.issuer][peer_id]
+            if not self._of[entry.issuer]:
+                del self._of[entry.issuer]
 
-    def expire(self, wall: float, is_member: Callable[[str], bool]) -> None:
-        """Forget presences that nodes would refuse as too old, and who is no member any more."""
-        oldest = (wall - MAX_HEAD_SECONDS) * 1000
-        for peer_id, entry in list(self._entries.items()):
-            if entry.issued_ms < oldest or not is_member(peer_id):
-                self.drop(peer_id)
+    def expire(self, wall: float) -> None:
+        """Forget what nobody would be given at the Unix second `wall`."""
+        for entry in list(self._entries.values()):
+            if not self._usable(entry, wall):
+                self.drop(entry.peer_id)
 
     def sample(
-        self, rng: random.Random, without: Collection[str], most: int = MAX_INTRODUCED
+        self, rng: random.Random, wall: float, without: str = "", most: int = MAX_INTRODUCED
     ) -> list[bytes]:
-        """Up to `most` presences, none of members in `without`. A random issuer is drawn first, so
+        """Up to `most` presences, none of the member `without`. A random issuer is drawn first, so
         further keys of a ticket are not shown more often."""
-        pools: dict[str, list[bytes]] = {}
-        for peer_id, entry in self._entries.items():
-            if peer_id not in without:
-                pools.setdefault(entry.issuer, []).append(entry.presence)
+        pools: dict[str, list[_Entry]] = {}
+        issuers = list(self._of)
         drawn: list[bytes] = []
-        issuers = list(pools)
         while issuers and len(drawn) < most:
             issuer = rng.choice(issuers)
-            pool = pools[issuer]
-            drawn.append(pool.pop(rng.randrange(len(pool))))
+            pool = pools.get(issuer) or list(self._of[issuer].values())
+            pools[issuer] = pool
+            entry = pool.pop(rng.randrange(len(pool)))
             if not pool:
                 issuers.remove(issuer)
+            if entry.peer_id != without and self._usable(entry, wall):
+                drawn.append(entry.presence)
         return drawn
+
+    def _usable(self, entry: _Entry, wall: float) -> bool:
+        """Whether nodes would take it: it is not too old, and of a member."""
+        oldest = (wall - MAX_HEAD_SECONDS) * 1000
+        return entry.issued_ms >= oldest and self._is_member(entry.peer_id)

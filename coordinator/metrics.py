@@ -1,22 +1,28 @@
-"""The coordinator's counters in Prometheus' text format. Pure."""
+"""The coordinator's figures as Prometheus reads them. No name or id of a member is a label."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
-_HELP = {
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+_PREFIX = "swarm_coordinator_"
+_GAUGES = {
     "members": "Members that were here.",
     "introductions": "Presences that are given to others.",
     "reports": "Members with a report.",
     "batch_number": "Number of the newest signed batch.",
     "revocation_list_number": "Number of the revocation list held.",
+    "tickets_left": "Tickets that no code was redeemed for.",
 }
 
 
 class Served(Protocol):
-    """What an application counts."""
+    """What an application counts: requests by operation and status, seconds by operation, and
+    refusals by reason."""
 
     @property
     def served(self) -> Mapping[tuple[str, int], int]: ...
@@ -26,31 +32,35 @@ class Served(Protocol):
     def refused(self) -> Mapping[str, int]: ...
 
 
-def metrics(counts: Mapping[str, float], tickets: int, *served: Served) -> str:
-    """`counts` are gauges, `tickets` those that are left."""
-    return "\n".join(_lines(counts, tickets, *served)) + "\n"
+def exposition(gauges: Mapping[str, float], *served: Served) -> str:
+    """The text of `GET /metrics`."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(gauges, served))
+    return generate_latest(registry).decode()
 
 
-def _lines(counts: Mapping[str, float], tickets: int, *served: Served) -> Iterator[str]:
-    for name, value in {**counts, "tickets_left": tickets}.items():
-        full = f"swarm_coordinator_{name}"
-        yield f"# HELP {full} {_HELP.get(name, 'Tickets that no code was redeemed for.')}"
-        yield f"# TYPE {full} gauge"
-        yield f"{full} {value:g}"
-    full = "swarm_coordinator_refused_total"
-    yield f"# HELP {full} Requests that were refused, by reason."
-    yield f"# TYPE {full} counter"
-    for reason, number in sorted(sum((Counter(api.refused) for api in served), Counter()).items()):
-        yield f'{full}{{reason="{reason}"}} {number}'
-    full = "swarm_coordinator_requests_total"
-    yield f"# HELP {full} Requests by operation and status."
-    yield f"# TYPE {full} counter"
-    for api in served:
-        for (operation, status), number in sorted(api.served.items()):
-            yield f'{full}{{operation="{operation}",status="{status}"}} {number}'
-    full = "swarm_coordinator_request_seconds_total"
-    yield f"# HELP {full} Seconds from a request's head to its answer."
-    yield f"# TYPE {full} counter"
-    for api in served:
-        for operation, seconds in sorted(api.seconds.items()):
-            yield f'{full}{{operation="{operation}"}} {seconds:.6f}'
+class _Collector:
+    def __init__(self, gauges: Mapping[str, float], served: Iterable[Served]) -> None:
+        self._gauges = gauges
+        self._served = list(served)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, said in _GAUGES.items():
+            yield GaugeMetricFamily(_PREFIX + name, said, value=self._gauges[name])
+        requests = _counter("requests", "Requests.", "operation", "status")
+        seconds = _counter("request_seconds", "From a request's head to its answer.", "operation")
+        refused = _counter("refused", "Requests that were refused.", "reason")
+        reasons: Counter[str] = Counter()
+        for api in self._served:
+            for (operation, status), count in sorted(api.served.items()):
+                requests.add_metric([operation, str(status)], count)
+            for operation, taken in sorted(api.seconds.items()):
+                seconds.add_metric([operation], taken)
+            reasons.update(api.refused)
+        for reason, count in sorted(reasons.items()):
+            refused.add_metric([reason], count)
+        yield from (requests, seconds, refused)
+
+
+def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, said, labels=labels)

@@ -108,7 +108,7 @@ _PROBLEMS: Final = {
     "404": "There is no such thing.",
     "405": "Another method is needed.",
     "408": "The request came too slowly.",
-    "409": "What is here is as new.",
+    "409": "What is here is as new, or no ticket is left.",
     "410": "The code cannot be used any more.",
     "413": "The request is too long.",
     "422": "What the request holds was refused.",

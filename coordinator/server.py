@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from coordinator.metrics import metrics
+from coordinator.metrics import exposition
 from coordinator.redemptions import Redemptions
 from coordinator.routes import ADMIN, PUBLIC
 from coordinator.service import Service
@@ -148,7 +148,8 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
     entrance = Entrance(options.clock.now)
 
     async def show_metrics(_: Asked) -> str:
-        return metrics(service.counts(), (await redemptions.codes()).tickets, public, admin)
+        tickets = (await redemptions.codes()).tickets
+        return exposition({**service.counts(), "tickets_left": tickets}, public, admin)
 
     admin = Api(
         ADMIN,

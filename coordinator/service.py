@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import random
 import statistics
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 import msgspec
 
 from coordinator.introductions import Introductions
 from coordinator.reputation import trust
-from coordinator.store import Store
+from coordinator.store import MAX_MEMBERS, Store
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import coordinator_api as api
@@ -35,11 +35,12 @@ from swarm_node.p2p.credentials import Shelf
 from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.members import Keeper, Member, Members
 from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS, SwarmInfo
-from swarm_node.p2p.reach.relayed import Replays
 from swarm_node.p2p.statements import verify_revocations
 
 #: Between two times that the database learns that a member is here.
 _STORE_SECONDS = 600.0
+#: Between two reports of a member, at least.
+_REPORT_SECONDS = 30.0
 
 
 class Service:
@@ -68,8 +69,10 @@ class Service:
             clock.wall,
         )
         self._lists.refresh()
-        self._replays = Replays()
-        self._introductions = Introductions()
+        self._began_ms = int(clock.wall() * 1000)
+        #: Calls that were answered, with the Unix second: (author and nonce).
+        self._calls: OrderedDict[bytes, float] = OrderedDict()
+        self._introductions = Introductions(self._members.is_member)
         #: Without what they found of peers, of which only `_ratings` are kept in memory.
         self._reports: dict[str, Report] = {}
         self._ratings: dict[str, dict[str, float]] = {}
@@ -104,8 +107,8 @@ class Service:
         self, shown: bytes, method: str, target: str, body: bytes
     ) -> Member | Rejected:
         """Who makes this request: the member that sealed a call for it, and for no other. Besides
-        the reasons of envelopes and `Members.admit`: "call" for another request than this, and
-        those of `Replays`."""
+        the reasons of envelopes and `Members.admit`: "call" for another request than this,
+        "outdated" and "duplicate"."""
         wall = self._clock.wall()
         call = open_call(shown, self._swarm.swarm_id)
         if isinstance(call, Rejected):
@@ -116,19 +119,28 @@ class Service:
             hashlib.sha256(body).digest(),
         ):
             return Rejected("call", "the signature is for another request")
-        if abs(wall - asked.issued_ms / 1000) > CLOCK_SKEW_SECONDS:  # before anything is kept
-            return Rejected("outdated", "check the clock of this machine")
+        late = abs(wall - asked.issued_ms / 1000) > CLOCK_SKEW_SECONDS
+        if late or asked.issued_ms < self._began_ms:  # an earlier run may have answered it
+            return Rejected("outdated", "check the clock of this machine, or ask again")
         member = self._members.admit(call.chain, call.author)
         if isinstance(member, Rejected):
             return member
-        replayed = self._replays.refused(call.author, True, asked, wall)
-        if replayed is not None:
-            return replayed
+        if not self._is_new(call.author_key + asked.nonce, wall):
+            return Rejected("duplicate", "the same request a second time")
         self._seen[call.author] = wall
         if wall - self._stored.get(call.author, 0.0) > _STORE_SECONDS:
             self._stored[call.author] = wall
             await self.store.run(self.store.see, call.author, call.chain, wall)
         return member
+
+    def _is_new(self, call: bytes, wall: float) -> bool:
+        """Whether a call was not answered before; what is too old to be answered is forgotten."""
+        while self._calls and next(iter(self._calls.values())) < wall - 2 * CLOCK_SKEW_SECONDS:
+            self._calls.popitem(last=False)
+        if call in self._calls:
+            return False
+        self._calls[call] = wall
+        return True
 
     def introduce(self, caller: Member, asked: api.Introduction) -> api.Introduced | Rejected:
         """Keep the caller's presence, take its revocation list, and give it presences of others."""
@@ -144,10 +156,9 @@ class Service:
         self._introductions.leave(
             caller.peer_id, asked.presence, caller.admitted_by.hex(), heard.head.issued_ms
         )
-        self._introductions.expire(self._clock.wall(), self._members.is_member)
         newer = self._lists.number > asked.revoked
         return api.Introduced(
-            self._introductions.sample(self._rng, {caller.peer_id}),
+            self._introductions.sample(self._rng, self._clock.wall(), caller.peer_id),
             self._lists.number,
             self._lists.raw if newer else b"",
             caller.peer_id not in self._reports,
@@ -166,6 +177,8 @@ class Service:
         held = self._reports.get(caller.peer_id)
         if held is not None and held.issued_ms >= body.issued_ms:
             return Rejected("duplicate", "a report that is as new is here")
+        if wall - self._reported.get(caller.peer_id, 0.0) < _REPORT_SECONDS:
+            return Rejected("rate", "a report every few minutes is enough")
         rewards = [reward for _, reward in body.held_out]
         row = api.HistoryRow(
             id=0,
@@ -187,7 +200,7 @@ class Service:
         """Sign a batch of the reports that came since the last one, weigh all, and tidy up. Called
         once a minute."""
         wall = self._clock.wall()
-        self._introductions.expire(wall, self._members.is_member)
+        self._introductions.expire(wall)
         self._members.dismiss()
         if self._fresh:
             self._fresh = False
@@ -199,8 +212,10 @@ class Service:
             await self.store.run(self.store.add_batch, made.body.number, raw, reports)
             self._last = made
             self._weigh()
-        for peer_id in await self.store.run(self.store.tidy, wall):
+        gone = self._excess()
+        for peer_id in gone:
             self._forget(peer_id)
+        await self.store.run(self.store.tidy, wall, gone)
 
     async def batches(self, since: int) -> api.Batches:
         return api.Batches(await self.store.run(self.store.batches, since))
@@ -208,7 +223,7 @@ class Service:
     def addresses(self, most: int) -> list[str]:
         """Addresses of members that were introduced lately, one of each."""
         found = []
-        for presence in self._introductions.sample(self._rng, ()):
+        for presence in self._introductions.sample(self._rng, self._clock.wall()):
             heard = self._members.hear(presence)
             if not isinstance(heard, Rejected):
                 found += [a for a in heard.head.addresses if parse_address(a) is not None][:1]
@@ -325,6 +340,15 @@ class Service:
         ratings = {rater: rated for rater, rated in self._ratings.items() if rater in issuer}
         trusted = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
         self._reputation = _rated(trust(ratings, issuer, trusted), ratings)
+
+    def _excess(self) -> list[str]:
+        """Members beyond the limit: of the issuer with most, those that were here longest ago."""
+        of: dict[str, list[str]] = {}
+        for peer_id in sorted(self._seen, key=self._seen.__getitem__, reverse=True):
+            of.setdefault(self._members.issuer(peer_id), []).append(peer_id)
+        return [
+            max(of.values(), key=len).pop() for _ in range(max(0, len(self._seen) - MAX_MEMBERS))
+        ]
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)

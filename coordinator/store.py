@@ -190,9 +190,8 @@ class Store:
         )
         return [HistoryRow(*row) for row in rows]
 
-    def tidy(self, wall: float) -> list[str]:
-        """Thin out the history, and forget members beyond MAX_MEMBERS, those that were here longest
-        ago first. Returns their peer ids."""
+    def tidy(self, wall: float, gone: Sequence[str]) -> None:
+        """Thin out the history, and forget the members `gone`."""
         with self._writing():
             self._db.execute(
                 "DELETE FROM history WHERE at < ? AND id NOT IN (SELECT max(id) FROM history "
@@ -202,19 +201,11 @@ class Store:
             self._db.execute(
                 "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (MAX_HISTORY,)
             )
-            gone = [
-                row[0]
-                for row in self._db.execute(
-                    "SELECT peer_id FROM members ORDER BY seen DESC LIMIT -1 OFFSET ?",
-                    (MAX_MEMBERS,),
-                )
-            ]
             for table in ("members", "reports"):
                 self._db.executemany(
                     f"DELETE FROM {table} WHERE peer_id = ?",  # noqa: S608 - constants
                     [(peer_id,) for peer_id in gone],
                 )
-        return gone
 
     def forget(self, peer_id: str) -> int:
         """Delete a member's report and history. Returns the number of rows."""

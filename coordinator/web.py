@@ -56,9 +56,9 @@ _HEADERS: Final = {
 _STATUS: Final = {
     **dict.fromkeys(("schema", "size", "query"), 400),
     **dict.fromkeys(("unknown_code", "unknown_member", "not_found"), 404),
-    **dict.fromkeys(("duplicate",), 409),
+    **dict.fromkeys(("duplicate", "no_tickets"), 409),
     **dict.fromkeys(("withdrawn", "expired", "used_up"), 410),
-    **dict.fromkeys(("no_tickets", "storage"), 503),
+    "storage": 503,
     "token": 401,
     "slow": 408,
     "too_large": 413,

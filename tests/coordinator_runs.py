@@ -14,14 +14,16 @@ from typing import Any
 
 import msgspec
 from aiohttp import ClientSession
-from swarm_keys import Swarm
+from swarm_keys import DAY, Swarm
 
 from coordinator.server import AdminAddress, Options, serve
 from swarm_node.clock import Clock
-from swarm_node.node.home import Membership
+from swarm_node.node.home import Home, Membership
+from swarm_node.node.issuers import make
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.coordination import Call, Finding, Report, show_call
 from swarm_node.p2p.envelope import Kind, seal
+from swarm_node.p2p.membership import SwarmInfo
 from swarm_node.p2p.wire import pack
 from swarm_node.simulation.seeded import EPOCH
 
@@ -140,6 +142,30 @@ def swarm_file(data: Path, swarm: Swarm) -> Path:
     data.mkdir(exist_ok=True, mode=0o700)
     file = data / "swarm.toml"
     file.write_text(f'name = "{swarm.info.name}"\nroot_key = "{swarm.info.root_key.hex()}"\n')
+    return file
+
+
+def issuer_file(place: Path, swarm: Swarm, tickets: int) -> Path:
+    """An issuer file of `swarm`, without its steward."""
+    home = Home(place / "root")
+    home.create()
+    swarm.root.key.save(home.path / "root.key")
+    SwarmInfo(swarm.info.name, swarm.info.root_key, swarm.info.secret).save(
+        home.path / "swarm.json"
+    )
+    made = make(
+        home,
+        "web",
+        tickets,
+        now=EPOCH,
+        valid_seconds=30 * DAY,
+        member_seconds=30 * DAY,
+        uses=1,
+        steward=False,
+    )
+    file = place / "web.issuer"
+    file.write_bytes(made.content)
+    file.chmod(0o600)
     return file
 
 

@@ -6,41 +6,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from coordinator_runs import Hand, Running, coordinator
+from coordinator_runs import Hand, Running, coordinator, issuer_file
 from swarm_keys import DAY, Swarm
 
-from swarm_node.errors import TicketError
+from swarm_node.errors import CoordinatorError, TicketError
+from swarm_node.node.coordinator_client import redeem as ask_for_ticket
 from swarm_node.node.home import Home
-from swarm_node.node.issuers import make
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import SwarmInfo
 from swarm_node.p2p.ticket import parse_ticket, redeem
 from swarm_node.simulation.seeded import EPOCH
-
-
-def _issuer_file(place: Path, swarm: Swarm, tickets: int) -> Path:
-    """An issuer file of `swarm`, without its steward."""
-    home = Home(place / "root")
-    home.create()
-    swarm.root.key.save(home.path / "root.key")
-    SwarmInfo(swarm.info.name, swarm.info.root_key, swarm.info.secret).save(
-        home.path / "swarm.json"
-    )
-    made = make(
-        home,
-        "web",
-        tickets,
-        now=EPOCH,
-        valid_seconds=30 * DAY,
-        member_seconds=30 * DAY,
-        uses=1,
-        steward=False,
-    )
-    file = place / "web.issuer"
-    file.write_bytes(made.content)
-    file.chmod(0o600)
-    return file
 
 
 async def _redeem(
@@ -59,7 +35,7 @@ async def _code(running: Running, uses: int = 1, seconds: int = DAY) -> str:
 
 async def test_of_a_hundred_that_redeem_a_code_at_once_one_gets_a_ticket(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
-    file = _issuer_file(tmp_path, swarm, 3)
+    file = issuer_file(tmp_path, swarm, 3)
     options = {"issuer_file": file, "behind_proxy": True}  # which may open a hundred connections
     async with coordinator(tmp_path / "c", swarm, hand, **options) as running:
         code = await _code(running)
@@ -79,7 +55,7 @@ async def test_a_newcomer_that_lost_the_answer_gets_the_same_ticket_also_after_a
     tmp_path: Path,
 ) -> None:
     swarm, hand = Swarm(), Hand(10.0)
-    file, who = _issuer_file(tmp_path, swarm, 2), Identity.generate().peer_id
+    file, who = issuer_file(tmp_path, swarm, 2), Identity.generate().peer_id
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         code = await _code(running)
         _, first = await _redeem(running, code, who)
@@ -97,7 +73,7 @@ async def test_a_code_ends_with_its_uses_its_time_its_withdrawal_and_the_tickets
     tmp_path: Path,
 ) -> None:
     swarm, hand = Swarm(), Hand(10.0)
-    file = _issuer_file(tmp_path, swarm, 3)
+    file = issuer_file(tmp_path, swarm, 3)
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         assert (await _redeem(running, "AAAAA-AAAAA-AAAAA-AAAAA"))[1]["reason"] == "unknown_code"
         twice, short, withdrawn = [await _code(running, *how) for how in ((2,), (1, 60), (1,))]
@@ -107,13 +83,13 @@ async def test_a_code_ends_with_its_uses_its_time_its_withdrawal_and_the_tickets
         hand.seconds += 61
         assert (await _redeem(running, short))[1]["reason"] == "expired"
         many = await _code(running, 5)
-        assert [(await _redeem(running, many))[0] for _ in range(2)] == [200, 503]
+        assert [(await _redeem(running, many))[0] for _ in range(2)] == [200, 409]
         assert (await running.admin("DELETE", "/v1/codes/99"))[0] == 404
 
 
 async def test_a_ticket_names_members_that_were_introduced(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
-    file, one = _issuer_file(tmp_path, swarm, 1), swarm.member(1)
+    file, one = issuer_file(tmp_path, swarm, 1), swarm.member(1)
     address = f"/ip4/192.0.2.7/tcp/31330/p2p/{one.identity.peer_id}"
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         presence = swarm.presence(one, 10.0, addresses=(address,))
@@ -123,18 +99,32 @@ async def test_a_ticket_names_members_that_were_introduced(tmp_path: Path) -> No
         assert parse_ticket(answer["ticket"], EPOCH).peers == [address]
 
 
-async def test_without_an_issuer_file_nobody_is_admitted(tmp_path: Path) -> None:
+async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file, member = issuer_file(tmp_path, swarm, 1), Home(tmp_path / "member")
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        code = f" {await _code(running)}\n"
+        member.create()
+        text = await ask_for_ticket(running.url, code, member.identity().peer_id, hand.clock().wall)
+        member.join_swarm(parse_ticket(text, EPOCH), EPOCH)
+        assert member.coordinator() == running.url
+        assert member.membership().swarm.swarm_id == swarm.info.swarm_id
+        with pytest.raises(CoordinatorError, match="used_up, this code was used already"):
+            await ask_for_ticket(running.url, code, Identity.generate().peer_id, hand.clock().wall)
+
+
+async def test_without_anissuer_file_nobody_is_admitted(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
-        assert (await running.admin("POST", "/v1/codes", api.NewCode("alice")))[0] == 503
+        assert (await running.admin("POST", "/v1/codes", api.NewCode("alice")))[0] == 409
         status, answer = await _redeem(running, "AAAAA-AAAAA-AAAAA-AAAAA")
-        assert (status, answer["reason"]) == (503, "no_tickets")
+        assert (status, answer["reason"]) == (409, "no_tickets")
 
 
-async def test_an_issuer_file_of_another_swarm_is_refused(tmp_path: Path) -> None:
+async def test_anissuer_file_of_another_swarm_is_refused(tmp_path: Path) -> None:
     swarm, hand, other = Swarm(), Hand(10.0), Swarm()
     other.info = SwarmInfo("day shift", other.root.key.public_key, b"s" * 32)
-    file = _issuer_file(tmp_path, other, 1)
+    file = issuer_file(tmp_path, other, 1)
     with pytest.RaisesGroup(pytest.RaisesExc(TicketError, match="another swarm")):
         async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file):
             pass

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from coordinator_runs import Hand, Running, coordinator, found, sealed_report
 from swarm_keys import Swarm
 
@@ -147,21 +148,36 @@ def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     for minute in range(0, 48 * 60, 5):
         row = api.HistoryRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
         store.report("one", b"r", row)
-    store.tidy(2 * day)
+    store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]
     assert len([at for at in kept if at < day]) == 24
     assert len([at for at in kept if at >= day]) == 24 * 12
     store.close()
 
 
-def test_members_beyond_the_limit_are_forgotten_the_oldest_first(
-    tmp_path: Path, monkeypatch: Any
+async def test_members_beyond_the_limit_are_forgotten_those_of_the_largest_issuer_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.store.MAX_MEMBERS", 3)
-    store = Store(tmp_path / "c.db")
-    for n in range(5):
-        store.see(f"m{n}", (b"i", b"c"), float(n))
-        store.report(f"m{n}", b"r", api.HistoryRow(0, 1.0, f"m{n}", 0, None, 0, 0, 0, 0))
-    assert sorted(store.tidy(10.0)) == ["m0", "m1"]
-    assert [member.peer_id for member in store.members()] == ["m2", "m3", "m4"]
-    store.close()
+    monkeypatch.setattr("coordinator.service.MAX_MEMBERS", 3)
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    honest, *keys = [swarm.member(1), *(swarm.member(n, many, "many") for n in range(2, 7))]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for one in (honest, *keys):
+            hand.seconds += 1
+            assert await _report(running, one) == 200
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        _, answer = await running.ask("GET", "/v1/members", by=honest)
+        here = {row["peer_id"] for row in answer["rows"] if row["reported"]}
+        assert here == {one.identity.peer_id for one in (honest, *keys[-2:])}
+
+
+async def test_a_member_reports_every_few_minutes_and_not_all_the_time(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    one = swarm.member(1)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert await _report(running, one) == 200
+        hand.seconds += 20
+        assert await _report(running, one) == 429
+        hand.seconds += 20
+        assert await _report(running, one) == 200

@@ -132,6 +132,19 @@ async def test_a_signed_request_is_answered_once_and_only_as_it_was_signed(tmp_p
         assert (status, answer["reason"]) == (401, "call")
 
 
+async def test_what_an_earlier_run_may_have_answered_is_not_answered_again(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    member, call = swarm.member(1), {"nonce": b"n" * 16, "issued_ms": int((EPOCH + START) * 1000)}
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert (await running.ask("GET", "/v1/members", by=member, call=call))[0] == 200
+        hand.seconds += 250
+        assert (await running.ask("GET", "/v1/members", by=member, call=call))[0] == 401
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        status, answer = await running.ask("GET", "/v1/members", by=member, call=call)
+        assert (status, answer["reason"]) == (401, "outdated")
+        assert (await running.ask("GET", "/v1/members", by=member))[0] == 200
+
+
 async def test_members_get_each_others_presences_until_these_are_old(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(START)
     one, two, three = (swarm.member(n) for n in (1, 2, 3))

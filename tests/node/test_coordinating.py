@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ import pytest
 from aiohttp import web
 from builders import quiet_snapshot
 from coordinator_runs import Hand, Running, coordinator
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from light_nodes import LightNode, heartbeat
 from swarm_keys import DAY, Swarm
 
@@ -243,6 +250,55 @@ def test_a_name_that_is_on_the_internet_gets_no_plain_http(monkeypatch: pytest.M
             await client.reputation()
 
     asyncio.run(run())
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    """TLS with a key of its own, which is what an impostor has."""
+
+    async def run() -> None:
+        app = web.Application()
+        runner = web.AppRunner(app, access_log=None, logger=logging.getLogger("quiet"))
+        await runner.setup()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*_certificate(tmp_path))
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        port = runner.addresses[0][1]
+        client = CoordinatorClient(f"https://127.0.0.1:{port}", None, lambda: 0.0)
+        with pytest.raises(CoordinatorError, match="CERTIFICATE_VERIFY_FAILED"):
+            await client.reputation()
+        await runner.cleanup()
+
+    asyncio.run(run())
+
+
+def _certificate(place: Path) -> tuple[Path, Path]:
+    """Files of a certificate for 127.0.0.1 that signs itself, and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    files = place / "certificate.pem", place / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return files
 
 
 def test_a_forked_history_is_an_alarm_and_stays_one_over_a_restart(tmp_path: Path) -> None:

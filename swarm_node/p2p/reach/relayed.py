@@ -11,7 +11,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -51,7 +51,7 @@ _STRANGERS_NONCES = 4096
 _LENGTH = struct.Struct(">H")
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Route = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
+Protocol = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
 Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
 
 
@@ -61,7 +61,7 @@ class Request(wire.Body, frozen=True):
 
     v: wire.Version1
     target: wire.Digest
-    protocol: Route
+    protocol: Protocol
     nonce: Nonce
     issued_ms: wire.Milliseconds
     most: Size
@@ -164,15 +164,6 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
     return Reply(payload, head.refused)
 
 
-class Stamped(Protocol):
-    """What says when it was sealed, and has a nonce of its own."""
-
-    @property
-    def nonce(self) -> bytes: ...
-    @property
-    def issued_ms(self) -> int: ...
-
-
 class Replays:
     """Which requests were here before: the newest nonces of each asker, and the time before which
     none of its requests is taken, because its nonce would be forgotten. Pure."""
@@ -181,7 +172,7 @@ class Replays:
         self._askers: Recent[str, tuple[OrderedDict[bytes, int], int]] = Recent(_ASKERS)
         self._strangers: Recent[bytes, None] = Recent(_STRANGERS_NONCES)
 
-    def refused(self, asker: str, member: bool, body: Stamped, wall: float) -> Rejected | None:
+    def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
         """Why a request is not answered at the Unix second `wall`, None for a new one, which is
         remembered: "future" and "outdated" for other clocks, "duplicate"."""
         age = wall - body.issued_ms / 1000
