@@ -10,6 +10,7 @@ TRL_STAMP := $(TRL_VENV)/.ready
 FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
+.PHONY: settings-page
 .PHONY: campaigns campaign-coverage mutants
 
 setup: $(STAMP)
@@ -73,6 +74,10 @@ $(TRL_STAMP): benchmarks/trl-requirements.txt
 	$(PYTHON) -m venv $(TRL_VENV)
 	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
 	touch $(TRL_STAMP)
+
+# docs/settings.md from the settings' model; a test says when it is stale.
+settings-page: setup
+	$(BIN)/python tools/settings_page.py
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
 ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0

@@ -27,7 +27,10 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     assert list(keys) == [name for name, _ in settings_keys()]
     own = keys["experience.own"]
     assert own[1:5] == (5, 4, "int 1..1024", str(file))
-    assert keys["experience.external"].choices == "int | auto"
+    assert keys["experience.external"].choices == "int 0..1024 | auto"
+    assert keys["network.poll_seconds"].choices == "float >0..30"
+    assert keys["run.seed"].choices == "int 0..<4294967296"
+    assert keys["run.updates"].choices == "int 0.."
     assert keys["experience.max_age"][1:5] == (2, 32, "int 0..65536", "command line")
     assert keys["training.loss"].source == "SWARM_NODE_TRAINING__LOSS"
     assert "gspo" in keys["training.loss"].choices
