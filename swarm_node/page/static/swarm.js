@@ -72,7 +72,7 @@ function show(picture) {
   text("title", `${picture.swarm} · coordinator`);
   text("where", `swarm ${picture.swarm_id.slice(0, 16)}…`);
   if (fresh.length) verdict("good", `${fresh.length} of ${members.length} members report`, "");
-  else verdict("warn", "no member reported in the last 15 minutes", "nodes report here with: network.coordinator = \"https://…\"");
+  else verdict("warning", "no member reported in the last 15 minutes", "nodes report here with: network.coordinator = \"https://…\"");
   text("members", count(members.length));
   text("members-more", `${count(rows.length - members.length)} left, expired or were revoked`);
   text("held", rewards.length ? mean(rewards).toFixed(3) : "–");
