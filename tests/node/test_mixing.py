@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from builders import completion, verified
 
-from swarm_node.cli.views import _mixture
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError
 from swarm_node.node.derive import mixture_settings, replay_settings
@@ -123,13 +122,16 @@ def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
     assert after.mixer.state.probe == before.mixer.state.probe
 
 
-def test_what_is_shown_reads_well() -> None:
+def test_what_was_found_is_shown() -> None:
     life = Life("auto")
-    assert _mixture(None) == "not known yet"
-    assert _mixture(life.tally.mixture) == "1 own, 7 of peers (auto)"
     for _ in range(10):
         life.update(offered=4)
-    assert "50% ± " in _mixture(life.tally.mixture)
+    row = life.tally.mixture
+    assert row is not None
+    assert row.adaptive
+    assert row.mixed_share == pytest.approx(0.5, abs=0.1)
+    assert row.mixed_share_error is not None
+    assert 0 < row.mixed_share_error < 0.2
 
 
 @pytest.mark.parametrize("value", ["often", -1, 1025])

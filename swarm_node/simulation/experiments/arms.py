@@ -52,7 +52,6 @@ ARMS = (
     Arm("1/7", batch_of(1, 7)),
     Arm("16/0x4", batch_of(16, 0, 4)),
     Arm("4/12x4", batch_of(4, 12, 4)),
-    Arm("2/14x4", batch_of(2, 14, 4)),
     Arm("8/24x2", batch_of(8, 24, 2)),
     Arm(DEFAULT),
 )
