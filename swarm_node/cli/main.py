@@ -224,9 +224,9 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     """Show the peers that the running node knows, and what it made of what they sent.
 
     Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
-    none, how many of its groups came here of those that it published, its share of what was trained
-    on, a lower bound of the share of its groups that are of use, and what was refused and why. The
-    last line says how they reach this node.
+    none, how many of its groups came here of those that it published, how many it took, its share
+    of what was trained on, a lower bound of the share of its groups that are of use, and what was
+    refused and why. The last line says how they reach this node.
     `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
