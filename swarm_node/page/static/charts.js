@@ -46,10 +46,14 @@ function lineChart(place, axis) {
     }
   }
 
+  function clear() {
+    if (chart !== null) chart.destroy();
+    chart = null;
+  }
+
   function again() {
     if (chart === null) return;
-    chart.destroy();
-    chart = null;
+    clear();
     draw(...last);
   }
 
@@ -57,7 +61,7 @@ function lineChart(place, axis) {
     if (chart !== null && Math.abs(place.clientWidth - chart.width) > 2) chart.setSize({ width: place.clientWidth, height: 240 });
   }).observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
-  return { draw };
+  return { draw, clear };
 }
 
 function fromZero(_, low, high) {

@@ -1,9 +1,6 @@
 "use strict";
-/* The page of one node. It asks /v1/events and /v1/history with the pass that its key bought.
-   Every text of a peer is set as text, never as HTML. */
+/* The page of one node: what /v1/events and /v1/history say. */
 
-const at = (id) => document.getElementById(id);
-const pass = "swarm-node-pass";
 const rewards = lineChart(at("reward"), { share: true });
 const figures = lineChart(at("metrics"), { clock: true });
 let evals = [], rows = [], shown = null;
@@ -30,23 +27,6 @@ function one(name) { return (_, row) => row[name] ?? null; }
 function perMinute(name) {
   return (before, row) => (before && row.time > before.time && row[name] >= before[name]
     ? ((row[name] - before[name]) * 60) / (row.time - before.time) : null);
-}
-
-/* ---- the way in ------------------------------------------------------------------------------- */
-
-async function enter() {
-  const key = location.hash.slice(1);
-  if (!key) return;
-  history.replaceState(null, "", location.pathname);
-  const answer = await fetch("/v1/enter", { method: "POST", body: key });
-  if (answer.ok) localStorage.setItem(pass, (await answer.json()).pass);
-}
-
-async function ask(path, signal) {
-  const answer = await fetch(path, { headers: { Authorization: `Bearer ${localStorage.getItem(pass)}` }, signal });
-  if (answer.status === 401) throw new Error("locked");
-  if (!answer.ok) throw new Error(`the node answered ${answer.status}`);
-  return answer;
 }
 
 /* Server-sent events, read by hand: an EventSource cannot send a pass. */
@@ -78,8 +58,6 @@ async function remember() {
   }
 }
 
-const sleep = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
-
 async function run() {
   await enter();
   remember();
@@ -96,34 +74,6 @@ async function run() {
 }
 
 /* ---- what is shown ---------------------------------------------------------------------------- */
-
-function text(id, said) { at(id).textContent = said; }
-
-function cell(row, said, kind) {
-  const made = row.insertCell();
-  made.textContent = said;
-  if (kind) made.className = kind;
-  return made;
-}
-
-function fill(id, items, write) {
-  const body = document.createElement("tbody");
-  for (const item of items) write(body.insertRow(), item);
-  at(id).tBodies[0].replaceWith(body);
-}
-
-const share = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
-const percent = (value) => `${Math.round(value * 100)}%`;
-const count = (value) => value.toLocaleString("en");
-const short = (peer) => `…${peer.slice(-8)}`;
-const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
-const counted = (counts) => Object.entries(counts).map(([what, n]) => `${what} ${count(n)}`).join(", ");
-
-function verdict(kind, said, remedy) {
-  at("verdict").className = kind;
-  text("said", said);
-  text("remedy", remedy ? `→ ${remedy}` : "");
-}
 
 function show(snapshot) {
   shown = snapshot;
@@ -184,11 +134,7 @@ function showFamilies(snapshot) {
     cell(row, sampled.has(name) ? "yes" : "by peers only");
     cell(row, then.toFixed(2), "n");
     cell(row, now.toFixed(2), "n");
-    const meter = document.createElement("meter");
-    meter.value = now;
-    meter.title = `${name}: ${then.toFixed(2)} to ${now.toFixed(2)}`;
-    meter.setAttribute("aria-label", meter.title);
-    cell(row, "").append(meter, ` ${signed(now - then)}`);
+    cell(row, "").append(bar(now, `${name}: ${then.toFixed(2)} to ${now.toFixed(2)}`), ` ${signed(now - then)}`);
   });
 }
 
