@@ -136,7 +136,7 @@ def _smoke(command: Path, version: str) -> None:
 
 def _wait(command: Path, home: str, node: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    asked = [command, "status", "--healthy", "--home", home]
+    asked = [str(command), "status", "--healthy", "--home", home]
     while subprocess.run(asked, env=_environ(), capture_output=True, check=False).returncode:
         if node.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"the node does not run: {log}")
