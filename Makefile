@@ -15,7 +15,7 @@ FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
 .PHONY: settings-page site release
-.PHONY: campaigns campaign-coverage mutants
+.PHONY: campaigns campaign-coverage mutants fuzz-coordinator
 
 setup: $(STAMP)
 
@@ -130,6 +130,12 @@ campaign-coverage: setup
 	mkdir -p $(FUZZ_LIBRARY)/corpus
 	cd tests && PYTHONPATH=../$(FUZZ_LIBRARY) $(abspath $(BIN))/python -m campaigns.coverage_fuzz \
 		-runs=1000000 -max_len=65536 ../$(FUZZ_LIBRARY)/corpus
+
+# Schemathesis, which is no part of the project, in a directory of its own: requests by the OpenAPI document.
+fuzz-coordinator: setup
+	$(BIN)/python -m pip install --quiet --target $(FUZZ_LIBRARY)/api schemathesis==4.32.5
+	cd tests && PYTHONPATH=../$(FUZZ_LIBRARY)/api:.. $(abspath $(BIN))/python -m pytest \
+		-o addopts= -o filterwarnings= -p no:cacheprovider --import-mode=importlib coordinator/schema_fuzz.py
 
 mutants: setup-tests
 	$(CAMPAIGN).mutants

@@ -11,18 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from swarm_node import __version__
-from swarm_node.cli import members
+from swarm_node.cli import members, watching
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
+from swarm_node.cli.env import env_app
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
+    CodeOption,
     ConfigOption,
+    CoordinatorOption,
     HomeOption,
     JsonOption,
+    LogFormatOption,
     ModelOption,
     SamplerOption,
     TicketFileOption,
@@ -118,6 +122,8 @@ def join(
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
+    coordinator: CoordinatorOption = None,
+    code: CodeOption = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
@@ -127,6 +133,7 @@ def join(
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
     ] = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
@@ -134,6 +141,7 @@ def join(
     next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
     key (experience.own); `swarm-node config` lists them.
     """
+    from swarm_node.cli.live import live_screen
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.join import join_swarm
 
@@ -146,15 +154,18 @@ def join(
         "network.listen": listen,
         "network.announce": announce,
         "network.bootstrap": bootstrap,
+        "network.coordinator": coordinator,
         "experience.own": own,
         "experience.external": external,
         "sampling.engine": sampler,
         "training.learning_rate": learning_rate,
         "run.updates": updates,
         "verbose": verbose,
+        "log_format": log_format,
         **parse_assignments(assign or []),
     }
-    join_swarm(load_settings(flags, config=config))
+    settings = load_settings(flags, config=config)
+    join_swarm(settings, code, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (
@@ -165,14 +176,24 @@ for command in (
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
+for command in (watching.samples, watching.top, watching.logs):
+    app.command(rich_help_panel=_BASIC)(command)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)
-def identify(home: HomeOption = None) -> None:
+def identify(
+    home: HomeOption = None,
+    swarm_file: Annotated[
+        bool, typer.Option("--swarm-file", help="Describe the swarm, for `swarm-coordinator`.")
+    ] = False,
+) -> None:
     """Print this node's peer id and its swarm."""
     place = chosen_home(home)
     swarm = place.swarm()
+    if swarm_file:
+        typer.echo(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"')
+        return
     typer.echo(f"peer   {place.identity().peer_id}")
     typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
     typer.echo(f"root   {swarm.fingerprint}")
@@ -305,5 +326,6 @@ def build_tiny(
 app.command(rich_help_panel="Model")(export)
 app.command(rich_help_panel="Model")(plan)
 app.add_typer(model_app, name="model", rich_help_panel="Model")
+app.add_typer(env_app, name="env", rich_help_panel="Model")
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")
