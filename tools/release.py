@@ -114,6 +114,7 @@ def _smoke(command: Path, version: str) -> None:
     if said != f"swarm-node {version}":
         raise SystemExit(f"--version says {said!r}, and the version is {version}")
     _run(command, "plan", "--model", "qwen2.5-0.5b", "--vram", "8GB")
+    _run(command.with_name("swarm-coordinator"), "--help")
     with tempfile.TemporaryDirectory() as home:
         log = WORK / "node.log"
         with log.open("wb") as output:
