@@ -86,7 +86,7 @@ settings-page: setup
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.
 site: $(SITE_STAMP)
-	$(SITE_VENV)/bin/python tools/site.py
+	$(SITE_VENV)/bin/python tools/build_site.py
 
 $(SITE_STAMP): tools/site-requirements.txt
 	$(PYTHON) -m venv $(SITE_VENV)
