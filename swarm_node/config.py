@@ -19,6 +19,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from swarm_node.errors import ConfigError
+from swarm_node.p2p.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 
@@ -87,6 +88,9 @@ class Network(Table):
         le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
         description="Seconds between lists of random peers; a heartbeat every tenth time.",
     )
+    coordinator: str = Field(
+        "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."
+    )
     relay: Literal["auto", "off", "serve"] = Field(
         "auto", description="Forward requests for members behind NAT; auto: if peers can dial us."
     )
@@ -108,8 +112,8 @@ class EnvironmentTable(Table):
 class Sampling(Table):
     """How completions are drawn."""
 
-    group_size: int = Field(8, ge=2, le=64, description="Completions per task (G).")
-    tasks_per_call: int = Field(8, ge=1, le=1024, description="Most tasks sampled in one batch.")
+    group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
+    tasks_per_call: int = Field(16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8.")
     max_new_tokens: int = Field(
         24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
     )
@@ -125,9 +129,9 @@ class Sampling(Table):
 class Experience(Table):
     """Which groups are trained on."""
 
-    own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
+    own: int = Field(8, ge=1, le=1024, description="Own groups per update (I); pretrained: 4.")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        4, description='Peers\' groups per update (J); "auto": follows offers, I + J = 2 * own.'
+        "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )
     max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
     max_age: int = Field(

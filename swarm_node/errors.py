@@ -10,6 +10,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
 │   ├── OversizeError        a message over its limit
 │   └── RefusedError         the peer refused the request
+├── CoordinatorError         a coordinator did not answer, or refused
 ├── ChildError               a supervised child process died, hung or answered with an error
 ├── EngineError              the inference engine cannot be kept running
 ├── CheckpointError          no stored state verifies, or it belongs to another model
@@ -68,6 +69,10 @@ class OversizeError(TransportError):
 
 class RefusedError(TransportError):
     """The peer refused the request; the text is the peer's."""
+
+
+class CoordinatorError(SwarmNodeError):
+    """A coordinator did not answer as its API says, or refused the request."""
 
 
 class ChildError(SwarmNodeError):

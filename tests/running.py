@@ -98,5 +98,13 @@ class RunningNode:
         assert done.returncode == 0, done.stderr
         return str(path)
 
+    def wait_log(self, text: str, seconds: float = 300) -> str:
+        """The log, once it has `text`."""
+        deadline = time.monotonic() + seconds
+        while text not in self.log():
+            assert time.monotonic() < deadline, f"{text!r} not within {seconds} s\n{self.log()}"
+            time.sleep(0.5)
+        return self.log()
+
     def log(self) -> str:
         return (self.home / "log").read_text(errors="replace")[-4000:]

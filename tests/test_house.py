@@ -51,6 +51,7 @@ PLANTED = {
     "environments/base.py": "swarm_node.policy.choices",
     "newcomer.py": "swarm_node.errors",
     "policy/newcomer.py": "swarm_node.errors",
+    "clock.py": "coordinator.store",
 }
 
 
@@ -147,7 +148,8 @@ def test_every_slow_test_says_why() -> None:
 def test_a_planted_import_breaks_the_contracts(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     skipped = shutil.ignore_patterns("__pycache__", "*.safetensors", "*.json")
-    shutil.copytree(PACKAGE, tmp_path / "swarm_node", ignore=skipped)
+    for package in ("swarm_node", "coordinator"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=skipped)
     before = contracts(tmp_path)
     assert before.returncode == 0, before.stdout
     for module, imported in PLANTED.items():

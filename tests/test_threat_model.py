@@ -13,7 +13,7 @@ def test_every_test_that_the_page_names_exists() -> None:
     there = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^\s*def (test_\w+)", file.read_text(), re.MULTILINE)
+        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
     }
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert len(named) > 30

@@ -75,15 +75,21 @@ def _value(settings: Settings, name: str) -> Any:
 
 
 def _choices(field: FieldInfo) -> str:
-    """The values a field accepts: "int 1..1024", "torch | vllm | auto"."""
-    # A type such as Seconds has limits of its own, beside those of the field.
-    limits = [(type(item).__name__, item) for item in field.metadata]
-    lows = [getattr(item, name.lower()) for name, item in limits if name in ("Ge", "Gt")]
-    highs = [getattr(item, name.lower()) for name, item in limits if name in ("Le", "Lt")]
-    low, high = str(max(lows, default="")), str(min(highs, default=""))
-    return " ".join(
-        filter(None, (_kind(field.annotation), f"{low}..{high}" if low or high else ""))
-    )
+    """The values a field accepts: "int 1..1024", "float >0..1", "torch | vllm | auto"."""
+    return _kind(field.annotation) + _range(field.metadata)
+
+
+def _range(limits: Sequence[Any]) -> str:
+    """As " 1..1024", "" without limits. Of two limits of a side the narrower counts."""
+    lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
+    lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
+    highs = [(item.le, "") for item in limits if hasattr(item, "le")]
+    highs += [(item.lt, "<") for item in limits if hasattr(item, "lt")]
+    if not lows and not highs:
+        return ""
+    low, over = max(lows, default=("", ""))
+    high, under = min(highs, key=lambda limit: (limit[0], not limit[1]), default=("", ""))
+    return f" {over}{low}..{under}{high}"
 
 
 def _kind(annotation: Any) -> str:
@@ -93,7 +99,8 @@ def _kind(annotation: Any) -> str:
     if get_origin(annotation) in (list, dict):
         return {list: "list", dict: "table"}[get_origin(annotation)]
     if get_origin(annotation) is _Annotated:
-        return _kind(parts[0])
+        limits = [limit for info in parts[1:] for limit in getattr(info, "metadata", ())]
+        return _kind(parts[0]) + _range(limits)
     if parts:
         return " | ".join(_kind(part) for part in parts if part is not type(None))
     name = str(annotation.__name__)

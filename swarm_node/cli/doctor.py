@@ -154,7 +154,7 @@ def find_network(settings: Settings) -> list[Finding]:
     text = ticket_text(settings)
     if text is not None:
         with contextlib.suppress(TicketError):  # `find` says what is wrong with it
-            addresses += parse_ticket(text, time.time()).addresses
+            addresses += parse_ticket(text, time.time()).peers
     return [*judge_addresses(asyncio.run(try_addresses(addresses)))]
 
 

@@ -38,6 +38,9 @@ def make_issuer(
     member_days: Annotated[
         int, typer.Option(min=1, max=365, help="How long a membership lasts.")
     ] = MEMBER_DAYS,
+    steward: Annotated[
+        bool, typer.Option(help="With a key that renews and expels; a coordinator needs none.")
+    ] = True,
     home: HomeOption = None,
 ) -> None:
     """Make an issuer file, on the machine that has root.key.
@@ -56,11 +59,18 @@ def make_issuer(
         valid_seconds=seconds,
         member_seconds=member_days * DAY,
         uses=uses,
+        steward=steward,
     )
     write_secret(out, made.content)
     note_issuer_file(place, made)
-    typer.echo(f"{out} (mode 0600) has {tickets} tickets and a steward for {name}")
+    also = "" if made.steward is None else " and a steward"
+    typer.echo(f"{out} (mode 0600) has {tickets} tickets{also} for {name}")
     typer.echo(f"  valid       until {date_of(time.time() + seconds)}")
+    if made.steward is None:
+        typer.echo(f"  take back   swarm-node revoke {quoted(made.tickets[0].name)}, and so on")
+        typer.echo("Where the coordinator runs:")
+        typer.echo(f"  swarm-coordinator serve --issuer-file {out.name} --swarm FILE")
+        return
     typer.echo(f"  take back   swarm-node revoke {quoted(made.steward.name)} --stolen-steward")
     typer.echo("In the home that runs, which needs no root.key then:")
     typer.echo(f"  swarm-node issuer use {out.name}")

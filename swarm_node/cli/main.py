@@ -21,9 +21,12 @@ from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
+    CodeOption,
     ConfigOption,
+    CoordinatorOption,
     HomeOption,
     JsonOption,
+    LogFormatOption,
     ModelOption,
     SamplerOption,
     TicketFileOption,
@@ -31,6 +34,7 @@ from swarm_node.cli.options import (
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.cli.track import track
 from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
 
@@ -119,6 +123,8 @@ def join(
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
+    coordinator: CoordinatorOption = None,
+    code: CodeOption = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
@@ -128,9 +134,7 @@ def join(
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
     ] = None,
-    log_format: Annotated[
-        str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
-    ] = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
@@ -151,6 +155,7 @@ def join(
         "network.listen": listen,
         "network.announce": announce,
         "network.bootstrap": bootstrap,
+        "network.coordinator": coordinator,
         "experience.own": own,
         "experience.external": external,
         "sampling.engine": sampler,
@@ -161,7 +166,7 @@ def join(
         **parse_assignments(assign or []),
     }
     settings = load_settings(flags, config=config)
-    join_swarm(settings, live_screen() if settings.log_format == "auto" else None)
+    join_swarm(settings, code, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (
@@ -172,16 +177,25 @@ for command in (
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
+app.command(rich_help_panel=_BASIC)(track)
 for command in (watching.samples, watching.top, watching.logs):
     app.command(rich_help_panel=_BASIC)(command)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
 @app.command(name="id", rich_help_panel=_NETWORK)
-def identify(home: HomeOption = None) -> None:
+def identify(
+    home: HomeOption = None,
+    swarm_file: Annotated[
+        bool, typer.Option("--swarm-file", help="Describe the swarm, for `swarm-coordinator`.")
+    ] = False,
+) -> None:
     """Print this node's peer id and its swarm."""
     place = chosen_home(home)
     swarm = place.swarm()
+    if swarm_file:
+        typer.echo(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"')
+        return
     typer.echo(f"peer   {place.identity().peer_id}")
     typer.echo(f"swarm  {swarm.name} ({swarm.swarm_id.hex()})")
     typer.echo(f"root   {swarm.fingerprint}")

@@ -55,6 +55,9 @@ def invite(
         list[str] | None,
         typer.Option(help="Address newcomers dial; default: where the running node listens."),
     ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(help="URL of a coordinator, which the ticket names too.")
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Write a ticket that admits a further node to the swarm: one ticket for each person or site.
@@ -74,13 +77,29 @@ def invite(
     place.swarm()
     if not printed and out.exists():
         raise TicketError(f"{out} exists already: choose another file for the ticket")
-    addresses = address or _own_addresses(home)
+    addresses = _addresses(address, coordinator, home)
     made = _admit(place, name, addresses, expires, uses, member_days)
     if printed:
         typer.echo(made.ticket)
     else:
         write_secret(out, made.ticket.encode("ascii") + b"\n")
     _explain(made.admission, None if printed else out)
+
+
+def _addresses(address: list[str] | None, coordinator: str | None, home: Path | None) -> list[str]:
+    """What a ticket names. A coordinator knows the nodes, so none needs to run here then."""
+    if coordinator is None:
+        return address or _own_addresses(home)
+    from swarm_node.p2p.addresses import coordinator_address
+
+    try:
+        own = address or _own_addresses(home)
+    except NotRunningError:
+        own = []
+    try:
+        return [*own[:7], coordinator_address(coordinator)]
+    except ValueError as error:
+        raise ConfigError(f"--coordinator {coordinator}: {error}") from error
 
 
 def _admit(

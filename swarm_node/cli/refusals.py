@@ -17,5 +17,5 @@ class RefusingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwarmNodeError as error:
-            typer.secho(f"swarm-node: {error}", fg="red", err=True)
+            typer.secho(f"{self.name}: {error}", fg="red", err=True)
             raise typer.Exit(1) from None

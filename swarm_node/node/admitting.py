@@ -82,7 +82,7 @@ def note_issuer_file(home: Home, made: Made) -> None:
     Raises:
         HomeError: the ledger cannot be written.
     """
-    bodies = (made.steward, *made.tickets)
+    bodies = [*made.tickets] if made.steward is None else [made.steward, *made.tickets]
     _note(home, [_admission(body.name, body, body.not_before, given=False) for body in bodies])
 
 

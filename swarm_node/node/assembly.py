@@ -11,17 +11,19 @@ from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.node.company import Company
+from swarm_node.node.coordinating import Coordinating
 from swarm_node.node.derive import mixture_settings, peers_wants, replay_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.harvest import Harvest
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.mixing import Mixer
-from swarm_node.node.node import Node, Work
+from swarm_node.node.node import Node
 from swarm_node.node.overview import name_of
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.rollout_maker import RolloutMaker
 from swarm_node.node.tasks import SeededTasks
+from swarm_node.node.work import Work
 from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import Credentials
 from swarm_node.p2p.exchange import Exchange, open_exchange
@@ -148,7 +150,8 @@ def _open_work(
     further, prober, puncher = _probing(exchange, parts, shared, reaching, probing)
     _serve(own, parts, shared, rng, further)
     company = _company(settings, parts, shared, exchange.meeting, reaching, puncher)
-    return Work(maker, evaluator, exchange, company, prober)
+    coordinating = _coordinating(settings, membership, parts, shared, own, exchange.meeting)
+    return Work(maker, evaluator, exchange, company, prober, coordinating)
 
 
 def _evaluator(
@@ -210,6 +213,32 @@ def _company(
         bootstrap=settings.network.bootstrap,
         poll_seconds=settings.network.poll_seconds,
         version=lambda: parts.trainer.version,
+    )
+
+
+def _coordinating(
+    settings: Settings,
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    own: Credentials,
+    meeting: Meeting,
+) -> Coordinating | None:
+    """The loop with the coordinator, if the settings or the ticket name one."""
+    url = settings.network.coordinator
+    if not url:
+        return None
+    return Coordinating(
+        url,
+        membership.identity,
+        membership.swarm.swarm_id,
+        credentials=own,
+        meeting=meeting,
+        directory=shared.directory,
+        keeper=parts.office,
+        clock=parts.clock,
+        rng=_rng("coordinate", settings, membership.identity.peer_id),
+        alarms=shared.tally.alarms,
     )
 
 
@@ -279,6 +308,7 @@ def _probing(
         asker,
         transport=transport,
         directory=directory,
+        members=shared.members,
         knock=parts.knock,
         clock=parts.clock,
         rng=rng,
@@ -313,6 +343,7 @@ def _puncher(
         partial(place_of, parts.reach),
         ask=ask,
         dial=partial(parts.transport.dial, held=True),
+        issuer=shared.members.issuer,
         clock=parts.clock,
     )
     reaching.punch = puncher.punch

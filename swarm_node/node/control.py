@@ -33,7 +33,7 @@ from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.samples import SampleRow, SamplesReport
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
-from swarm_node.page.entrance import Entrance
+from swarm_node.page.entrance import Entrance, Key
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 
@@ -48,12 +48,6 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
     token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
-
-
-class Key(msgspec.Struct, frozen=True):
-    """What lets a page in, once."""
-
-    key: str
 
 
 class ControlServer:
@@ -150,14 +144,17 @@ class ControlServer:
         return await handler(request)
 
     async def _post_key(self, _: web.Request) -> web.Response:
-        return _json(Key(self._entrance.key()))
+        return _json(self._entrance.key())
 
     async def _post_enter(self, request: web.Request) -> web.Response:
         """The key is the body: an address would be in the browser's history."""
-        given = self._entrance.enter((await request.content.read(64)).decode("ascii", "replace"))
+        try:
+            given = self._entrance.enter(msgspec.json.decode(await request.read(), type=Key))
+        except (ValueError, RecursionError):
+            raise web.HTTPBadRequest(text="this is no key") from None
         if given is None:
             raise web.HTTPUnauthorized(text="this key was used, or is too old")
-        return _json({"pass": given})
+        return _json(given)
 
     def _news(self, until: float | None) -> tuple[Snapshot, float]:
         """The snapshot, with the evaluations that this page was not told of yet."""

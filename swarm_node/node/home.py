@@ -6,14 +6,12 @@ site.key                           admits the other hosts of this node's trainer
 swarm.json                         which swarm this is (holds its shared secret: mode 0600)
 membership                         the certificate chain that admits this node
 revoked  secret                    the newest statements of the swarm: who is out, which secret
-admitted                           whom issuers have admitted that may admit only some
+admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
-metrics.jsonl  metrics.jsonl.1     the node's history
-node.log  node.log.1               its log, a JSON object a line
+metrics.jsonl  node.log            history and log, JSON objects; older ones in *.1
 editing                            locked while a command changes one of these files
-control.json                       where the running node answers (mode 0600)
-metrics.token  prometheus.json     what Prometheus needs to read a running node's figures
+control.json  metrics.token  prometheus.json    where the running node answers (mode 0600)
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ import structlog
 
 from swarm_node.durable import LEFTOVERS, make_private, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
+from swarm_node.p2p.addresses import coordinator_url
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     IssuerBody,
@@ -210,7 +209,14 @@ class Home:
         return self._keep(Membership(identity, swarm, chain))
 
     def bootstraps(self) -> list[str]:
-        """The addresses that came with the ticket."""
+        """The addresses of peers that came with the ticket."""
+        return [address for address in self._addresses() if coordinator_url(address) is None]
+
+    def coordinator(self) -> str:
+        """The URL of the coordinator that came with the ticket, "" for none."""
+        return next(filter(None, map(coordinator_url, self._addresses())), "")
+
+    def _addresses(self) -> list[str]:
         path = self.path / "bootstrap"
         return path.read_text()[:_MAX_SMALL_FILE].split() if path.exists() else []
 

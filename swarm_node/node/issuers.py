@@ -30,19 +30,20 @@ _Tickets = Annotated[list[str], Meta(max_length=MAX_TICKETS)]
 
 
 class IssuerFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A stock of tickets, and the seed and the certificate (hex) of a steward."""
+    """A stock of tickets, and the seed and the certificate (hex) of a steward, empty without one:
+    who only hands out tickets, as a coordinator does, should not be able to expel."""
 
     version: Annotated[int, Meta(ge=1, le=1)]
     tickets: _Tickets
-    steward_seed: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-    steward_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){1,512}\Z")]
+    steward_seed: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+    steward_certificate: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){0,512}\Z")]
 
 
 class Made(NamedTuple):
     """A new issuer file, and the bodies of the certificates in it."""
 
     content: bytes
-    steward: IssuerBody
+    steward: IssuerBody | None
     tickets: list[IssuerBody]
 
 
@@ -64,8 +65,9 @@ def make(
     valid_seconds: int,
     member_seconds: int,
     uses: int,
+    steward: bool = True,
 ) -> Made:
-    """An issuer file with `count` tickets, called "NAME 1" and so on, and "NAME steward".
+    """An issuer file with `count` tickets, called "NAME 1" and so on, and perhaps "NAME steward".
 
     Raises:
         HomeError: root.key is not here.
@@ -82,13 +84,12 @@ def make(
         )
         for number in range(1, count + 1)
     ]
-    steward = Identity.generate()
-    swarm = home.swarm()
+    key, certificate, swarm = Identity.generate(), b"", home.swarm()
     try:
         certificate = issue_issuer(
             Identity.load(home.path / "root.key"),
             swarm,
-            steward.public_key,
+            key.public_key,
             name=f"{name} steward",
             not_before=now,
             not_after=now + valid_seconds,
@@ -97,10 +98,10 @@ def make(
         )
     except ValueError as error:
         raise TicketError(f"{name!r} cannot name an issuer file: {error}") from error
-    made = IssuerFile(1, tickets, steward.seed().hex(), certificate.hex())
+    made = IssuerFile(1, tickets, *((key.seed().hex(), certificate.hex()) if steward else ("", "")))
     return Made(
         msgspec.json.format(msgspec.json.encode(made)) + b"\n",
-        _steward(made, swarm)[1],
+        _steward(made, swarm)[1] if steward else None,
         [ticket.issuer for ticket in _tickets(tickets, now)],
     )
 
@@ -115,6 +116,8 @@ def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
         TicketError: the file has expired or contradicts itself.
     """
     made = _read(source)
+    if not made.steward_seed:
+        raise TicketError(f"{source} has tickets only: give it to `swarm-coordinator serve`")
     tickets = _tickets(made.tickets, now)
     if not tickets:
         raise TicketError(f"all tickets of {source} have expired: make a new one offline")
@@ -157,6 +160,16 @@ def take(home: Home, now: float) -> Ticket | None:
                 home.save(STOCK, msgspec.json.encode(texts))
                 return tickets[0]
     return None
+
+
+def tickets_of(source: Path, now: float) -> list[str]:
+    """The tickets of an issuer file that have not expired, for who hands out nothing else of it.
+
+    Raises:
+        HomeError: the file cannot be used.
+        TicketError: a ticket in it is damaged.
+    """
+    return [text for text in _read(source).tickets if _tickets([text], now)]
 
 
 def _stock(home: Home) -> list[str]:

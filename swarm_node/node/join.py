@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from swarm_node.config import Settings, default_home
 from swarm_node.durable import Journal
-from swarm_node.errors import TicketError, TicketExpiredError
+from swarm_node.errors import ConfigError, TicketError, TicketExpiredError
 from swarm_node.node.defaults import for_model, for_training
 from swarm_node.node.doctor import examine, machine_of, refuse
 from swarm_node.node.facts import Seen, gather
@@ -37,8 +37,9 @@ from swarm_node.policy.placement import hardware
 _MAX_TICKET_FILE = 16 * 1024
 
 
-def join_swarm(settings: Settings, screen: Screen | None = None) -> None:
-    """Run a node until it is stopped. `screen` tells what it does; by default the log does.
+def join_swarm(settings: Settings, code: str | None = None, screen: Screen | None = None) -> None:
+    """Run a node until it is stopped. A home without a swarm joins one by a ticket, or by a `code`
+    that its coordinator redeems for one. `screen` tells what it does; by default the log does.
 
     Raises:
         SwarmNodeError: it cannot start; the message says what to do.
@@ -46,16 +47,17 @@ def join_swarm(settings: Settings, screen: Screen | None = None) -> None:
     screen = screen or Screen()
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
     with screen:
-        _join(settings, screen)
+        _join(settings, code, screen)
 
 
-def _join(settings: Settings, screen: Screen) -> None:
+def _join(settings: Settings, code: str | None, screen: Screen) -> None:
     screen.step("home")
     # Before anything is founded or started: a download may take long, and may be interrupted.
     from swarm_node.node.derive import resumed  # imports torch
 
-    home, settings = Home(settings.home), with_ticket(settings)
+    home = Home(settings.home)
     home.check()
+    settings = with_ticket(redeemed(settings, home, code))
     settings = resumed(settings, home.checkpoints)
     wanted, seen = settings.network.listen, Seen(hardware(settings.run.device))
     run = settings.run
@@ -91,7 +93,10 @@ def _join(settings: Settings, screen: Screen) -> None:
     with home.lock():
         membership, founded = belong(settings, home)
         bootstrap = [*settings.network.bootstrap, *home.bootstraps()]
-        network = settings.network.model_copy(update={"bootstrap": bootstrap})
+        coordinator = settings.network.coordinator or home.coordinator()
+        network = settings.network.model_copy(
+            update={"bootstrap": bootstrap, "coordinator": coordinator}
+        )
         settings = settings.model_copy(update={"network": network})
         keep_log(Journal(home.log, MAX_LOG_BYTES))
         from swarm_node.node.build import run_node  # imports torch and the network stack
@@ -125,6 +130,25 @@ def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
         return home.membership(), False
     name = f"swarm of {home.identity().peer_id[-6:]}"
     return home.found_swarm(name, now), True
+
+
+def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
+    """`settings` with a ticket for `code`, if this home belongs to no swarm yet: a service starts
+    with the same command for ever.
+
+    Raises:
+        ConfigError, CoordinatorError, TicketError: none can be had; the message says why.
+    """
+    if code is None or home.has_swarm:
+        return settings
+    url = settings.network.coordinator
+    if not url:
+        raise ConfigError("--code is redeemed by a coordinator: name it with --coordinator URL")
+    from swarm_node.node.coordinator_client import redeem
+
+    home.create()
+    ticket = asyncio.run(redeem(url, code, home.identity().peer_id, time.time))
+    return settings.model_copy(update={"ticket": SecretStr(ticket)})
 
 
 def with_ticket(settings: Settings) -> Settings:

@@ -18,6 +18,7 @@
 | probe    | ten minutes, or another address            | –                       |
 | reach    | its interval: relays, ways to peers        | –                       |
 | evaluate | its interval, or nine times its cost       | –                       |
+| coordinate | a minute; only with a coordinator        | –                       |
 | record   | an update, a measurement, or a minute      | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -31,9 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -41,21 +40,18 @@ import structlog
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
-from swarm_node.node.company import Company
 from swarm_node.node.consequences import watch
-from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.recording import Recorder
-from swarm_node.node.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.rollout_maker import Scored
 from swarm_node.node.samples import SampleRow
 from swarm_node.node.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
-from swarm_node.p2p.exchange import Exchange
+from swarm_node.node.work import OpenWork, Work
 from swarm_node.p2p.pulling import Turn
-from swarm_node.p2p.reach.probe import Prober
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.verify import restored_groups
 from swarm_node.rollout import VerifiedGroup
@@ -65,21 +61,6 @@ _FAULT_SECONDS = 1.0
 _LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
 _KEEP_OWN_GROUPS = 4096
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the loops work with. It needs an environment that has started."""
-
-    maker: RolloutMaker
-    evaluator: Evaluator
-    exchange: Exchange
-    company: Company
-    prober: Prober | None = None
-
-
-#: Makes the work, given what the environment says of itself and the families that the node samples.
-OpenWork = Callable[[EnvironmentInfo, tuple[str, ...]], Work]
 
 
 class Node:
@@ -113,7 +94,6 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
-        self._turns: deque[Turn] = deque()
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -231,15 +211,20 @@ class Node:
             "meet": self._work.company.meet,
             "mend": self._work.company.mend,
             "feel": self._work.company.feel,
-            **self._reach_loops(),
+            **self._further_loops(),
             "evaluate": self._evaluate,
             "record": Recorder(self._parts, self._shared).run,
         }
 
-    def _reach_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
-        """None of them where nobody can find out how this node is reached: it needs no relay."""
-        prober = self._work.prober
-        return {} if prober is None else {"probe": prober.run, "reach": self._work.company.reach}
+    def _further_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        """Where nobody can find out how this node is reached, it needs no relay; few nodes have a
+        coordinator."""
+        loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
+        if self._work.prober is not None:
+            loops |= {"probe": self._work.prober.run, "reach": self._work.company.reach}
+        if self._work.coordinating is not None:
+            loops["coordinate"] = partial(self._work.coordinating.run, self.snapshot)
+        return loops
 
     async def _sample(self) -> None:
         """Sample groups whenever enough slots are free, publish them and admit them."""
@@ -279,49 +264,50 @@ class Node:
         """List the newest announcements of a few random peers, as many as can be pulled. A round
         does not wait for peers of the last one that answer late or never."""
         storage = self._parts.storage
+        free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
         async with asyncio.TaskGroup() as group:
-            for _ in range(_PARALLEL_LISTS):
-                group.create_task(self._list_singly())
             while True:
                 puller, free = self._work.exchange.puller, self._free_external()
                 turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
-                self._turns = deque(turns)
+                for turn in turns:
+                    if not free_lists.locked():
+                        await free_lists.acquire()
+                        task = group.create_task(self._list_one(turn))
+                        task.add_done_callback(lambda _: free_lists.release())
                 watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
                 await self._notify()
                 await storage.run(storage.retire, self._buffer.collect_departed())
                 await storage.run(storage.prune, _KEEP_OWN_GROUPS)
                 await asyncio.sleep(self._settings.network.poll_seconds)
 
-    async def _list_singly(self) -> None:
-        while True:
-            await self._until(lambda: bool(self._turns))
-            turn = self._turns.popleft()
-            self._tally.offered += await self._work.exchange.puller.list_one(turn)
-            await self._notify()
+    async def _list_one(self, turn: Turn) -> None:
+        offered = await self._work.exchange.puller.list_one(turn)
+        self._tally.offered += offered  # read after the wait: other lists count at the same time
+        await self._notify()
 
     async def _pull(self) -> None:
         """Pull and verify offered groups while external slots are free. A few pulls run at once, so
         that a slow or lost answer does not delay the others."""
+        puller, free_pulls = self._work.exchange.puller, asyncio.Semaphore(_PARALLEL_PULLS)
         async with asyncio.TaskGroup() as group:
-            for _ in range(_PARALLEL_PULLS):
-                group.create_task(self._pull_singly())
+            while True:
+                await free_pulls.acquire()
+                await self._until(lambda: puller.on_offer(self._free_external()) > 0)
+                task = group.create_task(self._pull_one())
+                task.add_done_callback(lambda _: free_pulls.release())
+                await asyncio.sleep(0)  # the pull draws its offer, which is then no offer any more
 
-    async def _pull_singly(self) -> None:
-        while True:
-            await self._until(
-                lambda: self._work.exchange.puller.on_offer(self._free_external()) > 0
-            )
-            version = self._parts.trainer.version
-            try:
-                group = await self._work.exchange.puller.pull(self._free_external(), version)
-            except ChildError as error:
-                await self._environment_failed(error)
-                continue
-            if group is not None:
-                self._admit(group)
-                self._tally.groups.received += 1
-                self._tally.samples.external(group)
-                await self._notify()
+    async def _pull_one(self) -> None:
+        version = self._parts.trainer.version
+        try:
+            group = await self._work.exchange.puller.pull(self._free_external(), version)
+        except ChildError as error:
+            return await self._environment_failed(error)
+        if group is not None:
+            self._admit(group)
+            self._tally.groups.received += 1
+            self._tally.samples.external(group)
+            await self._notify()
 
     async def _evaluate(self) -> None:
         while True:

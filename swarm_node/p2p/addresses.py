@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.identity import public_key_of
@@ -24,6 +25,9 @@ _RESOLVE_SECONDS = 3.0
 #: lookups have threads of their own, and slow names delay only other names.
 _LOOKUPS = ThreadPoolExecutor(4, "lookup")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
+#: A coordinator's URL, and the multiaddr under which a ticket carries it.
+COORDINATOR_URL = r"https?://([A-Za-z0-9.-]{1,120}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?"
+_COORDINATOR = re.compile(r"/(ip4|ip6|dns)/([A-Za-z0-9.:-]{1,120})/tcp/([0-9]{1,5})/(https?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,11 @@ async def accepts(address: Address, patience: float) -> bool:
 def is_here(text: str) -> bool:
     """Whether an IP address, or that of a multiaddr, is one of this machine."""
     _, ip, _ = split_endpoint(text) or ("", text, 0)
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
             own.bind((ip, 0))
-        except OSError:
-            return False
+    except OSError:  # this machine may have no IPv6 at all
+        return False
     return True
 
 
@@ -91,7 +95,7 @@ def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
     or ip6), if they have exactly one."""
     ports: dict[str, set[int]] = {}
     for text in known:
-        parsed = split_endpoint(text.rpartition("/p2p/")[0])
+        parsed = endpoint_of(text)
         if parsed is not None:
             ports.setdefault(parsed[0], set()).add(parsed[2])
     pinned = []
@@ -119,6 +123,11 @@ def split_endpoint(text: str) -> tuple[str, str, int] | None:
     return (kind, host, int(port)) if _is_host(kind, host) else None
 
 
+def endpoint_of(address: str) -> tuple[str, str, int] | None:
+    """`split_endpoint` of an address that ends in a peer id."""
+    return split_endpoint(address.rpartition("/p2p/")[0])
+
+
 def endpoint_text(raw: bytes) -> str | None:
     """The text of a binary multiaddr of an IP address and a TCP port, None for any other."""
     for code, size in ((4, 4), (41, 16)):
@@ -126,6 +135,31 @@ def endpoint_text(raw: bytes) -> str | None:
             ip, port = ipaddress.ip_address(raw[1:-3]), int.from_bytes(raw[-2:], "big")
             return f"/ip{ip.version}/{ip}/tcp/{port}"
     return None
+
+
+def coordinator_address(url: str) -> str:
+    """The multiaddr of a coordinator's URL (COORDINATOR_URL).
+
+    Raises:
+        ValueError: it has no usable host or port.
+    """
+    parts = urlsplit(url)
+    host, scheme = parts.hostname or "", parts.scheme
+    if not re.fullmatch(COORDINATOR_URL, url):
+        raise ValueError("a coordinator's URL is like https://HOST or https://HOST:PORT")
+    kind = next((k for k in ("ip4", "ip6") if _is_host(k, host)), "dns")
+    if kind == "dns" and not _is_host("dns4", host):
+        raise ValueError(f"{host!r} is no host")
+    return f"/{kind}/{host}/tcp/{parts.port or (443 if scheme == 'https' else 80)}/{scheme}"
+
+
+def coordinator_url(address: str) -> str | None:
+    """The URL of a coordinator's multiaddr, None for any other address."""
+    match = _COORDINATOR.fullmatch(address)
+    if match is None or not 0 < int(match[3]) < 65_536:
+        return None
+    host = f"[{match[2]}]" if match[1] == "ip6" else match[2]
+    return f"{match[4]}://{host}:{match[3]}"
 
 
 def require_free_ports(listen: Iterable[str]) -> None:

@@ -32,8 +32,9 @@ def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
 REASONS: Final = {
     **_table(
         Blame.NONE,
-        "altered anew banned capacity copied duplicate expired future not_here not_yet_valid "
-        "old_epoch outdated quota rate revoked stale too_old unknown_member unreachable used_up",
+        "altered anew banned capacity copied duplicate elsewhere expired future not_here "
+        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unknown_member "
+        "unreachable used_up",
     ),
     **_table(
         Blame.USELESS,
@@ -62,6 +63,8 @@ _HALF_LIFE = 256.0
 #: the draws while others offer something.
 _NEWCOMER_GROUPS = 16.0
 NEWCOMERS_SHARE: Final = 0.2
+#: A reputation that others state lowers a peer's weight to this part of it, at most.
+LEAST_HINT: Final = 0.5
 _Z = 1.6448536269514722  # the normal distribution's 95% quantile
 
 
@@ -78,6 +81,8 @@ class Standing:
     left_until: float = 0.0
     off_until: float = 0.0
     cut_until: float = 0.0
+    #: What a coordinator's reputation does to the weight in draws: in [LEAST_HINT, 1].
+    hint: float = 1.0
 
     def refused(self, reason: str, now: float) -> Blame:
         """Take in a refusal."""
@@ -99,6 +104,11 @@ class Standing:
         """Take in a group that was of use."""
         self._count(useful=1.0)
         self.strikes = 0
+
+    @property
+    def weight(self) -> float:
+        """What the peer's offers weigh in a draw. A hint can halve it, and never raises it."""
+        return self.score * min(1.0, max(LEAST_HINT, self.hint))
 
     @property
     def newcomer(self) -> bool:
@@ -147,7 +157,7 @@ def draw(rng: random.Random, offering: Sequence[tuple[str, Standing]]) -> int:
     new = [index for index in every if offering[index][1].newcomer]
     known = [index for index in every if not offering[index][1].newcomer]
     pool = new if not known or (new and rng.random() < NEWCOMERS_SHARE) else known
-    scores = {index: offering[index][1].score for index in pool}
+    scores = {index: offering[index][1].weight for index in pool}
     issuers: dict[str, list[int]] = {}
     for index in pool:
         issuers.setdefault(offering[index][0], []).append(index)

@@ -65,6 +65,9 @@ class Kind(StrEnum):
     REVOKE = "application/vnd.swarm.revoke.v1+msgpack"
     RELAY = "application/vnd.swarm.relay.v1+msgpack"
     REPLY = "application/vnd.swarm.reply.v1+msgpack"
+    CALL = "application/vnd.swarm.call.v1+msgpack"
+    REPORT = "application/vnd.swarm.report.v1+msgpack"
+    BATCH = "application/vnd.swarm.batch.v1+msgpack"
     SECRET = "application/vnd.swarm.secret.v1+msgpack"  # noqa: S105 - the name of a kind
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
@@ -131,6 +131,11 @@ class Meeting:
         asked = self._directory.draw(self._rng, self._asked_per_beat, self._clock.now())
         await asyncio.gather(*map(self._exchange_peers, asked))
         await self._save()
+
+    def hear(self, presences: Iterable[bytes]) -> None:
+        """Take presences that a coordinator gave, as those of the transport's table."""
+        for raw in presences:
+            self._hear(raw, expected=None, teller=None)
 
     async def feel(self) -> bool | None:
         """Try one peer: one that stopped answering, or one that this node was told of. Returns

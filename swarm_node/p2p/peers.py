@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -120,6 +120,7 @@ class Directory:
         self._limit = limit
         self._peers: dict[str, Peer] = {}
         self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
+        self._hints: Mapping[str, float] = {}
         #: This node's newest heartbeat, for peers that ask for some.
         self.heartbeat = b""
 
@@ -142,8 +143,16 @@ class Directory:
                 )
                 del self._peers[stalest.peer_id]
             standing = self._dropped.get(peer_id) or Standing()
+            standing.hint = self._hints.get(peer_id, 1.0)
             peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
         return peer
+
+    def take_hints(self, hints: Mapping[str, float]) -> None:
+        """Weigh offers by what a coordinator says of their authors, in place of what it said
+        before. `conduct.Standing.weight` bounds it."""
+        self._hints = hints
+        for peer_id, peer in self._peers.items():
+            peer.standing.hint = hints.get(peer_id, 1.0)
 
     def forget(self, peer_id: str) -> None:
         """Drop a peer that is no member any more, with its offers."""
@@ -281,7 +290,7 @@ class Directory:
         return sum(
             min(len(peer.offers), max(0, slots(key)))
             for key, peer in self._peers.items()
-            if peer.retry_at <= now
+            if peer.offers and peer.retry_at <= now
         )
 
     def give_back(self, offer: Offer) -> None:

@@ -21,6 +21,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from swarm_node.errors import Rejected, TicketError, TicketExpiredError
+from swarm_node.p2p.addresses import coordinator_url
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
     CLOCK_SKEW_SECONDS,
@@ -69,7 +70,8 @@ class _TicketBody(Body, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """A consistent ticket that has not expired. `expires` is Unix seconds; `addresses` are peers to
-    dial first. The swarm's secret and the issuer's seed are not in its text form."""
+    dial first, and perhaps a coordinator's. The swarm's secret and the issuer's seed are not in its
+    text form."""
 
     info: SwarmInfo
     addresses: tuple[str, ...]
@@ -77,6 +79,11 @@ class Ticket:
     issuer: IssuerBody
     issuer_certificate: bytes = field(repr=False)
     issuer_seed: bytes = field(repr=False)
+
+    @property
+    def peers(self) -> list[str]:
+        """The addresses of peers."""
+        return [address for address in self.addresses if coordinator_url(address) is None]
 
 
 def make_ticket(

@@ -19,7 +19,8 @@ import numpy as np
 from swarm_node.environments.base import Environment
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
-from swarm_node.node.node import Node, Work
+from swarm_node.node.node import Node
+from swarm_node.node.work import Work
 from swarm_node.p2p.publishing import Publisher
 from swarm_node.p2p.verify import restored_group
 from swarm_node.policy.experience.batch import TrainRow

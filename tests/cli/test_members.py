@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from coordinator.server import read_swarm
 from swarm_node.cli.main import app
 from swarm_node.cli.members import dialled_first, seconds_of
 from swarm_node.errors import ConfigError
@@ -26,6 +28,34 @@ def test_a_ticket_names_the_relays_of_a_node_that_cannot_be_dialled() -> None:
     assert dialled_first([ADDRESS, through]) == [relay, ADDRESS]
     assert dialled_first([ADDRESS] * 9 + [through]) == [relay] + [ADDRESS] * 7
     assert dialled_first([ADDRESS]) == [ADDRESS]
+
+
+def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(tmp_path: Path) -> None:
+    home, out = tmp_path / "home", tmp_path / "alice.ticket"
+    assert run(home, "init", "team a").exit_code == 0
+    named = ("--name", "alice", "--out", str(out), "--coordinator")
+    assert "--coordinator ftp://x" in refused(run(home, "invite", *named, "ftp://x"))
+    assert run(home, "invite", *named, "https://swarm.example").exit_code == 0
+    ticket = parse_ticket(out.read_text(), time.time())
+    assert ticket.addresses == ("/dns/swarm.example/tcp/443/https",)
+    member = Home(tmp_path / "member")
+    member.join_swarm(ticket, time.time())
+    assert member.coordinator() == "https://swarm.example:443"
+    assert member.bootstraps() == []
+    out.unlink()
+    assert invite(home, *named, "http://10.0.0.7:8470").exit_code == 0
+    member.join_swarm(parse_ticket(out.read_text(), time.time()), time.time())
+    assert (member.coordinator(), member.bootstraps()) == ("http://10.0.0.7:8470", [ADDRESS])
+
+
+def test_what_describes_a_swarm_to_its_coordinator_holds_no_secret(tmp_path: Path) -> None:
+    assert run(tmp_path / "home", "init", "team a").exit_code == 0
+    swarm = Home(tmp_path / "home").swarm()
+    file = tmp_path / "swarm.toml"
+    file.write_text(run(tmp_path / "home", "id", "--swarm-file").stdout)
+    assert swarm.secret.hex() not in file.read_text()
+    assert read_swarm(file).swarm_id == swarm.swarm_id
+    assert read_swarm(tmp_path / "home" / "swarm.json").swarm_id == swarm.swarm_id
 
 
 @pytest.fixture

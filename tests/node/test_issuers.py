@@ -28,6 +28,33 @@ def offline(tmp_path: Path) -> Home:
     return home
 
 
+def test_a_file_without_a_steward_has_tickets_and_cannot_be_used_by_a_home(
+    offline: Home, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.issuer"
+    made = issuers.make(
+        offline,
+        "web",
+        2,
+        now=NOW,
+        valid_seconds=3600,
+        member_seconds=86_400,
+        uses=1,
+        steward=False,
+    )
+    file.write_bytes(made.content)
+    file.chmod(0o600)
+    assert made.steward is None
+    assert b'"steward_seed": ""' in made.content
+    note_issuer_file(offline, made)
+    assert [entry.name for entry in admissions(offline).entries()] == ["web 1", "web 2"]
+    texts = issuers.tickets_of(file, NOW)
+    assert [parse_ticket(text, NOW).issuer.name for text in texts] == ["web 1", "web 2"]
+    assert issuers.tickets_of(file, NOW + 3601) == []
+    with pytest.raises(TicketError, match="swarm-coordinator serve"):
+        issuers.use(Home(tmp_path / "online"), file, NOW, ())
+
+
 def made(offline: Home, path: Path, count: int = 3, name: str = "hq") -> issuers.Made:
     made = issuers.make(
         offline, name, count, now=NOW, valid_seconds=3600, member_seconds=86_400, uses=1

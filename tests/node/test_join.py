@@ -15,10 +15,17 @@ import torch
 from structlog.testing import capture_logs
 
 from swarm_node.config import Settings, load_settings
-from swarm_node.errors import MachineError, TicketError, TicketExpiredError
+from swarm_node.errors import (
+    ConfigError,
+    CoordinatorError,
+    MachineError,
+    TicketError,
+    TicketExpiredError,
+)
 from swarm_node.node.home import Home
-from swarm_node.node.join import belong, join_swarm, ticket_text, with_ticket
+from swarm_node.node.join import belong, join_swarm, redeemed, ticket_text, with_ticket
 from swarm_node.node.service import notify
+from swarm_node.p2p.ticket import parse_ticket
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 
@@ -46,6 +53,23 @@ def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: P
     stranger = Home(tmp_path / "stranger")
     with pytest.raises(TicketExpiredError, match="ask for a new one"):
         belong(_settings(stranger.path, _ticket(owner, hours_ago=2)), stranger)
+
+
+def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: Path) -> None:
+    owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
+    owner.found_swarm("team", time.time())
+    settings = load_settings({"home": member.path}, environ={})
+    with pytest.raises(ConfigError, match="--coordinator URL"):
+        redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
+    nobody = settings.network.model_copy(update={"coordinator": "http://127.0.0.1:9"})
+    settings = settings.model_copy(update={"network": nobody})
+    with pytest.raises(TicketError, match="no code"):
+        redeemed(settings, member, "short")
+    with pytest.raises(CoordinatorError, match="does not answer"):
+        redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
+    member.join_swarm(parse_ticket(_ticket(owner), time.time()), time.time())
+    assert redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") == settings
+    assert redeemed(settings, Home(tmp_path / "other"), None) == settings
 
 
 def test_a_ticket_on_standard_input_is_read_once(

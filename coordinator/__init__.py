@@ -1,0 +1,1 @@
+"""An optional helper of one swarm: it introduces members and shows what they report."""

@@ -1,0 +1,92 @@
+"""Presences that members left here, to be given to others. Pure.
+
+Each is as its author signed it, so who gets one need not believe the coordinator. Keys cost nothing
+to who has a ticket, so both what is kept and what is given follows issuers first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from swarm_node.p2p.coordinator_api import MAX_INTRODUCED
+from swarm_node.p2p.members import MAX_HEAD_SECONDS
+
+CAPACITY: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    peer_id: str
+    issuer: str
+    presence: bytes
+    issued_ms: int
+
+
+class Introductions:
+    """The newest presence of each member. In a full store, the oldest of the issuer with most makes
+    room. `is_member` says who is one now."""
+
+    def __init__(self, is_member: Callable[[str], bool], capacity: int = CAPACITY) -> None:
+        self._is_member = is_member
+        self._capacity = capacity
+        self._entries: dict[str, _Entry] = {}
+        self._of: dict[str, dict[str, _Entry]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, peer_id: str) -> bool:
+        return peer_id in self._entries
+
+    def leave(self, peer_id: str, presence: bytes, issuer: str, issued_ms: int) -> None:
+        """Keep a presence, unless a newer one of this member is here."""
+        held = self._entries.get(peer_id)
+        if held is not None and held.issued_ms >= issued_ms:
+            return
+        self.drop(peer_id)
+        if len(self._entries) >= self._capacity:
+            largest = max(self._of, key=lambda issuer: len(self._of[issuer]))
+            self.drop(next(iter(self._of[largest])))
+        entry = _Entry(peer_id, issuer, presence, issued_ms)
+        self._entries[peer_id] = self._of.setdefault(issuer, {})[peer_id] = entry
+
+    def drop(self, peer_id: str) -> None:
+        """Forget a member, if it is here."""
+        entry = self._entries.pop(peer_id, None)
+        if entry is not None:
+            del self._of[entry.issuer][peer_id]
+            if not self._of[entry.issuer]:
+                del self._of[entry.issuer]
+
+    def expire(self, wall: float) -> None:
+        """Forget what nobody would be given at the Unix second `wall`."""
+        for entry in list(self._entries.values()):
+            if not self._usable(entry, wall):
+                self.drop(entry.peer_id)
+
+    def sample(
+        self, rng: random.Random, wall: float, without: str = "", most: int = MAX_INTRODUCED
+    ) -> list[bytes]:
+        """Up to `most` presences, none of the member `without`. A random issuer is drawn first, so
+        further keys of a ticket are not shown more often."""
+        pools: dict[str, list[_Entry]] = {}
+        issuers = list(self._of)
+        drawn: list[bytes] = []
+        while issuers and len(drawn) < most:
+            issuer = rng.choice(issuers)
+            pool = pools.get(issuer) or list(self._of[issuer].values())
+            pools[issuer] = pool
+            entry = pool.pop(rng.randrange(len(pool)))
+            if not pool:
+                issuers.remove(issuer)
+            if entry.peer_id != without and self._usable(entry, wall):
+                drawn.append(entry.presence)
+        return drawn
+
+    def _usable(self, entry: _Entry, wall: float) -> bool:
+        """Whether nodes would take it: it is not too old, and of a member."""
+        oldest = (wall - MAX_HEAD_SECONDS) * 1000
+        return entry.issued_ms >= oldest and self._is_member(entry.peer_id)

@@ -1,0 +1,194 @@
+"""The `swarm-coordinator` command. Cheap to import, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm_node import __version__
+from swarm_node.cli.members import date_of, seconds_of
+from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coordinator.admin import AdminClient
+
+app = typer.Typer(
+    name="swarm-coordinator",
+    cls=RefusingGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Introduce the members of a swarm to each other, and show what they report.\n\n"
+    "No swarm needs it. It admits nobody, unless it is given an issuer file; it expels nobody.",
+)
+code_app = typer.Typer(no_args_is_help=True, help="Codes that newcomers redeem for tickets.")
+app.add_typer(code_app, name="code")
+
+DataOption = Annotated[
+    Path, typer.Option("--data", envvar="SWARM_COORDINATOR_DATA", help="Its directory.")
+]
+_DATA = Path("coordinator-data")
+_LONGEST_CODE = 366 * 86_400
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"swarm-coordinator {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    swarm: Annotated[
+        Path, typer.Option(help="What `swarm-node id --swarm-file` prints, or a home's swarm.json.")
+    ],
+    data: DataOption = _DATA,
+    listen: Annotated[str, typer.Option(help="HOST:PORT for members.")] = "127.0.0.1:8470",
+    admin: Annotated[
+        str, typer.Option(help="HOST:PORT for you, with the token in DATA/admin.token.")
+    ] = "127.0.0.1:8471",
+    issuer_file: Annotated[
+        Path | None,
+        typer.Option(help="Tickets to redeem codes for: `swarm-node issuer make --no-steward`."),
+    ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or peer id of members with whom the reputation begins."),
+    ] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="X-Forwarded-For says who asks.")
+    ] = False,
+) -> None:
+    """Run until Ctrl-C. It speaks HTTP: put a proxy with TLS before it."""
+    from coordinator.server import Options, serve
+    from swarm_node.node.logs import set_up_logging
+
+    set_up_logging(False)
+    options = Options(
+        swarm=swarm,
+        data=data,
+        listen=_place("--listen", listen),
+        admin=_place("--admin", admin),
+        issuer_file=issuer_file,
+        trust=tuple(trust or ()),
+        behind_proxy=behind_proxy,
+    )
+
+    def on_running(port: int, admin_port: int) -> None:
+        typer.echo(f"members  http://{options.listen[0]}:{port}")
+        typer.echo(f"you      http://{options.admin[0]}:{admin_port} with {data / 'admin.token'}")
+
+    async def run() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await serve(options, stop, on_running)
+
+    asyncio.run(run())
+
+
+@code_app.command("make")
+def make_code(
+    name: Annotated[str, typer.Option(help="Whom it is for.")],
+    uses: Annotated[int, typer.Option(min=1, max=1000, help="How many newcomers.")] = 1,
+    expires: Annotated[str, typer.Option(help="How long: 12h, 7d, 2w.")] = "7d",
+    data: DataOption = _DATA,
+) -> None:
+    """Make a code, which is shown once."""
+    from swarm_node.p2p import coordinator_api as api
+
+    asked = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
+    made = asyncio.run(_admin(data).make_code(asked))
+    typer.echo(made.code)
+    typer.echo(f"for {name}, {uses} uses, until {date_of(made.row.expires)}", err=True)
+    typer.echo(
+        f"On the other machine: swarm-node join --coordinator URL --code {made.code}", err=True
+    )
+
+
+@code_app.command("list")
+def list_codes(data: DataOption = _DATA) -> None:
+    """List the codes, and how many tickets are left for them."""
+    listed = asyncio.run(_admin(data).codes())
+    for row in listed.codes:
+        over = row.withdrawn or not row.left or row.expires < time.time()
+        state = "withdrawn" if row.withdrawn else "over" if over else "open"
+        typer.echo(
+            f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
+            f"until {date_of(row.expires)}  {state}"
+        )
+    typer.echo(f"tickets left: {listed.tickets}")
+
+
+@code_app.command("withdraw")
+def withdraw_code(
+    number: Annotated[int, typer.Argument(help="As `code list` shows it.")],
+    data: DataOption = _DATA,
+) -> None:
+    """Withdraw a code. Tickets that it was redeemed for stay: `swarm-node revoke` ends those."""
+    asyncio.run(_admin(data).withdraw(number))
+    typer.echo("withdrawn")
+
+
+@app.command()
+def trust(
+    who: Annotated[list[str] | None, typer.Argument(help="Names or peer ids.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Trust nobody beforehand.")] = False,
+    data: DataOption = _DATA,
+) -> None:
+    """Show with whom the reputation begins, or replace them."""
+    from swarm_node.p2p import coordinator_api as api
+
+    client = _admin(data)
+    change = bool(who) or clear
+    asked = client.trust(api.Trusted(who or [])) if change else client.trusted()
+    for each in asyncio.run(asked).who:
+        typer.echo(each)
+
+
+@app.command(name="open")
+def open_page(
+    data: DataOption = _DATA,
+    show: Annotated[
+        bool, typer.Option("--print", help="Only print the address; open no browser.")
+    ] = False,
+) -> None:
+    """Open the swarm's page in a browser: members, reward, what was exchanged, reputation."""
+    from swarm_node.cli.page import show_page
+
+    show_page(asyncio.run(_admin(data).page()), only_print=show)
+
+
+@app.command()
+def forget(
+    peer_id: Annotated[str, typer.Argument(help="A whole peer id.")], data: DataOption = _DATA
+) -> None:
+    """Delete what a member reported."""
+    typer.echo(f"{asyncio.run(_admin(data).forget(peer_id)).rows} rows deleted")
+
+
+def _admin(data: Path) -> AdminClient:
+    from coordinator.admin import AdminClient
+
+    return AdminClient(data)
+
+
+def _place(option: str, text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"{option} {text} is not HOST:PORT, such as 127.0.0.1:8470")
+    return host.strip("[]"), int(port)

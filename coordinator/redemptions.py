@@ -1,0 +1,90 @@
+"""Codes that newcomers redeem for tickets of an issuer file, if the coordinator was given one."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from coordinator.store import Store
+from swarm_node.errors import Rejected, TicketError
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.ticket import parse_ticket, with_addresses
+
+#: Addresses of members that a redeemed ticket names; one more is for the coordinator's.
+_TICKET_ADDRESSES = 7
+_CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
+_CODE_GROUPS, _CODE_GROUP = 4, 5
+
+
+class Redemptions:
+    """See the module. `addresses(most)` are those of members that a newcomer may dial."""
+
+    def __init__(
+        self,
+        store: Store,
+        swarm_id: bytes,
+        wall: Callable[[], float],
+        addresses: Callable[[int], Sequence[str]],
+    ) -> None:
+        self._store = store
+        self._swarm_id = swarm_id
+        self._wall = wall
+        self._addresses = addresses
+        #: Whether there is an issuer file.
+        self.redeems = False
+
+    async def stock(self, tickets: list[str]) -> None:
+        """Take tickets of an issuer file, which codes are redeemed for.
+
+        Raises:
+            TicketError: a ticket is damaged, has expired, or is for another swarm.
+        """
+        rows, now = [], self._wall()
+        for text in tickets:
+            ticket = parse_ticket(text, now)
+            if ticket.info.swarm_id != self._swarm_id:
+                raise TicketError("this issuer file is of another swarm than --swarm")
+            rows.append((ticket.issuer.issuer_key.hex(), text, ticket.expires))
+        await self._store.run(self._store.stock, rows)
+        self.redeems = True
+
+    async def redeem(self, asked: api.Redemption) -> api.Redeemed | Rejected:
+        """A ticket for a code. It names members that were introduced lately."""
+        if not self.redeems:
+            return Rejected("no_tickets", "this coordinator was given no issuer file")
+        wall = self._wall()
+        text = await self._store.run(self._store.redeem, _digest(asked.code), asked.peer_id, wall)
+        if isinstance(text, Rejected):
+            return text
+        ticket = parse_ticket(text, wall)
+        addresses = self._addresses(_TICKET_ADDRESSES)
+        return api.Redeemed(with_addresses(ticket, ticket.info, addresses))
+
+    async def make_code(self, asked: api.NewCode) -> api.MadeCode | Rejected:
+        """A new code. Its text is not stored."""
+        if not self.redeems:
+            return Rejected("no_tickets", "start with --issuer-file: it has the tickets")
+        letters = "".join(secrets.choice(_CODE_LETTERS) for _ in range(_CODE_GROUPS * _CODE_GROUP))
+        groups = (letters[i : i + _CODE_GROUP] for i in range(0, len(letters), _CODE_GROUP))
+        code, expires = "-".join(groups), int(self._wall()) + asked.seconds
+        row = await self._store.run(
+            self._store.add_code, _digest(code), asked.name, asked.uses, expires
+        )
+        return api.MadeCode(code, row)
+
+    async def codes(self) -> api.Codes:
+        codes = await self._store.run(self._store.codes)
+        return api.Codes(codes, await self._store.run(self._store.tickets_left, self._wall()))
+
+    async def withdraw(self, number: int) -> api.Codes | Rejected:
+        if not await self._store.run(self._store.withdraw, number):
+            return Rejected("unknown_code", "no code has this number: see the list")
+        return await self.codes()
+
+
+def _digest(code: str) -> bytes:
+    """Of a code as a person types it. It has 100 random bits, so no slow hash is needed."""
+    plain = [letter for letter in code.upper() if letter.isalnum()]
+    return hashlib.sha256("".join(plain).encode()).digest()

@@ -1,0 +1,106 @@
+"""Whom the reports of members trust, after EigenTrust (Kamvar, Schlosser and Garcia-Molina, 2003,
+doi 10.1145/775152.775242). Pure.
+
+A member passes its own trust on to those whose groups it found useful, and a part of all trust
+returns to those that the operator trusts beforehand. Keys cost nothing, so a member's opinion
+counts by issuer: the weight of an issuer is that of its best member, and its members share it.
+
+A set of members that rate only each other gets from all others the share e of their trust, and the
+share p of what returns. Then its own share is at most (a p + (1 - a) e) / (a + (1 - a) e), with
+a = RETURN, however many keys it has. Opinions weigh issuers, so e and p do not grow with keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: The part of all trust that returns to the pre-trusted in each step.
+RETURN: Final = 0.2
+_MOST_STEPS = 100
+_PRECISION = 1e-9
+
+#: For each rater, how many useful groups it got from whom.
+Ratings = Mapping[str, Mapping[str, float]]
+
+
+def trust(
+    ratings: Ratings, issuer: Mapping[str, str], trusted: Collection[str]
+) -> dict[str, float]:
+    """The share of each member in all trust. `issuer` has all members, and who admitted each; who
+    is not in it neither rates nor is rated. Without anybody in `trusted`, all issuers are trusted
+    alike. The shares add up to 1."""
+    members = sorted(issuer)
+    if not members:
+        return {}
+    place = {peer_id: index for index, peer_id in enumerate(members)}
+    start = _start(place, issuer, trusted)
+    source, target, weight = _edges(ratings, issuer, place)
+    silent = np.ones(len(members), dtype=bool)
+    silent[source] = False
+    shares = start
+    for _ in range(_MOST_STEPS):
+        passed = np.zeros(len(members))
+        np.add.at(passed, target, weight * shares[source])
+        # Who has no opinion passes its trust to the pre-trusted.
+        passed += shares[silent].sum() * start
+        following = (1 - RETURN) * passed + RETURN * start
+        moved = float(np.abs(following - shares).sum())
+        shares = following
+        if moved < _PRECISION:
+            break
+    return {peer_id: float(shares[index]) for peer_id, index in place.items()}
+
+
+def opinion(rated: Mapping[str, float], issuer: Mapping[str, str]) -> dict[str, float]:
+    """How a rater divides its trust: by issuer, with the weight of its best member, and then by
+    member. The parts add up to 1; without a useful peer there are none."""
+    by_issuer: dict[str, dict[str, float]] = {}
+    for peer_id, useful in rated.items():
+        if useful > 0 and peer_id in issuer:
+            by_issuer.setdefault(issuer[peer_id], {})[peer_id] = useful
+    best = {key: max(of.values()) for key, of in by_issuer.items()}
+    total = sum(best.values())
+    return {
+        peer_id: best[key] / total * useful / sum(of.values())
+        for key, of in by_issuer.items()
+        for peer_id, useful in of.items()
+    }
+
+
+def _start(
+    place: Mapping[str, int], issuer: Mapping[str, str], trusted: Collection[str]
+) -> NDArray[np.float64]:
+    """How the trust that returns is divided."""
+    start = np.zeros(len(place))
+    known = [place[peer_id] for peer_id in trusted if peer_id in place]
+    if known:
+        start[known] = 1 / len(known)
+        return start
+    of: dict[str, list[int]] = {}
+    for peer_id, index in place.items():
+        of.setdefault(issuer[peer_id], []).append(index)
+    for members in of.values():
+        start[members] = 1 / len(of) / len(members)
+    return start
+
+
+def _edges(
+    ratings: Ratings, issuer: Mapping[str, str], place: Mapping[str, int]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+    """Indices of rater and rated, and the part of the rater's trust."""
+    source: list[int] = []
+    target: list[int] = []
+    weight: list[float] = []
+    for rater, rated in sorted(ratings.items()):
+        if rater not in place:
+            continue
+        others = {peer_id: useful for peer_id, useful in rated.items() if peer_id != rater}
+        for peer_id, part in opinion(others, issuer).items():
+            source.append(place[rater])
+            target.append(place[peer_id])
+            weight.append(part)
+    return np.array(source, np.intp), np.array(target, np.intp), np.array(weight, np.float64)

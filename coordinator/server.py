@@ -1,0 +1,208 @@
+"""Builds a coordinator from its options, and runs it until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from coordinator.metrics import exposition
+from coordinator.redemptions import Redemptions
+from coordinator.routes import ADMIN, PUBLIC
+from coordinator.service import Service
+from coordinator.store import Store
+from coordinator.web import MAX_CONNECTIONS, MAX_OF_ADDRESS, Api, Asked, Listening
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.durable import make_private, replace_private
+from swarm_node.errors import ConfigError, HomeError, Rejected
+from swarm_node.node.home import Home
+from swarm_node.node.issuers import tickets_of
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.identity import Identity, read_private
+from swarm_node.p2p.membership import SwarmInfo
+from swarm_node.page.entrance import Entrance
+from swarm_node.page.files import file_response, serve_file
+
+#: Between two batches.
+TICK_SECONDS = 60.0
+ADDRESS_FILE = "admin.json"
+#: For Prometheus, which takes a bearer token from a file.
+TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
+_MAX_SWARM_FILE = 8192
+_USED = Rejected("token", "this key was used, or is too old")
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `swarm-coordinator serve` was given. Listening is on (host, port)."""
+
+    swarm: Path
+    data: Path
+    listen: tuple[str, int]
+    admin: tuple[str, int] = ("127.0.0.1", 0)
+    issuer_file: Path | None = None
+    trust: tuple[str, ...] = ()
+    behind_proxy: bool = False
+    clock: Clock = field(default=SYSTEM_CLOCK)
+
+
+class AdminAddress(msgspec.Struct, frozen=True):
+    """Where the admin API of the running coordinator answers."""
+
+    host: str
+    port: int
+
+
+async def serve(
+    options: Options, stop: asyncio.Event, on_running: Callable[[int, int], None]
+) -> None:
+    """Run until `stop` is set. `on_running` is told both ports.
+
+    Raises:
+        SwarmNodeError: it cannot start, or the disk fails.
+    """
+    swarm = read_swarm(options.swarm)
+    try:
+        make_private(options.data)
+    except OSError as error:
+        raise HomeError(f"cannot make {options.data} ({error.strerror}): choose --data") from error
+    store = Store(options.data / "coordinator.db")
+    try:
+        service = await _service(options, swarm, store)
+        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall, service.addresses)
+        if options.issuer_file is not None:
+            await redemptions.stock(tickets_of(options.issuer_file, options.clock.wall()))
+        public, admin = _apis(options, service, redemptions)
+        of_address = MAX_CONNECTIONS if options.behind_proxy else MAX_OF_ADDRESS
+        listening = Listening(public, *options.listen, of_address=of_address)
+        admin_listening = Listening(admin, *options.admin)
+        try:
+            ports = await listening.start(), await admin_listening.start()
+            address = AdminAddress(options.admin[0], ports[1])
+            replace_private(options.data / ADDRESS_FILE, msgspec.json.encode(address))
+            on_running(*ports)
+            while not stop.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_SECONDS):
+                        await stop.wait()
+                await _tick(service)
+        finally:
+            (options.data / ADDRESS_FILE).unlink(missing_ok=True)
+            await listening.close()
+            await admin_listening.close()
+    finally:
+        store.close()
+
+
+async def _tick(service: Service) -> None:
+    try:
+        await service.tick()
+    except HomeError as error:  # a full disk may be emptied
+        _log.error("nothing can be stored", error=str(error))
+
+
+async def _service(options: Options, swarm: SwarmInfo, store: Store) -> Service:
+    key = Identity.load_or_create(options.data / "coordinator.key")
+    rng = random.Random()  # noqa: S311 - who is introduced to whom, no secret
+    service = Service(swarm, key, store, Home(options.data), options.clock, rng)
+    await service.load()
+    if options.trust:
+        kept = service.trusted().who
+        await service.trust(api.Trusted([*kept, *options.trust]))
+    return service
+
+
+def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple[Api, Api]:
+    """The public application, and that of its operator."""
+    public = Api(
+        PUBLIC,
+        {
+            "health": lambda _: api.Health("ok"),
+            "introduce": lambda asked: service.introduce(asked.member, asked.body),
+            "members": lambda asked: service.members(asked.query.after, asked.query.limit),
+            "reputation": lambda _: service.reputation(),
+            "redeem": lambda asked: redemptions.redeem(asked.body),
+            "report": lambda asked: service.report(asked.member, asked.body),
+            "report_of": lambda asked: service.report_of(asked.inside.peer_id),
+            "history": lambda asked: service.history(
+                asked.query.after, asked.query.since, asked.query.limit
+            ),
+            "batches": lambda asked: service.batches(asked.query.since),
+        },
+        title="swarm-coordinator",
+        clock=options.clock,
+        authenticate=service.authenticate,
+        behind_proxy=options.behind_proxy,
+    )
+
+    entrance = Entrance(options.clock.now)
+
+    async def show_metrics(_: Asked) -> str:
+        tickets = (await redemptions.codes()).tickets
+        return exposition({**service.counts(), "tickets_left": tickets}, public, admin)
+
+    admin = Api(
+        ADMIN,
+        {
+            "metrics": show_metrics,
+            "key": lambda _: entrance.key(),
+            "enter": lambda asked: entrance.enter(asked.body) or _USED,
+            "picture": lambda asked: service.picture(
+                asked.query.after, asked.query.since, asked.query.limit
+            ),
+            "codes": lambda _: redemptions.codes(),
+            "make_code": lambda asked: redemptions.make_code(asked.body),
+            "withdraw": lambda asked: redemptions.withdraw(asked.inside.code),
+            "trusted": lambda _: service.trusted(),
+            "trust": lambda asked: service.trust(asked.body),
+            "forget": lambda asked: service.forget(asked.inside.peer_id),
+        },
+        title="swarm-coordinator, for its operator",
+        clock=options.clock,
+        token=_token(options.data / TOKEN_FILE),
+        admits=entrance.admits,
+    )
+    admin.app.router.add_get("/", _page, allow_head=False)
+    admin.app.router.add_get("/static/{name}", serve_file, allow_head=False)
+    return public, admin
+
+
+async def _page(_: web.Request) -> web.Response:
+    return file_response("swarm.html")
+
+
+def read_swarm(path: Path) -> SwarmInfo:
+    """The swarm that a file describes: a TOML file with `name` and `root_key`, as `swarm-node id
+    --swarm-file` prints it, or the swarm.json of a home. Nothing here uses the secret.
+
+    Raises:
+        ConfigError, HomeError: it describes none.
+    """
+    if path.suffix == ".json":
+        return SwarmInfo.load(path)
+    try:
+        with path.open(encoding="utf-8") as file:
+            stored = tomllib.loads(file.read(_MAX_SWARM_FILE))
+        return SwarmInfo(str(stored["name"]), bytes.fromhex(str(stored["root_key"])), bytes(32))
+    except (OSError, ValueError, KeyError) as error:  # of TOML too
+        raise ConfigError(
+            f"--swarm {path} is no swarm file ({error}): make one with "
+            "`swarm-node id --swarm-file > swarm.toml`"
+        ) from error
+
+
+def _token(path: Path) -> str:
+    """The operator's token, made at the first start."""
+    if not path.exists():
+        replace_private(path, secrets.token_urlsafe(32).encode())
+    return read_private(path, "token").decode().strip()

@@ -1,0 +1,383 @@
+"""What the coordinator does, apart from HTTP and codes: who asks, introductions, reports, batches.
+
+It is no authority. Certificates say who is a member, and signed lists who is none any more; it
+checks both as every node does, and can make neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import statistics
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+
+from coordinator.introductions import Introductions
+from coordinator.reputation import trust
+from coordinator.store import MAX_MEMBERS, Store
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.addresses import parse_address
+from swarm_node.p2p.conduct import BLAMELESS
+from swarm_node.p2p.coordination import (
+    Finding,
+    Report,
+    SignedBatch,
+    next_batch,
+    open_batch,
+    open_call,
+    open_report,
+)
+from swarm_node.p2p.credentials import Shelf
+from swarm_node.p2p.identity import Identity, peer_id_of
+from swarm_node.p2p.members import Keeper, Member, Members
+from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS, SwarmInfo
+from swarm_node.p2p.statements import verify_revocations
+
+#: Between two times that the database learns that a member is here.
+_STORE_SECONDS = 600.0
+#: Between two reports of a member, at least.
+_REPORT_SECONDS = 30.0
+
+
+class Service:
+    """See the module. All state that matters after a restart is in `store`."""
+
+    def __init__(
+        self,
+        swarm: SwarmInfo,
+        key: Identity,
+        store: Store,
+        keeper: Keeper,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._swarm = swarm
+        self._key = key
+        self.store = store
+        self._clock = clock
+        self._rng = rng
+        self._members = Members(swarm, clock.wall, keeper)
+        self._lists = Shelf(
+            "revoked",
+            keeper,
+            lambda raw, now: verify_revocations(raw, swarm, now),
+            self._members.obey,
+            clock.wall,
+        )
+        self._lists.refresh()
+        self._began_ms = int(clock.wall() * 1000)
+        #: Calls that were answered, with the Unix second: (author and nonce).
+        self._calls: OrderedDict[bytes, float] = OrderedDict()
+        self._introductions = Introductions(self._members.is_member)
+        #: Without what they found of peers, of which only `_ratings` are kept in memory.
+        self._reports: dict[str, Report] = {}
+        self._ratings: dict[str, dict[str, float]] = {}
+        self._reported: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
+        self._stored: dict[str, float] = {}
+        self._trusted: list[str] = []
+        self._last: SignedBatch | None = None
+        self._fresh = False
+        self._reputation = api.Reputation(0, 0.0, [])
+
+    async def load(self) -> None:
+        """Take up what an earlier run stored.
+
+        Raises:
+            HomeError: the database cannot be used.
+        """
+        for stored in await self.store.run(self.store.members):
+            if isinstance(self._members.admit(stored.chain, stored.peer_id), Rejected):
+                continue
+            self._seen[stored.peer_id] = stored.seen
+            report = open_report(stored.report or b"", self._swarm.swarm_id)
+            if not isinstance(report, Rejected):
+                self._note(stored.peer_id, report.body, stored.reported)
+        raw = await self.store.run(self.store.last_batch)
+        last = open_batch(raw or b"", self._swarm.swarm_id)
+        self._last = None if isinstance(last, Rejected) else last
+        self._trusted = await self.store.run(self.store.trusted)
+        self._weigh()
+
+    async def authenticate(
+        self, shown: bytes, method: str, target: str, body: bytes
+    ) -> Member | Rejected:
+        """Who makes this request: the member that sealed a call for it, and for no other. Besides
+        the reasons of envelopes and `Members.admit`: "call" for another request than this,
+        "outdated" and "duplicate"."""
+        wall = self._clock.wall()
+        call = open_call(shown, self._swarm.swarm_id)
+        if isinstance(call, Rejected):
+            return call
+        asked = call.body
+        if (asked.method, asked.target, asked.digest) != (
+            *(method, target),
+            hashlib.sha256(body).digest(),
+        ):
+            return Rejected("call", "the signature is for another request")
+        late = abs(wall - asked.issued_ms / 1000) > CLOCK_SKEW_SECONDS
+        if late or asked.issued_ms < self._began_ms:  # an earlier run may have answered it
+            return Rejected("outdated", "check the clock of this machine, or ask again")
+        member = self._members.admit(call.chain, call.author)
+        if isinstance(member, Rejected):
+            return member
+        if not self._is_new(call.author_key + asked.nonce, wall):
+            return Rejected("duplicate", "the same request a second time")
+        self._seen[call.author] = wall
+        if wall - self._stored.get(call.author, 0.0) > _STORE_SECONDS:
+            self._stored[call.author] = wall
+            await self.store.run(self.store.see, call.author, call.chain, wall)
+        return member
+
+    def _is_new(self, call: bytes, wall: float) -> bool:
+        """Whether a call was not answered before; what is too old to be answered is forgotten."""
+        while self._calls and next(iter(self._calls.values())) < wall - 2 * CLOCK_SKEW_SECONDS:
+            self._calls.popitem(last=False)
+        if call in self._calls:
+            return False
+        self._calls[call] = wall
+        return True
+
+    def introduce(self, caller: Member, asked: api.Introduction) -> api.Introduced | Rejected:
+        """Keep the caller's presence, take its revocation list, and give it presences of others."""
+        heard = self._members.hear(asked.presence, expected=caller.peer_id)
+        if isinstance(heard, Rejected):
+            return heard
+        if asked.statement:
+            refused = self._lists.offer(asked.statement)
+            if refused is not None:
+                return refused
+            if not self._members.is_member(caller.peer_id):
+                return Rejected("revoked", "the swarm's owner has expelled it")
+        self._introductions.leave(
+            caller.peer_id, asked.presence, caller.admitted_by.hex(), heard.head.issued_ms
+        )
+        newer = self._lists.number > asked.revoked
+        return api.Introduced(
+            self._introductions.sample(self._rng, self._clock.wall(), caller.peer_id),
+            self._lists.number,
+            self._lists.raw if newer else b"",
+            caller.peer_id not in self._reports,
+        )
+
+    async def report(self, caller: Member, asked: api.Reported) -> api.Taken | Rejected:
+        """Store the caller's report, unless a newer one is here."""
+        report = open_report(asked.report, self._swarm.swarm_id)
+        if isinstance(report, Rejected):
+            return report
+        if report.author != caller.peer_id:
+            return Rejected("author", "a report of another member")
+        body, wall = report.body, self._clock.wall()
+        if abs(wall - body.issued_ms / 1000) > CLOCK_SKEW_SECONDS:
+            return Rejected("outdated", "check the clock of this machine")
+        held = self._reports.get(caller.peer_id)
+        if held is not None and held.issued_ms >= body.issued_ms:
+            return Rejected("duplicate", "a report that is as new is here")
+        if wall - self._reported.get(caller.peer_id, 0.0) < _REPORT_SECONDS:
+            return Rejected("rate", "a report every few minutes is enough")
+        rewards = [reward for _, reward in body.held_out]
+        row = api.HistoryRow(
+            id=0,
+            at=wall,
+            peer_id=caller.peer_id,
+            version=body.version,
+            held_out=statistics.fmean(rewards) if rewards else None,
+            published=body.published,
+            received=body.received,
+            trained_own=body.trained_own,
+            trained_external=body.trained_external,
+        )
+        self._note(caller.peer_id, body, wall)
+        self._fresh = True
+        await self.store.run(self.store.report, caller.peer_id, asked.report, row)
+        return api.Taken(self._last.body.number if self._last else 0)
+
+    async def tick(self) -> None:
+        """Sign a batch of the reports that came since the last one, weigh all, and tidy up. Called
+        once a minute."""
+        wall = self._clock.wall()
+        self._introductions.expire(wall)
+        self._members.dismiss()
+        if self._fresh:
+            self._fresh = False
+            reports = await self.store.run(self.store.waiting)
+            items = [hashlib.sha256(sealed).digest() for _, sealed in reports]
+            raw = next_batch(self._key, self._swarm.swarm_id, self._last, items, int(wall * 1000))
+            made = open_batch(raw, self._swarm.swarm_id)
+            assert isinstance(made, SignedBatch)
+            await self.store.run(self.store.add_batch, made.body.number, raw, reports)
+            self._last = made
+            self._weigh()
+        gone = self._excess()
+        for peer_id in gone:
+            self._forget(peer_id)
+        await self.store.run(self.store.tidy, wall, gone)
+
+    async def batches(self, since: int) -> api.Batches:
+        return api.Batches(await self.store.run(self.store.batches, since))
+
+    def addresses(self, most: int) -> list[str]:
+        """Addresses of members that were introduced lately, one of each."""
+        found = []
+        for presence in self._introductions.sample(self._rng, self._clock.wall()):
+            heard = self._members.hear(presence)
+            if not isinstance(heard, Rejected):
+                found += [a for a in heard.head.addresses if parse_address(a) is not None][:1]
+        return found[:most]
+
+    def members(self, after: str, limit: int) -> api.MemberRows:
+        """A page of all members that were here."""
+        known = sorted(peer_id for peer_id in self._seen if peer_id > after)
+        rows = [row for peer_id in known[:limit] if (row := self._row(peer_id)) is not None]
+        return api.MemberRows(rows, known[limit - 1] if len(known) > limit else "")
+
+    def reputation(self) -> api.Reputation:
+        return self._reputation
+
+    async def report_of(self, peer_id: str) -> api.ReportView | Rejected:
+        """The newest report of a member."""
+        sealed = await self.store.run(self.store.report_of, peer_id)
+        report = open_report(sealed or b"", self._swarm.swarm_id)
+        if isinstance(report, Rejected):
+            return Rejected("unknown_member", "it left no report here")
+        peers = [
+            api.FindingRow(peer_id_of(found.key), found.received, dict(found.refused))
+            for found in report.body.peers
+        ]
+        return api.ReportView(report.raw, peers)
+
+    async def history(self, after: int, since: float, limit: int) -> api.History:
+        rows = await self.store.run(self.store.history, after, since, limit)
+        return api.History(rows, rows[-1].id if len(rows) == limit else 0)
+
+    async def picture(self, after: int, since: float, limit: int) -> api.Picture:
+        """What the page shows: the members that reported last, and history from a row on."""
+        history = await self.history(after, since, limit)
+        newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
+        rows = [row for peer in newest[: api.MAX_ROWS] if (row := self._row(peer)) is not None]
+        return api.Picture(
+            swarm=self._swarm.name,
+            swarm_id=self._swarm.swarm_id.hex(),
+            time=self._clock.wall(),
+            members=rows,
+            reputation=self._reputation.rows,
+            history=history.rows,
+            next=history.next,
+        )
+
+    def trusted(self) -> api.Trusted:
+        return api.Trusted(self._trusted)
+
+    async def trust(self, asked: api.Trusted) -> api.Trusted:
+        """Replace the pre-trusted."""
+        await self.store.run(self.store.trust, asked.who)
+        self._trusted = sorted(set(asked.who))
+        self._weigh()
+        return self.trusted()
+
+    async def forget(self, peer_id: str) -> api.Forgotten:
+        """Delete what a member reported."""
+        rows = await self.store.run(self.store.forget, peer_id)
+        for held in (self._reports, self._ratings, self._reported):
+            held.pop(peer_id, None)
+        self._weigh()
+        return api.Forgotten(rows)
+
+    def counts(self) -> Mapping[str, float]:
+        """Figures for metrics."""
+        return {
+            "members": len(self._seen),
+            "introductions": len(self._introductions),
+            "reports": len(self._reports),
+            "batch_number": self._last.body.number if self._last else 0,
+            "revocation_list_number": self._lists.number,
+        }
+
+    def _row(self, peer_id: str) -> api.MemberRow | None:
+        shown = self._members.shown(peer_id)
+        if shown is None:
+            return None
+        member, standing = shown
+        row = api.MemberRow(
+            peer_id=peer_id,
+            name=member.name,
+            issuer_key=member.admitted_by.hex(),
+            until=member.until,
+            standing=standing,
+            seen=self._seen[peer_id],
+            reported=self._reported.get(peer_id, 0.0),
+            introduced=peer_id in self._introductions,
+        )
+        report = self._reports.get(peer_id)
+        if report is None:
+            return row
+        return msgspec.structs.replace(
+            row,
+            agent=report.agent,
+            model=report.model,
+            reach=report.reach,
+            version=report.version,
+            updates=report.updates,
+            published=report.published,
+            taken=report.taken,
+            received=report.received,
+            trained_own=report.trained_own,
+            trained_external=report.trained_external,
+            held_out=dict(report.held_out),
+        )
+
+    def _weigh(self) -> None:
+        """Compute the reputation anew, from the reports of members of now."""
+        issuer, names = {}, {}
+        for peer_id in self._seen:
+            member = self._members.check(peer_id)
+            if isinstance(member, Member):
+                issuer[peer_id], names[peer_id] = member.admitted_by.hex(), member.name
+        ratings = {rater: rated for rater, rated in self._ratings.items() if rater in issuer}
+        trusted = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
+        self._reputation = _rated(trust(ratings, issuer, trusted), ratings)
+
+    def _excess(self) -> list[str]:
+        """Members beyond the limit: of the issuer with most, those that were here longest ago."""
+        of: dict[str, list[str]] = {}
+        for peer_id in sorted(self._seen, key=self._seen.__getitem__, reverse=True):
+            of.setdefault(self._members.issuer(peer_id), []).append(peer_id)
+        return [
+            max(of.values(), key=len).pop() for _ in range(max(0, len(self._seen) - MAX_MEMBERS))
+        ]
+
+    def _forget(self, peer_id: str) -> None:
+        self._introductions.drop(peer_id)
+        for held in (self._reports, self._ratings, self._reported, self._seen, self._stored):
+            held.pop(peer_id, None)
+
+    def _note(self, peer_id: str, report: Report, at: float) -> None:
+        self._reports[peer_id] = msgspec.structs.replace(report, peers=())
+        self._ratings[peer_id] = {peer_id_of(found.key): _useful(found) for found in report.peers}
+        self._reported[peer_id] = at
+
+
+def _rated(
+    shares: Mapping[str, float], ratings: Mapping[str, Mapping[str, float]]
+) -> api.Reputation:
+    """The shares of those about whom somebody else reported, the least trusted first."""
+    raters = Counter(
+        peer_id for rater, rated in ratings.items() for peer_id in rated if peer_id != rater
+    )
+    rows = [
+        api.ReputationRow(peer_id, min(1.0, share), raters[peer_id])
+        for peer_id, share in sorted(shares.items(), key=lambda item: (item[1], item[0]))
+        if raters[peer_id]
+    ]
+    median = statistics.median(row.share for row in rows) if rows else 0.0
+    return api.Reputation(len(rows), median, rows[: api.MAX_ROWS])
+
+
+def _useful(found: Finding) -> float:
+    """Groups that were of use, less those that were refused for a fault of their author."""
+    faults = sum(count for reason, count in found.refused if reason not in BLAMELESS)
+    return float(max(0, found.received - faults))

@@ -1,0 +1,310 @@
+"""What survives a restart: certificates and reports of members, batches, codes and tickets.
+
+SQLite in WAL mode with synchronous=FULL, held by one process. One thread runs every statement, so
+calls never interleave, and the event loop never waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+import msgspec
+
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p.coordinator_api import MAX_BATCHES, CodeRow, HistoryRow
+from swarm_node.schema import explain
+
+#: Reports of the past, batches, and members with a report that are kept.
+MAX_HISTORY: Final = 500_000
+KEPT_BATCHES: Final = 10_000
+MAX_MEMBERS: Final = 4096
+#: Of what is older, one row an hour and member is kept.
+_THIN_AFTER_SECONDS = 86_400.0
+_SCHEMA = 1
+_TABLES = """
+CREATE TABLE members (
+    peer_id TEXT PRIMARY KEY, issuer BLOB NOT NULL, member BLOB NOT NULL, seen REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE reports (
+    peer_id TEXT PRIMARY KEY, at REAL NOT NULL, sealed BLOB NOT NULL, batch INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE history (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, peer_id TEXT NOT NULL,
+    version INTEGER NOT NULL, held_out REAL, published INTEGER NOT NULL,
+    received INTEGER NOT NULL, trained_own INTEGER NOT NULL, trained_external INTEGER NOT NULL
+);
+CREATE INDEX history_at ON history (at);
+CREATE TABLE batches (number INTEGER PRIMARY KEY, sealed BLOB NOT NULL);
+CREATE TABLE trusted (who TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE codes (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, name TEXT NOT NULL,
+    uses INTEGER NOT NULL, left INTEGER NOT NULL, expires INTEGER NOT NULL,
+    withdrawn INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE tickets (
+    key TEXT PRIMARY KEY, text TEXT NOT NULL, expires INTEGER NOT NULL,
+    code INTEGER, peer_id TEXT
+) WITHOUT ROWID;
+"""
+_HISTORY = "id, at, peer_id, version, held_out, published, received, trained_own, trained_external"
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMember:
+    """A member that was here: its certificates, when it last was (Unix seconds), and its newest
+    report, sealed and with the time of its arrival, if it left one."""
+
+    peer_id: str
+    chain: tuple[bytes, bytes]
+    seen: float
+    reported: float
+    report: bytes | None
+
+
+class Store:
+    """The database. Every method but `run` and `close` is called through `run`.
+
+    Raises, everywhere:
+        HomeError: the disk is full, or the file is damaged or in use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "store")
+        with self._explained():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            with self._explained():
+                self._prepare()
+        except HomeError:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if found > _SCHEMA:
+            raise HomeError(f"{self._path} is of a newer swarm-coordinator: use that one")
+        if found == 0:
+            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
+        with self._writing():  # which takes the lock
+            pass
+
+    async def run(
+        self, method: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _Result:
+        """Call one of the methods below on the thread of the store."""
+
+        def call() -> _Result:
+            with self._explained():
+                return method(*args, **kwargs)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._db.close()
+
+    def members(self) -> list[StoredMember]:
+        """All, the one that was here last at the end."""
+        rows = self._db.execute(
+            "SELECT m.peer_id, issuer, member, seen, at, sealed FROM members m "
+            "LEFT JOIN reports r ON r.peer_id = m.peer_id ORDER BY seen"
+        )
+        return [
+            StoredMember(peer_id, (issuer, member), seen, at or 0.0, sealed)
+            for peer_id, issuer, member, seen, at, sealed in rows
+        ]
+
+    def see(self, peer_id: str, chain: tuple[bytes, bytes], wall: float) -> None:
+        """Keep the certificates of a member that is here now."""
+        with self._writing():
+            self._db.execute(
+                "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)", (peer_id, *chain, wall)
+            )
+
+    def report(self, peer_id: str, sealed: bytes, row: HistoryRow) -> None:
+        """Store a member's newest report, in the place of the last, and its row of history."""
+        with self._writing():
+            self._db.execute(
+                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, 0)", (peer_id, row.at, sealed)
+            )
+            self._db.execute(
+                f"INSERT INTO history ({_HISTORY}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - constants
+                msgspec.structs.astuple(row)[1:],
+            )
+
+    def report_of(self, peer_id: str) -> bytes | None:
+        """The newest report of a member, sealed."""
+        row = self._db.execute(
+            "SELECT sealed FROM reports WHERE peer_id = ?", (peer_id,)
+        ).fetchone()
+        return None if row is None else row[0]
+
+    def waiting(self) -> list[tuple[str, bytes]]:
+        """Author and sealed bytes of the reports that are in no batch yet."""
+        return self._db.execute("SELECT peer_id, sealed FROM reports WHERE batch = 0").fetchall()
+
+    def add_batch(self, number: int, sealed: bytes, reports: Sequence[tuple[str, bytes]]) -> None:
+        """Store a batch of `reports` that were `waiting`, and drop batches that are too old."""
+        with self._writing():
+            self._db.execute("INSERT INTO batches VALUES (?, ?)", (number, sealed))
+            self._db.executemany(
+                "UPDATE reports SET batch = ? WHERE peer_id = ? AND sealed = ?",
+                [(number, *report) for report in reports],
+            )
+            self._db.execute("DELETE FROM batches WHERE number <= ?", (number - KEPT_BATCHES,))
+
+    def batches(self, since: int) -> list[bytes]:
+        """The sealed batches from number `since` on, MAX_BATCHES at most; the newest if that is
+        lower."""
+        rows = self._db.execute(
+            "SELECT sealed FROM batches WHERE number >= min(?, (SELECT max(number) FROM batches)) "
+            "ORDER BY number LIMIT ?",
+            (since, MAX_BATCHES),
+        )
+        return [row[0] for row in rows]
+
+    def last_batch(self) -> bytes | None:
+        row = self._db.execute("SELECT sealed FROM batches ORDER BY number DESC LIMIT 1").fetchone()
+        return None if row is None else row[0]
+
+    def history(self, after: int, since: float, limit: int) -> list[HistoryRow]:
+        """Rows above id `after` that came at `since` (Unix seconds) or later."""
+        rows = self._db.execute(
+            f"SELECT {_HISTORY} FROM history WHERE id > ? AND at >= ? ORDER BY id LIMIT ?",  # noqa: S608 - constants
+            (after, since, limit),
+        )
+        return [HistoryRow(*row) for row in rows]
+
+    def tidy(self, wall: float, gone: Sequence[str]) -> None:
+        """Thin out the history, and forget the members `gone`."""
+        with self._writing():
+            self._db.execute(
+                "DELETE FROM history WHERE at < ? AND id NOT IN (SELECT max(id) FROM history "
+                "WHERE at < ? GROUP BY peer_id, CAST(at / 3600 AS INTEGER))",
+                (wall - _THIN_AFTER_SECONDS,) * 2,
+            )
+            self._db.execute(
+                "DELETE FROM history WHERE id <= (SELECT max(id) FROM history) - ?", (MAX_HISTORY,)
+            )
+            for table in ("members", "reports"):
+                self._db.executemany(
+                    f"DELETE FROM {table} WHERE peer_id = ?",  # noqa: S608 - constants
+                    [(peer_id,) for peer_id in gone],
+                )
+
+    def forget(self, peer_id: str) -> int:
+        """Delete a member's report and history. Returns the number of rows."""
+        with self._writing():
+            return sum(
+                self._db.execute(f"DELETE FROM {table} WHERE peer_id = ?", (peer_id,)).rowcount  # noqa: S608 - constants
+                for table in ("reports", "history")
+            )
+
+    def trusted(self) -> list[str]:
+        return [row[0] for row in self._db.execute("SELECT who FROM trusted ORDER BY who")]
+
+    def trust(self, who: Sequence[str]) -> None:
+        """Replace the pre-trusted."""
+        with self._writing():
+            self._db.execute("DELETE FROM trusted")
+            self._db.executemany("INSERT INTO trusted VALUES (?)", [(each,) for each in set(who)])
+
+    def stock(self, tickets: Sequence[tuple[str, str, int]]) -> None:
+        """Add tickets (issuer key, text, expiry in Unix seconds) that are not here yet."""
+        with self._writing():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO tickets (key, text, expires) VALUES (?, ?, ?)", tickets
+            )
+
+    def tickets_left(self, now: float) -> int:
+        (count,) = self._db.execute(
+            "SELECT count(*) FROM tickets WHERE code IS NULL AND expires >= ?", (now,)
+        ).fetchone()
+        return int(count)
+
+    def add_code(self, digest: bytes, name: str, uses: int, expires: int) -> CodeRow:
+        with self._writing():
+            done = self._db.execute(
+                "INSERT INTO codes (digest, name, uses, left, expires) VALUES (?, ?, ?, ?, ?)",
+                (digest, name, uses, uses, expires),
+            )
+            return CodeRow(done.lastrowid or 0, name, uses, uses, expires, False)
+
+    def codes(self) -> list[CodeRow]:
+        rows = self._db.execute("SELECT id, name, uses, left, expires, withdrawn FROM codes")
+        return [
+            CodeRow(number, name, uses, left, expires, bool(withdrawn))
+            for number, name, uses, left, expires, withdrawn in rows
+        ]
+
+    def withdraw(self, number: int) -> bool:
+        """Whether there is such a code, which is not redeemed from now on."""
+        with self._writing():
+            done = self._db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
+            return done.rowcount > 0
+
+    def redeem(self, digest: bytes, peer_id: str, now: float) -> str | Rejected:
+        """The text of a ticket for a code, counted once for each newcomer. Reasons: "unknown_code",
+        "withdrawn", "expired", "used_up", "no_tickets"."""
+        with self._writing():
+            row = self._db.execute(
+                "SELECT id, left, expires, withdrawn FROM codes WHERE digest = ?", (digest,)
+            ).fetchone()
+            if row is None:
+                return Rejected("unknown_code", "no such code: check what you typed")
+            code, left, expires, withdrawn = row
+            if withdrawn:
+                return Rejected("withdrawn", "this code was withdrawn: ask for another")
+            again = self._db.execute(
+                "SELECT text FROM tickets WHERE code = ? AND peer_id = ?", (code, peer_id)
+            ).fetchone()
+            if again is not None:
+                return str(again[0])
+            if now > expires:
+                return Rejected("expired", "this code has expired: ask for another")
+            if left < 1:
+                return Rejected("used_up", "this code was used already: ask for another")
+            free = self._db.execute(
+                "SELECT key, text FROM tickets WHERE code IS NULL AND expires >= ? "
+                "ORDER BY expires, key LIMIT 1",
+                (now,),
+            ).fetchone()
+            if free is None:
+                return Rejected("no_tickets", "no ticket is left here: ask the swarm's owner")
+            self._db.execute(
+                "UPDATE tickets SET code = ?, peer_id = ? WHERE key = ?", (code, peer_id, free[0])
+            )
+            self._db.execute("UPDATE codes SET left = left - 1 WHERE id = ?", (code,))
+            return str(free[1])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise HomeError(explain(self._path, error)) from error

@@ -1,0 +1,374 @@
+"""HTTP for the coordinator: who may ask, how much and how slowly, and what an error looks like.
+
+The order of checks is from the cheapest on: a connection, the address, the size and the time of the
+body, the signature, the member, the schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+import inspect
+import ipaddress
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from coordinator.routes import PLAIN, NoQuery, Route, aiohttp_path, openapi
+from swarm_node.clock import Clock
+from swarm_node.errors import MachineError, Rejected, SwarmNodeError
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.coordination import MAX_SHOWN_BYTES, MAX_TARGET_CHARS
+from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.members import Member
+from swarm_node.p2p.wire import printable
+
+#: Connections at once: in all, and of one address.
+MAX_CONNECTIONS: Final = 1024
+MAX_OF_ADDRESS: Final = 64
+#: For a request's head, for its body, and for its answer.
+HEAD_SECONDS: Final = 15.0
+BODY_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+#: Requests: (per second, at once) of all, of an address, behind which a site may be, of an issuer's
+#: members, and of a member, which makes about one in 15 seconds.
+_ALL, _ADDRESS, _ISSUER, _MEMBER = (400.0, 800.0), (20.0, 200.0), (100.0, 400.0), (1.0, 20.0)
+_BASE64_CHARS = 4 * ((MAX_SHOWN_BYTES + 2) // 3)
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Server": "swarm-coordinator",
+    "X-Content-Type-Options": "nosniff",
+}
+#: The status of a refusal, by its reason; 422 for all others.
+_STATUS: Final = {
+    **dict.fromkeys(("schema", "size", "query"), 400),
+    **dict.fromkeys(("unknown_code", "unknown_member", "not_found"), 404),
+    **dict.fromkeys(("duplicate", "no_tickets"), 409),
+    **dict.fromkeys(("withdrawn", "expired", "used_up"), 410),
+    "storage": 503,
+    "token": 401,
+    "slow": 408,
+    "too_large": 413,
+    "rate": 429,
+}
+#: Of a signature that is not right for this request; other reasons are those of no member.
+_UNSIGNED: Final = frozenset(
+    (
+        *("authorization", "author", "call", "duplicate", "encoding", "key", "kind", "outdated"),
+        *("schema", "signature", "size"),
+    )
+)
+#: aiohttp logs what clients send wrong with a traceback each; here it is counted.
+_UNHEARD: Final = logging.getLogger("coordinator.http")
+_UNHEARD.disabled = True
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that passed all checks. `caller` is None where no member must ask."""
+
+    caller: Member | None
+    body: Any
+    query: Any
+    inside: Any
+
+    @property
+    def member(self) -> Member:
+        assert self.caller is not None, "routes for members have one"
+        return self.caller
+
+
+#: Answers a request, at once or later.
+Operation = Callable[[Asked], Any]
+#: (packed `Shown`, method, target, body) -> the member that signed it.
+Authenticate = Callable[[bytes, str, str, bytes], Awaitable[Member | Rejected]]
+
+
+class Api:
+    """An aiohttp application of some routes. `operations` are by the names of the table."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        operations: Mapping[str, Operation],
+        *,
+        title: str,
+        clock: Clock,
+        authenticate: Authenticate | None = None,
+        token: str = "",
+        admits: Callable[[str], bool] = lambda given: False,
+        behind_proxy: bool = False,
+    ) -> None:
+        """Routes for members need `authenticate`, those for admins a `token`. Whom `admits` knows
+        may read what admins read. `behind_proxy`: the last address of X-Forwarded-For is who
+        asks."""
+        self._operations = operations
+        self._clock = clock
+        self._authenticate = authenticate
+        self._token = token
+        self._admits = admits
+        self._behind_proxy = behind_proxy
+        self._all = TokenBucket(*_ALL)
+        self._addresses = PeerGates(*_ADDRESS, capacity=4096)
+        self._issuers = PeerGates(*_ISSUER)
+        self._members = PeerGates(*_MEMBER, capacity=4096)
+        #: Requests by (operation, status), seconds by operation, and refusals by reason.
+        self.served: Counter[tuple[str, int]] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.refused: Counter[str] = Counter()
+        document = msgspec.json.encode(openapi(routes, title))
+        self.app = web.Application(middlewares=[self._answered], client_max_size=api.MAX_BODY_BYTES)
+
+        async def get_document(_: web.Request) -> web.Response:
+            return web.Response(body=document, content_type="application/json")
+
+        self.app.router.add_get("/v1/openapi.json", get_document, allow_head=False)
+        for route in routes:
+            self.app.router.add_route(route.method, aiohttp_path(route.path), self._handler(route))
+
+    def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            begun = time.perf_counter()
+            try:
+                answer = await self._serve(route, request)
+            except SwarmNodeError as error:
+                _log.error("a request failed", operation=route.operation, error=str(error))
+                answer = Rejected("storage", "the coordinator cannot store this now")
+            response = answered(answer, refused_call=route.who == "member")
+            why = answer.why if isinstance(answer, Refused) else answer
+            if isinstance(why, Rejected):
+                self.refused[why.reason] += 1
+            self.served[route.operation, response.status] += 1
+            self.seconds[route.operation] += time.perf_counter() - begun
+            return response
+
+        return handle
+
+    async def _serve(self, route: Route, request: web.Request) -> Any:
+        now = self._clock.now()
+        if not (self._addresses.take(self._address(request), now) and self._all.take(now)):
+            return Rejected("rate", "too many requests; slow down")
+        body = await _read(request)
+        if isinstance(body, Rejected):
+            return body
+        caller = await self._caller(route, request, body)
+        if isinstance(caller, Rejected):
+            return Refused(caller)
+        if caller is not None and not (
+            self._members.take(caller.peer_id, now)
+            and self._issuers.take(caller.admitted_by.hex(), now)
+        ):
+            return Rejected("rate", "too many requests; slow down")
+        asked = _decoded(route, request, body, caller)
+        if isinstance(asked, Rejected):
+            return asked
+        answer = self._operations[route.operation](asked)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def _caller(
+        self, route: Route, request: web.Request, body: bytes
+    ) -> Member | Rejected | None:
+        if route.who == "anybody":
+            return None
+        given = request.headers.get("Authorization", "")
+        if route.who == "admin":
+            wanted = f"Bearer {self._token}".encode()
+            right = hmac.compare_digest(given.encode("utf-8", "replace"), wanted) or (
+                request.method == "GET" and self._admits(given.removeprefix("Bearer "))
+            )
+            return None if right else Rejected("token", "missing or wrong token")
+        assert self._authenticate is not None, "an application with members authenticates them"
+        if not given.startswith(api.SCHEME) or len(given) > _BASE64_CHARS + len(api.SCHEME):
+            return Rejected("authorization", "sign the request: docs/protocol.md, 8.1")
+        try:
+            shown = base64.b64decode(given.removeprefix(api.SCHEME), validate=True)
+        except ValueError:  # not base64, or not even ASCII
+            return Rejected("authorization", "the header Authorization is not base64")
+        if len(request.raw_path) > MAX_TARGET_CHARS:
+            return Rejected("call", "a longer target than a call names")
+        return await self._authenticate(shown, request.method, request.raw_path, body)
+
+    def _address(self, request: web.Request) -> str:
+        """Who asks, as a key of the limits: an IPv4 address, or the /64 of one of IPv6."""
+        text = request.remote or ""
+        if self._behind_proxy:
+            # What the proxy adds comes last; what comes before was sent by who asks.
+            said = request.headers.getall("X-Forwarded-For", [text])
+            text = said[-1].rpartition(",")[2].strip()
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            return ""
+        return str(address) if address.version == 4 else str(int(address) >> 64)
+
+    @web.middleware
+    async def _answered(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Make a problem of what goes wrong, and send the answer within its time."""
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = problem(error.status, "http", error.reason)
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # noqa: BLE001 - a bug of one request must not end the others
+            _log.exception("a request failed", path=printable(request.path))
+            response = problem(500, "internal", "this is a bug: see the coordinator's log")
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await response.prepare(request)
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # who asked is gone
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why the caller is not who may ask."""
+
+    why: Rejected
+
+
+def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
+    """The response of an operation: a struct, a text, or a refusal."""
+    if isinstance(answer, Refused):
+        why = answer.why
+        unsigned = why.reason in _UNSIGNED or why.reason == "token"
+        status = 401 if unsigned or not refused_call else 403
+        response = problem(status, why.reason, why.detail)
+        if status == 401:
+            response.headers["WWW-Authenticate"] = "Swarm" if refused_call else "Bearer"
+        return response
+    if isinstance(answer, Rejected):
+        return problem(_STATUS.get(answer.reason, 422), answer.reason, answer.detail)
+    if isinstance(answer, str):
+        return web.Response(text=answer, content_type=PLAIN)
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+def problem(status: int, reason: str, detail: str) -> web.Response:
+    """A problem document (RFC 9457)."""
+    title = HTTPStatus(status).phrase
+    body = msgspec.json.encode(api.Problem("about:blank", title, status, detail, reason))
+    response = web.Response(status=status, body=body, content_type="application/problem+json")
+    if status == 429:
+        response.headers["Retry-After"] = "30"
+    return response
+
+
+async def _read(request: web.Request) -> bytes | Rejected:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        return Rejected("too_large", f"a body has at most {api.MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        return Rejected("slow", f"a body arrives within {BODY_SECONDS:.0f} s")
+    except web.RequestPayloadError as error:
+        return Rejected("schema", printable(str(error)))
+
+
+def _decoded(
+    route: Route, request: web.Request, body: bytes, caller: Member | None
+) -> Asked | Rejected:
+    query = request.query
+    if len(query) != len(set(query)):
+        return Rejected("query", "a parameter was given twice")
+    try:
+        return Asked(
+            caller,
+            None if route.body is None else msgspec.json.decode(body, type=route.body),
+            msgspec.convert(dict(query), route.query, strict=False),
+            NoQuery()
+            if route.inside is NoQuery
+            else msgspec.convert(dict(request.match_info), route.inside, strict=False),
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Rejected("schema", printable(str(error)))
+
+
+class _Door(asyncio.Protocol):
+    """Lets a connection in while there are not too many, in all and of its address."""
+
+    def __init__(self, server: web.Server, of_address: int) -> None:
+        self._server = server
+        self._of_address = of_address
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        host = (transport.get_extra_info("peername") or ("",))[0]
+        open_now = self._server.connections
+        same = sum(1 for one in open_now if one.peername and one.peername[0] == host)
+        if len(open_now) >= MAX_CONNECTIONS or same >= self._of_address:
+            transport.abort()
+            return
+        protocol = self._server()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+class Listening:
+    """An application that listens."""
+
+    def __init__(self, served: Api, host: str, port: int, *, of_address: int = MAX_OF_ADDRESS):
+        self._runner = web.AppRunner(
+            served.app,
+            access_log=None,
+            keepalive_timeout=HEAD_SECONDS,  # aiohttp counts it for the first request too
+            lingering_time=2.0,
+            auto_decompress=False,
+            logger=_UNHEARD,
+        )
+        self._place = host, port
+        self._of_address = of_address
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen. Returns the port.
+
+        Raises:
+            MachineError: the address cannot be used.
+        """
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        host, port = self._place
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: _Door(server, self._of_address), host, port
+            )
+        except OSError as error:
+            await self._runner.cleanup()
+            raise MachineError(
+                f"cannot listen on {host}:{port} ({error.strerror}): choose another address"
+            ) from error
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        with suppress(TimeoutError):
+            await self._runner.cleanup()

@@ -1,0 +1,130 @@
+"""Codes that newcomers redeem for tickets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from coordinator_runs import Hand, Running, coordinator, issuer_file
+from swarm_keys import DAY, Swarm
+
+from swarm_node.errors import CoordinatorError, TicketError
+from swarm_node.node.coordinator_client import redeem as ask_for_ticket
+from swarm_node.node.home import Home
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.membership import SwarmInfo
+from swarm_node.p2p.ticket import parse_ticket, redeem
+from swarm_node.simulation.seeded import EPOCH
+
+
+async def _redeem(
+    running: Running, code: str, who: str | None = None
+) -> tuple[int, dict[str, str]]:
+    asked = api.Redemption(code, who or Identity.generate().peer_id)
+    return await running.ask("POST", "/v1/redemptions", asked)
+
+
+async def _code(running: Running, uses: int = 1, seconds: int = DAY) -> str:
+    asked = api.NewCode("alice", uses, seconds)
+    status, made = await running.admin("POST", "/v1/codes", asked)
+    assert status == 200, made
+    return str(made["code"])
+
+
+async def test_of_a_hundred_that_redeem_a_code_at_once_one_gets_a_ticket(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file = issuer_file(tmp_path, swarm, 3)
+    options = {"issuer_file": file, "behind_proxy": True}  # which may open a hundred connections
+    async with coordinator(tmp_path / "c", swarm, hand, **options) as running:
+        code = await _code(running)
+        answers = await asyncio.gather(*(_redeem(running, code) for _ in range(100)))
+        won = [answer for status, answer in answers if status == 200]
+        lost = {(status, answer["reason"]) for status, answer in answers if status != 200}
+        assert len(won) == 1
+        assert lost == {(410, "used_up")}
+        ticket = parse_ticket(won[0]["ticket"], EPOCH)
+        _, chain = redeem(ticket, Identity.generate(), EPOCH)
+        assert chain[0] == ticket.issuer_certificate
+        _, listed = await running.admin("GET", "/v1/codes")
+        assert (listed["codes"][0]["left"], listed["tickets"]) == (0, 2)
+
+
+async def test_a_newcomer_that_lost_the_answer_gets_the_same_ticket_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file, who = issuer_file(tmp_path, swarm, 2), Identity.generate().peer_id
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        code = await _code(running)
+        _, first = await _redeem(running, code, who)
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        status, again = await _redeem(running, code.lower().replace("-", " "), who)
+        assert status == 200
+        keys = [
+            parse_ticket(answer["ticket"], EPOCH).issuer.issuer_key for answer in (first, again)
+        ]
+        assert keys[0] == keys[1]
+        assert (await running.admin("GET", "/v1/codes"))[1]["tickets"] == 1
+
+
+async def test_a_code_ends_with_its_uses_its_time_its_withdrawal_and_the_tickets(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file = issuer_file(tmp_path, swarm, 3)
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        assert (await _redeem(running, "AAAAA-AAAAA-AAAAA-AAAAA"))[1]["reason"] == "unknown_code"
+        twice, short, withdrawn = [await _code(running, *how) for how in ((2,), (1, 60), (1,))]
+        assert [(await _redeem(running, twice))[0] for _ in range(3)] == [200, 200, 410]
+        assert (await running.admin("DELETE", "/v1/codes/3"))[0] == 200
+        assert (await _redeem(running, withdrawn))[1]["reason"] == "withdrawn"
+        hand.seconds += 61
+        assert (await _redeem(running, short))[1]["reason"] == "expired"
+        many = await _code(running, 5)
+        assert [(await _redeem(running, many))[0] for _ in range(2)] == [200, 409]
+        assert (await running.admin("DELETE", "/v1/codes/99"))[0] == 404
+
+
+async def test_a_ticket_names_members_that_were_introduced(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file, one = issuer_file(tmp_path, swarm, 1), swarm.member(1)
+    address = f"/ip4/192.0.2.7/tcp/31330/p2p/{one.identity.peer_id}"
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        presence = swarm.presence(one, 10.0, addresses=(address,))
+        asked = api.Introduction(presence)
+        assert (await running.ask("POST", "/v1/introductions", asked, by=one))[0] == 200
+        _, answer = await _redeem(running, await _code(running))
+        assert parse_ticket(answer["ticket"], EPOCH).peers == [address]
+
+
+async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    file, member = issuer_file(tmp_path, swarm, 1), Home(tmp_path / "member")
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        code = f" {await _code(running)}\n"
+        member.create()
+        text = await ask_for_ticket(running.url, code, member.identity().peer_id, hand.clock().wall)
+        member.join_swarm(parse_ticket(text, EPOCH), EPOCH)
+        assert member.coordinator() == running.url
+        assert member.membership().swarm.swarm_id == swarm.info.swarm_id
+        with pytest.raises(CoordinatorError, match="used_up, this code was used already"):
+            await ask_for_ticket(running.url, code, Identity.generate().peer_id, hand.clock().wall)
+
+
+async def test_without_anissuer_file_nobody_is_admitted(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert (await running.admin("POST", "/v1/codes", api.NewCode("alice")))[0] == 409
+        status, answer = await _redeem(running, "AAAAA-AAAAA-AAAAA-AAAAA")
+        assert (status, answer["reason"]) == (409, "no_tickets")
+
+
+async def test_anissuer_file_of_another_swarm_is_refused(tmp_path: Path) -> None:
+    swarm, hand, other = Swarm(), Hand(10.0), Swarm()
+    other.info = SwarmInfo("day shift", other.root.key.public_key, b"s" * 32)
+    file = issuer_file(tmp_path, other, 1)
+    with pytest.RaisesGroup(pytest.RaisesExc(TicketError, match="another swarm")):
+        async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file):
+            pass

@@ -1,0 +1,183 @@
+"""Reports, the signed batches of them, and what is made of them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_runs import Hand, Running, coordinator, found, sealed_report
+from swarm_keys import Swarm
+
+from coordinator.store import Store
+from swarm_node.node.home import Membership
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.coordination import SignedBatch, content_digest, follow, open_batch, open_report
+from swarm_node.simulation.seeded import EPOCH
+
+
+async def _report(running: Running, by: Membership, **fields: Any) -> int:
+    report = sealed_report(by, EPOCH + running.hand.seconds, **fields)
+    return (await running.ask("POST", "/v1/reports", report, by=by))[0]
+
+
+async def test_a_report_is_the_authors_and_newer_than_the_last(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(1000.0)
+    one, two = swarm.member(1), swarm.member(2)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert await _report(running, one) == 200
+        assert await _report(running, one) == 409
+        wall = EPOCH + hand.seconds
+        for report, reason in (
+            (sealed_report(two, wall), "author"),
+            (sealed_report(one, wall - 400), "outdated"),
+            (sealed_report(one, wall + 400), "outdated"),
+            (api.Reported(b"x"), "schema"),
+        ):
+            _, answer = await running.ask("POST", "/v1/reports", report, by=one)
+            assert answer["reason"] == reason
+        hand.seconds += 300
+        assert await _report(running, one, version=9) == 200
+        target = f"/v1/reports/{one.identity.peer_id}"
+        _, answer = await running.ask("GET", target, by=two)
+        kept = open_report(base64.b64decode(answer["report"]), swarm.info.swarm_id)
+        assert not hasattr(kept, "reason")
+        assert kept.body.version == 9
+        _, answer = await running.ask("GET", "/v1/history", by=two)
+        assert [row["version"] for row in answer["rows"]] == [3, 9]
+
+
+async def test_history_comes_in_pages_and_from_a_time_on(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(1000.0)
+    one = swarm.member(1)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for version in range(5):
+            assert await _report(running, one, version=version) == 200
+            hand.seconds += 300
+        versions, after = [], 0
+        while True:
+            _, page = await running.ask("GET", f"/v1/history?limit=2&after={after}", by=one)
+            versions += [row["version"] for row in page["rows"]]
+            after = page["next"]
+            if not after:
+                break
+        assert versions == [0, 1, 2, 3, 4]
+        since = EPOCH + 1000 + 3 * 300
+        _, page = await running.ask("GET", f"/v1/history?since={since}", by=one)
+        assert [row["version"] for row in page["rows"]] == [3, 4]
+
+
+async def test_members_come_in_pages(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    members = [swarm.member(n) for n in range(1, 6)]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for one in members:
+            await running.ask("GET", "/v1/reputation", by=one)
+        seen, after = [], ""
+        while True:
+            target = f"/v1/members?limit=2&after={after}"
+            _, page = await running.ask("GET", target, by=members[0])
+            seen += [row["peer_id"] for row in page["rows"]]
+            after = page["next"]
+            if not after:
+                break
+        assert seen == sorted(one.identity.peer_id for one in members)
+
+
+async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(1000.0)
+    one, two = swarm.member(1), swarm.member(2)
+    # The block's end is a tick.
+    for round_ in range(3):
+        async with coordinator(tmp_path / "c", swarm, hand) as running:
+            reports = [sealed_report(by, EPOCH + hand.seconds) for by in (one, two)]
+            for by, report in zip((one, two), reports, strict=True):
+                assert (await running.ask("POST", "/v1/reports", report, by=by))[0] == 200
+        async with coordinator(tmp_path / "c", swarm, hand) as running:
+            _, answer = await running.ask("GET", "/v1/batches", by=one)
+        batches = [
+            open_batch(base64.b64decode(raw), swarm.info.swarm_id) for raw in answer["batches"]
+        ]
+        assert all(isinstance(batch, SignedBatch) for batch in batches)
+        assert [batch.body.number for batch in batches] == list(range(1, round_ + 2))
+        digests = [hashlib.sha256(report.report).digest() for report in reports]
+        assert batches[-1].body.content == content_digest(digests)
+        held, fault = follow(None, batches)
+        assert (held, fault) == (batches[-1], "")
+        hand.seconds += 300
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for since, numbers in ((0, [1, 2, 3]), (2, [2, 3]), (3, [3]), (9, [3])):
+            _, answer = await running.ask("GET", f"/v1/batches?since={since}", by=one)
+            opened = [
+                open_batch(base64.b64decode(raw), swarm.info.swarm_id) for raw in answer["batches"]
+            ]
+            assert [batch.body.number for batch in opened] == numbers
+
+
+async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trusts(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(), Hand(1000.0)
+    issuers = [swarm.issuer(f"ticket {n}") for n in range(4)]
+    one, two, three, bad = (swarm.member(n + 1, issuers[n], f"ticket {n}") for n in range(4))
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert (await running.admin("PUT", "/v1/trusted", api.Trusted(["ticket 0"])))[0] == 200
+        assert await _report(running, bad, peers=(found(one, 1),)) == 200
+        assert await _report(running, three) == 200
+        peers = (found(two, 40), found(three, 30), found(bad, 3, signature=2, stale=90))
+        assert await _report(running, one, peers=peers) == 200
+        assert await _report(running, two, peers=(found(three, 9), found(bad, 1, tokens=4))) == 200
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        _, answer = await running.ask("GET", "/v1/reputation", by=one)
+        shares = {row["peer_id"]: row["share"] for row in answer["rows"]}
+        names = [m.identity.peer_id for m in (bad, two, three)]
+        assert shares[names[0]] < min(shares[names[1]], shares[names[2]]) / 5
+        assert answer["rows"][0]["peer_id"] == names[0], "the least trusted first"
+        assert (await running.admin("GET", "/v1/trusted"))[1] == {"who": ["ticket 0"]}
+        rows = (await running.admin("DELETE", f"/v1/reports/{names[0]}"))[1]["rows"]
+        assert rows == 2, "a report and its row of history"
+        _, answer = await running.ask("GET", f"/v1/reports/{names[0]}", by=one)
+        assert answer["reason"] == "unknown_member"
+
+
+def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
+    store = Store(tmp_path / "c.db")
+    day = 86_400.0
+    for minute in range(0, 48 * 60, 5):
+        row = api.HistoryRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
+        store.report("one", b"r", row)
+    store.tidy(2 * day, ())
+    kept = [row.at for row in store.history(0, 0.0, 10_000)]
+    assert len([at for at in kept if at < day]) == 24
+    assert len([at for at in kept if at >= day]) == 24 * 12
+    store.close()
+
+
+async def test_members_beyond_the_limit_are_forgotten_those_of_the_largest_issuer_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.service.MAX_MEMBERS", 3)
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    honest, *keys = [swarm.member(1), *(swarm.member(n, many, "many") for n in range(2, 7))]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for one in (honest, *keys):
+            hand.seconds += 1
+            assert await _report(running, one) == 200
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        _, answer = await running.ask("GET", "/v1/members", by=honest)
+        here = {row["peer_id"] for row in answer["rows"] if row["reported"]}
+        assert here == {one.identity.peer_id for one in (honest, *keys[-2:])}
+
+
+async def test_a_member_reports_every_few_minutes_and_not_all_the_time(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    one = swarm.member(1)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert await _report(running, one) == 200
+        hand.seconds += 20
+        assert await _report(running, one) == 429
+        hand.seconds += 20
+        assert await _report(running, one) == 200

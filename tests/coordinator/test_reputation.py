@@ -1,0 +1,104 @@
+"""Trust that reports pass on, and what a clique of invented members can take of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.reputation import RETURN, opinion, trust
+
+
+def test_trust_goes_to_who_was_useful_to_who_is_trusted() -> None:
+    issuer = {name: name for name in "abcd"}
+    shares = trust({"a": {"b": 9.0, "c": 1.0}, "b": {"c": 1.0}}, issuer, {"a"})
+    assert shares["a"] > shares["b"] > shares["c"] > shares["d"] == 0.0
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_nobody_rates_itself_and_strangers_do_not_count() -> None:
+    issuer = {"a": "i", "b": "j"}
+    alone = trust({}, issuer, {"a"})
+    assert trust(
+        {"a": {"a": 50.0}, "stranger": {"b": 9.0}, "b": {"nobody": 1.0}}, issuer, {"a"}
+    ) == (alone)
+
+
+def test_an_opinion_weighs_issuers_by_their_best_member() -> None:
+    issuer = {"a": "one", **{f"s{n}": "many" for n in range(10)}}
+    rated = opinion({"a": 5.0, **{f"s{n}": 5.0 for n in range(10)}}, issuer)
+    assert rated["a"] == pytest.approx(0.5)
+    assert sum(rated[f"s{n}"] for n in range(10)) == pytest.approx(0.5)
+
+
+def test_no_reports_and_no_members_are_no_fault() -> None:
+    assert trust({}, {}, {"x"}) == {}
+    assert trust({}, {"a": "i", "b": "i", "c": "j"}, ()) == pytest.approx(
+        {"a": 0.25, "b": 0.25, "c": 0.5}
+    )
+
+
+@st.composite
+def _swarms(draw: st.DrawFn) -> tuple[random.Random, int, int, int, bool]:
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    honest, issuers = draw(st.integers(2, 12)), draw(st.integers(1, 3))
+    return rng, honest, issuers, draw(st.integers(1, 60)), draw(st.booleans())
+
+
+@given(_swarms())
+@settings(deadline=None, max_examples=150)
+def test_a_clique_has_at_most_its_cap_however_many_keys_it_makes(
+    swarm: tuple[random.Random, int, int, int, bool],
+) -> None:
+    """Honest members came by a ticket each; the clique's by a few, and rate only each other, as
+    much as they like. Honest members find some of its groups as useful as those of others."""
+    rng, honest, issuers, keys, operator = swarm
+    people = [f"honest {n}" for n in range(honest)]
+    clique = [f"sybil {n}" for n in range(keys)]
+    issuer = {
+        **{name: name for name in people},
+        **{name: f"ticket {rng.randrange(issuers)}" for name in clique},
+    }
+    ratings = {
+        name: {other: float(rng.randint(0, 50)) for other in [*people, *clique] if other != name}
+        for name in people
+    }
+    ratings |= {name: {other: 1e9 for other in clique if other != name} for name in clique}
+    trusted = {people[0]} if operator else set()
+    shares = trust(ratings, issuer, trusted)
+    tickets = {issuer[name] for name in clique}
+    passed = max(
+        sum(part for peer, part in opinion(ratings[name], issuer).items() if peer in clique)
+        for name in people
+    )
+    # Without an opinion, trust returns as it began.
+    begun = 0.0 if operator else len(tickets) / (len(tickets) + honest)
+    passed = max(passed, begun)
+    cap = (RETURN * begun + (1 - RETURN) * passed) / (RETURN + (1 - RETURN) * passed)
+    assert sum(shares[name] for name in clique) <= cap + 1e-6
+    # What honest members pass on is bounded by issuers, not by keys.
+    for name in people:
+        best = [ratings[name][peer] for peer in people if peer != name]
+        most = 50.0 * len(tickets)
+        if sum(best):
+            given_away = sum(
+                part for peer, part in opinion(ratings[name], issuer).items() if peer in clique
+            )
+            assert given_away <= most / (most + sum(best)) + 1e-9
+
+
+def test_ten_times_the_keys_get_the_same_share() -> None:
+    people = {f"p{n}": f"p{n}" for n in range(5)}
+
+    def share(keys: int) -> float:
+        clique = {f"s{n}": "one ticket" for n in range(keys)}
+        everybody = {**people, **clique}
+        ratings = {name: {other: 10.0 for other in everybody if other != name} for name in people}
+        ratings |= {name: {other: 1e9 for other in clique if other != name} for name in clique}
+        shares = trust(ratings, everybody, {"p0"})
+        return sum(shares[name] for name in clique)
+
+    assert share(20) == pytest.approx(share(2), rel=1e-3)
+    assert share(200) == pytest.approx(share(2), rel=1e-3)

@@ -1,0 +1,243 @@
+"""The public API: who may ask, what is introduced to whom, and what a restart keeps."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_runs import Hand, Running, coordinator, sealed_report
+from swarm_keys import DAY, Swarm
+
+from coordinator.routes import ADMIN, PUBLIC, Route
+from swarm_node.node.home import Membership
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.membership import create_swarm
+from swarm_node.p2p.statements import revocations, state
+from swarm_node.simulation.seeded import EPOCH
+
+START = 10.0
+
+
+def _revoked_list(swarm: Swarm, *gone: Membership) -> bytes:
+    keys = [each.identity.public_key for each in gone]
+    body = revocations(1, EPOCH, EPOCH + DAY, keys)
+    return state(swarm.root.key, b"", swarm.info, body)
+
+
+def _another_swarms(swarm: Swarm) -> Membership:
+    """A membership of a swarm with another name, under the same keys."""
+    other = Swarm()
+    other.info = create_swarm("day shift", other.root.key, b"s" * 32)
+    return Membership(
+        (member := swarm.member(5)).identity,
+        other.info,
+        other.chain(member.identity, other.issuer("owner"), "owner"),
+    )
+
+
+def _target(route: Route) -> str:
+    return route.path.replace("{peer_id}", Swarm().member(1).identity.peer_id).replace(
+        "{code}", "1"
+    )
+
+
+async def _leave(running: Running, swarm: Swarm, *members: Membership) -> list[dict[str, Any]]:
+    answers = []
+    for member in members:
+        presence = api.Introduction(swarm.presence(member, running.hand.seconds))
+        status, answer = await running.ask("POST", "/v1/introductions", presence, by=member)
+        assert status == 200, answer
+        answers.append(answer)
+    return answers
+
+
+async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(member_seconds=10 * DAY), Hand(START)
+    member, revoked, expired = (swarm.member(n) for n in (1, 2, 3))
+    late = Membership(
+        swarm.member(4).identity,
+        swarm.info,
+        swarm.chain(swarm.member(4).identity, swarm.steward, "owner", begin=8 * DAY),
+    )
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        statement = _revoked_list(swarm, revoked)
+        asked = api.Introduction(swarm.presence(member, START), 1, statement)
+        assert (await running.ask("POST", "/v1/introductions", asked, by=member))[0] == 200
+        forged = Membership(Identity.generate(), swarm.info, member.chain)
+        for route in PUBLIC:
+            target = _target(route)
+
+            async def status(by: Membership | None, **call: Any) -> int:
+                return (await running.ask(route.method, target, by=by, call=call))[0]  # noqa: B023
+
+            inside = {200, 400, 404}  # let in: the answer depends on what is asked
+            if route.who == "anybody":
+                assert await status(None) in inside, target
+                continue
+            assert await status(None) == 401, target
+            assert await status(member) in inside, target
+            assert await status(revoked) == 403, target
+            assert await status(forged) == 403, target
+            assert await status(_another_swarms(swarm)) == 401, target
+            assert await status(late) == 403, target
+            assert await status(member, target="/v1/health") == 401, target
+            assert await status(member, method="PATCH") == 401, target
+            assert await status(member, digest=bytes(32)) == 401, target
+            assert (
+                await status(member, issued_ms=int((EPOCH + hand.seconds - 301) * 1000)) == 401
+            ), target
+            assert (
+                await status(member, issued_ms=int((EPOCH + hand.seconds + 301) * 1000)) == 401
+            ), target
+            hand.seconds += 20  # the limit of requests of a member
+        hand.seconds = 11 * DAY
+        assert (await running.ask("GET", "/v1/members", by=expired))[0] == 403
+        assert (await running.ask("GET", "/v1/members", by=late))[0] == 200
+
+
+async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    member = swarm.member(1)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        operator = Running(running.admin_port, running.admin_port, running.data, hand)
+        for route in ADMIN:
+            target = _target(route)
+            if route.who == "anybody":
+                assert (await operator.ask(route.method, target))[0] == 400, "it needs a key"
+                continue
+            assert (await operator.ask(route.method, target))[0] == 401
+            assert (await operator.ask(route.method, target, by=member))[0] == 401
+            assert (await running.admin(route.method, target))[0] in (200, 400, 404), target
+            assert (await running.ask(route.method, target, by=member))[0] in (200, 404, 405)
+            hand.seconds += 20
+        assert (running.data / "admin.token").stat().st_mode & 0o077 == 0
+
+
+async def test_a_signed_request_is_answered_once_and_only_as_it_was_signed(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    member = swarm.member(1)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        call = {"nonce": b"n" * 16}
+        assert (await running.ask("GET", "/v1/members?limit=5", by=member, call=call))[0] == 200
+        status, answer = await running.ask("GET", "/v1/members?limit=5", by=member, call=call)
+        assert (status, answer["reason"]) == (401, "duplicate")
+        status, answer = await running.ask(
+            "GET", "/v1/members?limit=6", by=member, call={"target": "/v1/members?limit=5"}
+        )
+        assert (status, answer["reason"]) == (401, "call")
+
+
+async def test_what_an_earlier_run_may_have_answered_is_not_answered_again(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    member, call = swarm.member(1), {"nonce": b"n" * 16, "issued_ms": int((EPOCH + START) * 1000)}
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert (await running.ask("GET", "/v1/members", by=member, call=call))[0] == 200
+        hand.seconds += 250
+        assert (await running.ask("GET", "/v1/members", by=member, call=call))[0] == 401
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        status, answer = await running.ask("GET", "/v1/members", by=member, call=call)
+        assert (status, answer["reason"]) == (401, "outdated")
+        assert (await running.ask("GET", "/v1/members", by=member))[0] == 200
+
+
+async def test_members_get_each_others_presences_until_these_are_old(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two, three = (swarm.member(n) for n in (1, 2, 3))
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        first, second, third = await _leave(running, swarm, one, two, three)
+        assert first["presences"] == []
+        assert second["presences"] == [base64.b64encode(swarm.presence(one, START)).decode()]
+        assert len(third["presences"]) == 2
+        hand.seconds += 901
+        (answer,) = await _leave(running, swarm, one)
+        assert answer["presences"] == []
+
+
+async def test_what_is_no_presence_of_the_caller_is_refused(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two = swarm.member(1), swarm.member(2)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for presence, reason in (
+            (swarm.presence(two, START), "author"),
+            (swarm.presence(one, START - 1000), "outdated"),
+            (b"x", "schema"),
+        ):
+            asked = api.Introduction(presence)
+            _, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
+            assert answer["reason"] == reason
+        assert (await _leave(running, swarm, two))[0]["presences"] == []
+
+
+async def test_a_revocation_list_comes_in_with_one_member_and_goes_out_to_all(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two, gone = (swarm.member(n) for n in (1, 2, 3))
+    statement = _revoked_list(swarm, gone)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        await _leave(running, swarm, gone)
+        asked = api.Introduction(swarm.presence(one, START), 1, statement)
+        status, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
+        assert (status, answer["presences"], answer["revoked"]) == (200, [], 1)
+        (answer,) = await _leave(running, swarm, two)
+        assert base64.b64decode(answer["statement"]) == statement
+        status, answer = await running.ask("GET", "/v1/members", by=gone)
+        assert (status, answer["reason"]) == (403, "revoked")
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        status, answer = await running.ask("GET", "/v1/members", by=gone)
+        assert (status, answer["reason"]) == (403, "revoked"), "the list survives a restart"
+
+
+async def test_a_forged_list_expels_nobody(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two = swarm.member(1), swarm.member(2)
+    body = revocations(7, EPOCH, EPOCH + DAY, [two.identity.public_key])
+    forger = Swarm()
+    forger.info = create_swarm("day shift", forger.root.key, b"s" * 32)
+    statement = state(forger.root.key, b"", forger.info, body)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        asked = api.Introduction(swarm.presence(one, START), 7, statement)
+        status, _ = await running.ask("POST", "/v1/introductions", asked, by=one)
+        assert status == 422
+        assert (await running.ask("GET", "/v1/members", by=two))[0] == 200
+
+
+async def test_a_restart_keeps_members_reports_and_history(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two = swarm.member(1), swarm.member(2)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        await _leave(running, swarm, one, two)
+        report = sealed_report(one, EPOCH + START)
+        assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
+        _, before = await running.ask("GET", "/v1/members", by=two)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        _, after = await running.ask("GET", "/v1/members", by=two)
+        rows = [{**row, "introduced": True} for row in after["rows"]]
+        assert rows == before["rows"]
+        row = next(row for row in rows if row["peer_id"] == one.identity.peer_id)
+        assert (row["held_out"], row["published"], row["model"]) == (
+            {"gcd": 0.25, "chess": 0.75},
+            5,
+            "tiny",
+        )
+        _, history = await running.ask("GET", "/v1/history", by=two)
+        assert [(r["peer_id"], r["held_out"]) for r in history["rows"]] == [
+            (one.identity.peer_id, 0.5)
+        ]
+        assert (await _leave(running, swarm, two, one))[1]["report"] is False
+
+
+@pytest.mark.parametrize("wrong", ["", "name = 3", 'name = "x"\nroot_key = "00"'])
+def test_a_file_that_describes_no_swarm_is_refused(tmp_path: Path, wrong: str) -> None:
+    from coordinator.server import read_swarm
+    from swarm_node.errors import ConfigError
+
+    file = tmp_path / "swarm.toml"
+    file.write_text(wrong)
+    with pytest.raises(ConfigError, match="swarm-node id --swarm-file"):
+        read_swarm(file)
