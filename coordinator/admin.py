@@ -14,6 +14,7 @@ from swarm_node.errors import NotRunningError, SwarmNodeError
 from swarm_node.node.control import decoded
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.identity import read_private
+from swarm_node.page.entrance import Key
 
 _Kind = TypeVar("_Kind")
 _SECONDS = 30.0
@@ -28,6 +29,11 @@ class AdminClient:
 
     def __init__(self, data: Path) -> None:
         self._data = data
+
+    async def page(self) -> str:
+        """An address at which a browser sees the page; good for one minute and one use."""
+        made = await self._call("POST", "/v1/key", Key)
+        return f"{self._place()}/#{made.key}"
 
     async def codes(self) -> api.Codes:
         return await self._call("GET", "/v1/codes", api.Codes)
@@ -50,19 +56,14 @@ class AdminClient:
     async def _call(
         self, method: str, path: str, kind: type[_Kind], body: Struct | None = None
     ) -> _Kind:
-        nobody = f"no coordinator runs in {self._data}: start one, or choose --data"
-        try:
-            place = decoded((self._data / ADDRESS_FILE).read_bytes(), AdminAddress)
-        except OSError:
-            raise NotRunningError(nobody) from None
+        url = self._place() + path
         token = read_private(self._data / TOKEN_FILE, "token").decode().strip()
-        host = f"[{place.host}]" if ":" in place.host else place.host
         try:
             async with (
                 ClientSession(timeout=ClientTimeout(total=_SECONDS)) as session,
                 session.request(
                     method,
-                    f"http://{host}:{place.port}{path}",
+                    url,
                     headers={"Authorization": f"Bearer {token}"},
                     data=None if body is None else msgspec.json.encode(body),
                 ) as response,
@@ -72,4 +73,16 @@ class AdminClient:
                     raise SwarmNodeError(decoded(raw, api.Problem).detail)
                 return decoded(raw, kind)
         except (ClientError, TimeoutError):
-            raise NotRunningError(nobody) from None
+            raise NotRunningError(self._nobody()) from None
+
+    def _place(self) -> str:
+        """The beginning of its addresses."""
+        try:
+            place = decoded((self._data / ADDRESS_FILE).read_bytes(), AdminAddress)
+        except OSError:
+            raise NotRunningError(self._nobody()) from None
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        return f"http://{host}:{place.port}"
+
+    def _nobody(self) -> str:
+        return f"no coordinator runs in {self._data}: start one, or choose --data"

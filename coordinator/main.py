@@ -75,7 +75,7 @@ def serve(
 ) -> None:
     """Run until Ctrl-C. It speaks HTTP: put a proxy with TLS before it."""
     from coordinator.server import Options, serve
-    from swarm_node.node.join import set_up_logging
+    from swarm_node.node.logs import set_up_logging
 
     set_up_logging(False)
     options = Options(
@@ -158,6 +158,19 @@ def trust(
     asked = client.trust(api.Trusted(who or [])) if change else client.trusted()
     for each in asyncio.run(asked).who:
         typer.echo(each)
+
+
+@app.command(name="open")
+def open_page(
+    data: DataOption = _DATA,
+    show: Annotated[
+        bool, typer.Option("--print", help="Only print the address; open no browser.")
+    ] = False,
+) -> None:
+    """Open the swarm's page in a browser: members, reward, what was exchanged, reputation."""
+    from swarm_node.cli.page import show_page
+
+    show_page(asyncio.run(_admin(data).page()), only_print=show)
 
 
 @app.command()

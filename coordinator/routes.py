@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from swarm_node import __version__
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.wire import Counter
+from swarm_node.page.entrance import Key, Pass
 
 Who = Literal["anybody", "member", "admin"]
 PLAIN: Final = "text/plain"
@@ -81,6 +82,11 @@ PUBLIC: Final = (
 )  # fmt: skip
 
 ADMIN: Final = (
+    Route("key", "POST", "/v1/key", "admin", "Make a key with which the page gets in.", Key),
+    Route("enter", "POST", "/v1/enter", "anybody", "Exchange a key for a pass, good for GET.",
+          Pass, Key),
+    Route("picture", "GET", "/v1/picture", "admin", "What the page shows.",
+          api.Picture, query=HistoryPage),
     Route("metrics", "GET", "/metrics", "admin", "Counters for Prometheus.", None),
     Route("codes", "GET", "/v1/codes", "admin", "List redemption codes.", api.Codes),
     Route("make_code", "POST", "/v1/codes", "admin", "Make a redemption code.",

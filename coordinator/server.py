@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from aiohttp import web
 
 from coordinator.metrics import exposition
 from coordinator.redemptions import Redemptions
@@ -22,12 +23,14 @@ from coordinator.store import Store
 from coordinator.web import MAX_CONNECTIONS, MAX_OF_ADDRESS, Api, Asked, Listening
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.durable import make_private, replace_private
-from swarm_node.errors import ConfigError, HomeError
+from swarm_node.errors import ConfigError, HomeError, Rejected
 from swarm_node.node.home import Home
 from swarm_node.node.issuers import tickets_of
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.identity import Identity, read_private
 from swarm_node.p2p.membership import SwarmInfo
+from swarm_node.page.entrance import Entrance
+from swarm_node.page.files import file_response, serve_file
 
 #: Between two batches.
 TICK_SECONDS = 60.0
@@ -35,6 +38,7 @@ ADDRESS_FILE = "admin.json"
 #: For Prometheus, which takes a bearer token from a file.
 TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
 _MAX_SWARM_FILE = 8192
+_USED = Rejected("token", "this key was used, or is too old")
 _log = structlog.get_logger(__name__)
 
 
@@ -141,6 +145,8 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
         behind_proxy=options.behind_proxy,
     )
 
+    entrance = Entrance(options.clock.now)
+
     async def show_metrics(_: Asked) -> str:
         tickets = (await redemptions.codes()).tickets
         return exposition({**service.counts(), "tickets_left": tickets}, public, admin)
@@ -149,6 +155,11 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
         ADMIN,
         {
             "metrics": show_metrics,
+            "key": lambda _: entrance.key(),
+            "enter": lambda asked: entrance.enter(asked.body) or _USED,
+            "picture": lambda asked: service.picture(
+                asked.query.after, asked.query.since, asked.query.limit
+            ),
             "codes": lambda _: redemptions.codes(),
             "make_code": lambda asked: redemptions.make_code(asked.body),
             "withdraw": lambda asked: redemptions.withdraw(asked.inside.code),
@@ -159,8 +170,15 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
         title="swarm-coordinator, for its operator",
         clock=options.clock,
         token=_token(options.data / TOKEN_FILE),
+        admits=entrance.admits,
     )
+    admin.app.router.add_get("/", _page, allow_head=False)
+    admin.app.router.add_get("/static/{name}", serve_file, allow_head=False)
     return public, admin
+
+
+async def _page(_: web.Request) -> web.Response:
+    return file_response("swarm.html")
 
 
 def read_swarm(path: Path) -> SwarmInfo:

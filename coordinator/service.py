@@ -254,6 +254,21 @@ class Service:
         rows = await self.store.run(self.store.history, after, since, limit)
         return api.History(rows, rows[-1].id if len(rows) == limit else 0)
 
+    async def picture(self, after: int, since: float, limit: int) -> api.Picture:
+        """What the page shows: the members that reported last, and history from a row on."""
+        history = await self.history(after, since, limit)
+        newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
+        rows = [row for peer in newest[: api.MAX_ROWS] if (row := self._row(peer)) is not None]
+        return api.Picture(
+            swarm=self._swarm.name,
+            swarm_id=self._swarm.swarm_id.hex(),
+            time=self._clock.wall(),
+            members=rows,
+            reputation=self._reputation.rows,
+            history=history.rows,
+            next=history.next,
+        )
+
     def trusted(self) -> api.Trusted:
         return api.Trusted(self._trusted)
 

@@ -110,14 +110,17 @@ class Api:
         clock: Clock,
         authenticate: Authenticate | None = None,
         token: str = "",
+        admits: Callable[[str], bool] = lambda given: False,
         behind_proxy: bool = False,
     ) -> None:
-        """Routes for members need `authenticate`, those for admins a `token`. `behind_proxy`: the
-        last address of X-Forwarded-For is who asks."""
+        """Routes for members need `authenticate`, those for admins a `token`. Whom `admits` knows
+        may read what admins read. `behind_proxy`: the last address of X-Forwarded-For is who
+        asks."""
         self._operations = operations
         self._clock = clock
         self._authenticate = authenticate
         self._token = token
+        self._admits = admits
         self._behind_proxy = behind_proxy
         self._all = TokenBucket(*_ALL)
         self._addresses = PeerGates(*_ADDRESS, capacity=4096)
@@ -184,7 +187,9 @@ class Api:
         given = request.headers.get("Authorization", "")
         if route.who == "admin":
             wanted = f"Bearer {self._token}".encode()
-            right = hmac.compare_digest(given.encode("utf-8", "replace"), wanted)
+            right = hmac.compare_digest(given.encode("utf-8", "replace"), wanted) or (
+                request.method == "GET" and self._admits(given.removeprefix("Bearer "))
+            )
             return None if right else Rejected("token", "missing or wrong token")
         assert self._authenticate is not None, "an application with members authenticates them"
         if not given.startswith(api.SCHEME) or len(given) > _BASE64_CHARS + len(api.SCHEME):
@@ -226,7 +231,8 @@ class Api:
         except Exception:  # noqa: BLE001 - a bug of one request must not end the others
             _log.exception("a request failed", path=printable(request.path))
             response = problem(500, "internal", "this is a bug: see the coordinator's log")
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await response.prepare(request)

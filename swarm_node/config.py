@@ -112,8 +112,8 @@ class EnvironmentTable(Table):
 class Sampling(Table):
     """How completions are drawn."""
 
-    group_size: int = Field(8, ge=2, le=64, description="Completions per task (G).")
-    tasks_per_call: int = Field(8, ge=1, le=1024, description="Most tasks sampled in one batch.")
+    group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
+    tasks_per_call: int = Field(16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8.")
     max_new_tokens: int = Field(
         24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
     )
@@ -129,9 +129,9 @@ class Sampling(Table):
 class Experience(Table):
     """Which groups are trained on."""
 
-    own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
+    own: int = Field(8, ge=1, le=1024, description="Own groups per update (I); pretrained: 4.")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
-        4, description='Peers\' groups per update (J); "auto": follows offers, I + J = 2 * own.'
+        "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )
     max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
     max_age: int = Field(
@@ -220,6 +220,9 @@ class Settings(Table):
         None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
     )
     verbose: bool = Field(False, description="Log every rejection and failed request.")
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="What join writes; auto: a live view on a terminal, text elsewhere."
+    )
     network: Network = Network()  # type: ignore[call-arg]
     environment: EnvironmentTable = EnvironmentTable()  # type: ignore[call-arg]
     sampling: Sampling = Sampling()  # type: ignore[call-arg]

@@ -1,12 +1,14 @@
 """`swarm-node demo`: a private swarm of real node processes on this machine, live in a table.
 
 Node i samples every n-th task family, so a node learns all other families from its peers' rollouts
-alone.
+alone. Beside them one more node does what node 1 does, in a swarm of its own: what it reaches on
+families that it never samples is habit that carries over, and not sharing. All start at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import signal
@@ -31,9 +33,12 @@ from swarm_node.node.control import ControlClient
 from swarm_node.node.fit import engine_of, this_machine
 from swarm_node.node.home import Home
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, Snapshot
+from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.simulation.report import save_json, save_picture
 
 FAMILIES = sorted(PRESETS["short"])
+ALONE = "alone"
+_LEARNING_RATE = "3e-5"
 #: An inference engine takes long to import and start, and each node of the demo has one.
 _START_SECONDS = {"torch": 180.0, "auto": 900.0, "vllm": 900.0}
 _STOP_SECONDS = 40.0
@@ -54,19 +59,19 @@ class DemoNode:
     snapshot: Snapshot | None = None
     log: list[str] = field(default_factory=list)
 
-    async def start(self, ticket_file: Path | None) -> None:
+    async def start(self) -> None:
         """Start the process; its log goes to `log` in its home."""
         arguments = ["join", "--model", "tiny", "--home", str(self.home.path)]
         arguments += ["--families", ",".join(self.families), "--listen", "/ip4/127.0.0.1/tcp/0"]
         arguments += ["--set", "network.poll_seconds=0.5"]
         arguments += ["--set", "run.eval_seconds=5"]
+        # With the default rate all is learnt in ten seconds, and nothing can be watched.
+        arguments += ["--learning-rate", _LEARNING_RATE]
         if self.sampler is not None:
             arguments += ["--sampler", self.sampler]
         if self.sampler != "vllm":
             # With so small a model, nodes would only wait for kernel launches on the one GPU.
             arguments += ["--set", "run.device=cpu"]
-        if ticket_file is not None:
-            arguments += ["--ticket-file", str(ticket_file)]
         with (self.home.path / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -147,33 +152,33 @@ async def run_demo(nodes: int, minutes: float, report: Path, sampler: str | None
 
 
 def _plan(directory: Path, nodes: int, sampler: str | None) -> list[DemoNode]:
+    """The nodes of the swarm, and the one alone, each with its membership."""
     swarm = []
     for index in range(nodes):
         home = Home(directory / f"node-{index + 1}")
-        home.create()
         swarm.append(DemoNode(f"node {index + 1}", home, FAMILIES[index::nodes], sampler))
-    return swarm
+    alone = DemoNode(ALONE, Home(directory / "alone"), FAMILIES[::nodes], sampler)
+    now = time.time()
+    for node in (*swarm, alone):
+        node.home.create()
+    alone.home.found_swarm("alone", now)
+    first, *others = swarm
+    first.home.found_swarm("demo", now)
+    # The others can have their tickets before the first node runs: its home keeps its port.
+    address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
+    for node in others:
+        ticket = first.home.invite(
+            [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR
+        )
+        node.home.join_swarm(parse_ticket(ticket, now), now)
+    return [*swarm, alone]
 
 
 async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
-    """Found the swarm, start its first node, and the others with a ticket from it."""
-    first, *others = swarm
-    first.home.found_swarm("demo", time.time())
-    await first.start(None)
-    live.update(_table(swarm, 0.0, "starting the first node"))
-    await _until_running([first], live, stop)
-    if stop.is_set() or first.snapshot is None:
-        return
-    ticket = first.home.invite(
-        first.snapshot.addresses, now=time.time(), valid_seconds=_HOUR, member_seconds=24 * _HOUR
-    )
-    for node in others:
-        path = node.home.path / "ticket"
-        path.touch(mode=0o600)
-        path.write_text(ticket)
-        await node.start(path)
-    live.update(_table(swarm, 0.0, "the others join by ticket"))
-    await _until_running(others, live, stop)
+    """Start all nodes at once, so that none learns before the others are there."""
+    await asyncio.gather(*(node.start() for node in swarm))
+    live.update(_table(swarm, 0.0, "starting"))
+    await _until_running(swarm, live, stop)
 
 
 async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
@@ -236,11 +241,13 @@ def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
 def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
-        return [f"{node.name[-1]} {'starting' if node.process else 'waiting'}", *[""] * 7]
+        return [f"{node.name} {'starting' if node.process else 'waiting'}", *[""] * 7]
     first, last = (shot.evals[0], shot.evals[-1]) if shot.evals else (_NO_EVAL, _NO_EVAL)
-    rejected = ", ".join(f"{why} {count}" for why, count in sorted(shot.rejected.items()))
+    rejected = ", ".join(
+        f"{why} {count}" for why, count in sorted(shot.rejected.items()) if why != "unreachable"
+    )
     return [
-        f"{node.name[-1]} …{shot.peer_id[-6:]}",
+        node.name,
         str(shot.version),
         _change(first.own, last.own),
         _change(first.unseen, last.unseen),
@@ -262,6 +269,7 @@ def _result(node: DemoNode) -> NodeReport:
     assert shot is not None
     first, last = shot.evals[0], shot.evals[-1]
     return NodeReport(
+        name=node.name,
         peer_id=shot.peer_id,
         updates=shot.updates,
         reward_start=first.all,
@@ -276,20 +284,26 @@ def _result(node: DemoNode) -> NodeReport:
 
 
 def _summary(console: Console, results: list[NodeReport], files: list[Path]) -> None:
-    for index, result in enumerate(results, start=1):
+    for result in results:
         unseen = _change(result.unseen_start, result.unseen_end)
         console.print(
-            f"node {index}: all nine families {_change(result.reward_start, result.reward_end)}, "
-            f"those only in peers' rollouts {unseen}, {result.updates} updates"
+            f"{result.name}: all nine families {_change(result.reward_start, result.reward_end)}, "
+            f"those that it never samples {unseen}, {result.updates} updates"
         )
+    console.print(
+        "alone: as node 1, without peers. What the others have more on families that they never "
+        "sample, they learnt from each other."
+    )
     for file in files:
         console.print(f"wrote {file}")
+    console.print("Next, two machines: swarm-node init NAME, then swarm-node invite --help")
 
 
 class NodeReport(msgspec.Struct, frozen=True):
     """One node's result. Rewards are held-out means over all families and over those it never
     sampled itself; `rejected` counts by reason."""
 
+    name: str
     peer_id: str
     updates: int
     reward_start: float
@@ -310,24 +324,39 @@ def write_report(
 ) -> list[Path]:
     """Write report.json and, where matplotlib is installed, learning.png; returns the files.
 
+    An earlier report stays: the directory then gets a number.
+
     Raises:
         SwarmNodeError: the directory cannot be written.
     """
+    directory = _unused(directory)
     report = {"schema": SCHEMA, "seconds": round(seconds, 1), "nodes": nodes}
     path, size = save_json(report, directory), (4 * len(curves), 3.9)
     picture = directory / "learning.png"
     return [path, *save_picture(picture, size, lambda figure: _draw(figure, curves))]
 
 
+def _unused(directory: Path) -> Path:
+    """`directory`, or its first relative with a number that holds no report."""
+    numbered = (directory.with_name(f"{directory.name}-{n}") for n in itertools.count(2))
+    places = itertools.chain([directory], numbered)
+    return next(place for place in places if not (place / "report.json").exists())
+
+
 def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
-    """One panel per node: held-out reward over time."""
-    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-    for panel, (name, points) in zip(panels, curves.items(), strict=True):
+    """One panel per node: held-out reward over time, and what the one alone reaches on families
+    that it never samples."""
+    swarm = {name: points for name, points in curves.items() if name != ALONE} or curves
+    alone = [(p.seconds, p.unseen) for p in curves.get(ALONE, ()) if p.unseen is not None]
+    panels = figure.subplots(1, len(swarm), sharey=True, squeeze=False)[0]
+    for panel, (name, points) in zip(panels, swarm.items(), strict=True):
         seconds = [point.seconds for point in points]
         panel.plot(seconds, [point.own for point in points], label="families it samples")
         unseen = [(p.seconds, p.unseen) for p in points if p.unseen is not None]
         if unseen:
             panel.plot(*zip(*unseen, strict=True), "--", label="families only in peers' rollouts")
+        if alone:
+            panel.plot(*zip(*alone, strict=True), ":", color="grey", label="those, alone")
         panel.set(title=name, xlabel="seconds", ylim=(0, 1))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("held-out reward")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 LEFTOVERS = "*.new"
@@ -31,6 +32,42 @@ def replace_private(path: Path, data: bytes) -> None:
             step failed, which makes sure of the new one's name.
     """
     _write(path, data, os.replace)
+
+
+class Journal:
+    """A file of lines, for its owner alone. At `limit` bytes it gets the suffix `.1`, in the place
+    of the one before, so both together stay within twice the limit."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self.path = path
+        self.old = path.with_name(f"{path.name}.1")
+        self._limit = limit
+
+    def append(self, line: bytes) -> None:
+        """Write a line, which has no line end.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size and size + len(line) >= self._limit:
+                os.replace(self.path, self.old)
+                self.append(line)
+                return
+            if size:
+                file.seek(size - 1)
+                line = line if file.read(1) == b"\n" else b"\n" + line  # a crash cut a line
+            file.write(line + b"\n")
+
+    def lines(self, since: int | None = None) -> Iterator[bytes]:
+        """All lines, the oldest first, or those after `since` bytes of the newer file; one that a
+        crash cut may be among them."""
+        for path in (self.old, self.path) if since is None else (self.path,):
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(since or 0)
+                yield from file
 
 
 def make_private(directory: Path) -> None:

@@ -193,16 +193,17 @@ class Storage:
         is stored."""
         with self._transaction() as db:
             known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
-            if known or any(self.author_of(digest) for digest in row.digests):
+            if known or self.authors_of(*row.digests):
                 return False
             _insert(db, row)
             _put_window(db, window)
         return True
 
-    def author_of(self, digest: bytes) -> str | None:
-        """The author of the group with this digest, None if it is not among the newest ones."""
-        rows = self._rows("SELECT author FROM contents WHERE digest = ?", digest)
-        return rows[0][0] if rows else None
+    def authors_of(self, *digests: bytes) -> dict[bytes, str]:
+        """The author of each group that is among the newest ones, by its digest."""
+        marks = ", ".join("?" * len(digests))
+        query = f"SELECT digest, author FROM contents WHERE digest IN ({marks})"  # noqa: S608 - marks
+        return dict(self._rows(query, *digests))
 
     def save_window(self, window: WindowRow) -> None:
         """Replace the author's window, after a group that is not kept."""

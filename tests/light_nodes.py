@@ -175,7 +175,7 @@ class LightNode:
         asker = self.exchange.asker
         further = {}
         if knock is not None:
-            self.probes = ProbeServer(asker, knock=knock, **probing)
+            self.probes = ProbeServer(asker, knock=knock, members=self.members, **probing)
             further = {PROBE: self.probes.answer, PROBE_FOR: self.probes.answer_for}
         self.server = Server(traffic=traffic, further=further, **shared)
         self.prober = Prober(asker, self.reach, members=self.members, **probing)

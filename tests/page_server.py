@@ -14,7 +14,8 @@ from builders import quiet_snapshot
 
 from swarm_node.node.control import ControlClient, ControlServer
 from swarm_node.node.history import HistoryReport, HistoryRow
-from swarm_node.node.snapshot import EvalPoint, GroupCounts, PeerRow, Snapshot
+from swarm_node.node.samples import SampleRow
+from swarm_node.node.snapshot import EvalPoint, GroupCounts, PeerRow, Said, Snapshot
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -76,6 +77,7 @@ def snapshot(**changes: Any) -> Snapshot:
         "groups": GroupCounts(published=7),
         "peers": [peer(1, name=HOSTILE, refused={HOSTILE: 2}), peer(2, via=None)],
         "alarms": [HOSTILE],
+        "findings": [Said("together", "good", "learning and sharing", HOSTILE)],
     }
     return quiet_snapshot(**{**known, **changes})
 
@@ -110,6 +112,7 @@ class Served:
             self.file,
             snapshot=lambda: self.now,
             history=lambda since: HistoryReport(1, [r for r in self.rows if r.time > since]),
+            samples=lambda: [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")],
             network=unasked,
             evaluate=unasked,
             stop=lambda: None,

@@ -55,7 +55,8 @@ class End:
             clock=SYSTEM_CLOCK,
             rng=random.Random(number),
         )
-        self.reaching.screen(self.members.vouches, self.members.is_member)
+        members = self.members
+        self.reaching.screen(members.vouches, members.is_member, members.issuer)
         self.reaching.serve(WHO, self._who)
         self.reaching.serve(SIZED, self._sized)
 

@@ -392,8 +392,8 @@ def test_no_two_groups_with_one_digest_are_stored_also_after_a_restart(tmp_path:
     other, window = received(2)
     for known in (b"own", b"b"):
         assert not storage.accept(replace(other, digests=(b"new", known)), window)
-    assert storage.author_of(b"own") == own.author
-    assert storage.author_of(b"new") is None
+    assert storage.authors_of(b"own", b"new", b"b") == {b"own": own.author, b"b": row.author}
+    assert storage.authors_of() == {}
     assert storage.accept(replace(other, digests=(b"new",)), window)
 
 
@@ -404,7 +404,11 @@ def test_only_the_newest_digests_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         row, window = received(seq)
         assert storage.accept(replace(row, digests=(bytes([seq]),)), window)
     storage.prune(keep_log=9)
-    assert [bool(storage.author_of(bytes([seq]))) for seq in range(1, 6)] == [0, 0, 1, 1, 1]
+    assert sorted(storage.authors_of(*(bytes([seq]) for seq in range(1, 6)))) == [
+        b"\3",
+        b"\4",
+        b"\5",
+    ]
 
 
 def test_a_database_of_the_second_version_gets_the_table_of_contents(tmp_path: Path) -> None:
@@ -420,4 +424,4 @@ def test_a_database_of_the_second_version_gets_the_table_of_contents(tmp_path: P
     assert storage.head() == 1
     row, window = received(1)
     assert storage.accept(replace(row, digests=(b"a",)), window)
-    assert storage.author_of(b"a") == row.author
+    assert storage.authors_of(b"a") == {b"a": row.author}

@@ -75,13 +75,21 @@ def _value(settings: Settings, name: str) -> Any:
 
 
 def _choices(field: FieldInfo) -> str:
-    """The values a field accepts: "int 1..1024", "torch | vllm | auto"."""
-    limits = {type(item).__name__: item for item in field.metadata}
-    low = next((str(getattr(limits[n], n.lower())) for n in ("Ge", "Gt") if n in limits), "")
-    high = next((str(getattr(limits[n], n.lower())) for n in ("Le", "Lt") if n in limits), "")
-    return " ".join(
-        filter(None, (_kind(field.annotation), f"{low}..{high}" if low or high else ""))
-    )
+    """The values a field accepts: "int 1..1024", "float >0..1", "torch | vllm | auto"."""
+    return _kind(field.annotation) + _range(field.metadata)
+
+
+def _range(limits: Sequence[Any]) -> str:
+    """As " 1..1024", "" without limits. Of two limits of a side the narrower counts."""
+    lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
+    lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
+    highs = [(item.le, "") for item in limits if hasattr(item, "le")]
+    highs += [(item.lt, "<") for item in limits if hasattr(item, "lt")]
+    if not lows and not highs:
+        return ""
+    low, over = max(lows, default=("", ""))
+    high, under = min(highs, key=lambda limit: (limit[0], not limit[1]), default=("", ""))
+    return f" {over}{low}..{under}{high}"
 
 
 def _kind(annotation: Any) -> str:
@@ -91,7 +99,8 @@ def _kind(annotation: Any) -> str:
     if get_origin(annotation) in (list, dict):
         return {list: "list", dict: "table"}[get_origin(annotation)]
     if get_origin(annotation) is _Annotated:
-        return _kind(parts[0])
+        limits = [limit for info in parts[1:] for limit in getattr(info, "metadata", ())]
+        return _kind(parts[0]) + _range(limits)
     if parts:
         return " | ".join(_kind(part) for part in parts if part is not type(None))
     name = str(annotation.__name__)

@@ -11,18 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from swarm_node import __version__
-from swarm_node.cli import members
+from swarm_node.cli import members, watching
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.backup import backup, restore
 from swarm_node.cli.doctor import doctor
+from swarm_node.cli.env import env_app
 from swarm_node.cli.export import export
 from swarm_node.cli.home import ask, chosen_home, show
 from swarm_node.cli.issuer import issuer_app
 from swarm_node.cli.options import (
     AssignOption,
+    CodeOption,
     ConfigOption,
+    CoordinatorOption,
     HomeOption,
     JsonOption,
+    LogFormatOption,
     ModelOption,
     SamplerOption,
     TicketFileOption,
@@ -30,6 +34,7 @@ from swarm_node.cli.options import (
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.cli.track import track
 from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
 
@@ -118,12 +123,8 @@ def join(
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
-    coordinator: Annotated[
-        str | None, typer.Option(help="URL of a coordinator, which introduces peers.")
-    ] = None,
-    code: Annotated[
-        str | None, typer.Option(help="A code that the coordinator redeems for a ticket.")
-    ] = None,
+    coordinator: CoordinatorOption = None,
+    code: CodeOption = None,
     own: Annotated[int | None, typer.Option(help="Own groups per update (I).")] = None,
     external: Annotated[str | None, typer.Option(help="Peers' groups (J), or auto.")] = None,
     sampler: SamplerOption = None,
@@ -133,6 +134,7 @@ def join(
     verbose: Annotated[
         bool | None, typer.Option("--verbose", "-v", help="Log every rejection.")
     ] = None,
+    log_format: LogFormatOption = None,
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
@@ -140,6 +142,7 @@ def join(
     next node. Every option is also an environment variable (SWARM_NODE_EXPERIENCE__OWN) and a TOML
     key (experience.own); `swarm-node config` lists them.
     """
+    from swarm_node.cli.live import live_screen
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.join import join_swarm
 
@@ -159,9 +162,11 @@ def join(
         "training.learning_rate": learning_rate,
         "run.updates": updates,
         "verbose": verbose,
+        "log_format": log_format,
         **parse_assignments(assign or []),
     }
-    join_swarm(load_settings(flags, config=config), code)
+    settings = load_settings(flags, config=config)
+    join_swarm(settings, code, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (
@@ -172,6 +177,9 @@ for command in (
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
+app.command(rich_help_panel=_BASIC)(track)
+for command in (watching.samples, watching.top, watching.logs):
+    app.command(rich_help_panel=_BASIC)(command)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
 
 
@@ -216,9 +224,9 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     """Show the peers that the running node knows, and what it made of what they sent.
 
     Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
-    none, how many of its groups came here of those that it published, its share of what was trained
-    on, a lower bound of the share of its groups that are of use, and what was refused and why. The
-    last line says how they reach this node.
+    none, how many of its groups came here of those that it published, how many it took, its share
+    of what was trained on, a lower bound of the share of its groups that are of use, and what was
+    refused and why. The last line says how they reach this node.
     `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
@@ -320,5 +328,6 @@ def build_tiny(
 app.command(rich_help_panel="Model")(export)
 app.command(rich_help_panel="Model")(plan)
 app.add_typer(model_app, name="model", rich_help_panel="Model")
+app.add_typer(env_app, name="env", rich_help_panel="Model")
 app.command(rich_help_panel="Experiments")(simulation.simulate)
 app.add_typer(simulation.experiment_app, name="experiment", rich_help_panel="Experiments")

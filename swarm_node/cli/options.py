@@ -30,3 +30,12 @@ AssignOption = Annotated[
     typer.Option("--set", help="Any setting: KEY=VALUE (see `swarm-node config`)."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help='Machine-readable, with "schema": 1.')]
+CoordinatorOption = Annotated[
+    str | None, typer.Option(help="URL of a coordinator, which introduces peers.")
+]
+CodeOption = Annotated[
+    str | None, typer.Option(help="A code that the coordinator redeems for a ticket.")
+]
+LogFormatOption = Annotated[
+    str | None, typer.Option(help="auto, text or json; auto: a live view on a terminal.")
+]

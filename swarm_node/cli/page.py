@@ -24,10 +24,14 @@ def open_page(
     The address lets one browser in, within a minute, to look and not to change anything. Over ssh,
     forward the port that the command names, and open the address on your machine.
     """
-    address = ask(home, lambda client: client.page())
+    show_page(ask(home, lambda client: client.page()), only_print=show)
+
+
+def show_page(address: str, *, only_print: bool) -> None:
+    """Print an address, and open it where there is a screen."""
     typer.echo(address)
     port = urlsplit(address).port
-    if show:
+    if only_print:
         return
     if _has_screen():
         import webbrowser

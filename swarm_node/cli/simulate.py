@@ -32,8 +32,10 @@ ReportOption = Annotated[Path, typer.Option(help="Directory of the reports; reus
 
 def simulate(
     nodes: NodesOption = 8,
-    local: Annotated[int, typer.Option(min=0, help="Own groups per update (I).")] = 4,
-    external: Annotated[str, typer.Option(help="Peers' groups per update (J).")] = "4",
+    local: Annotated[int | None, typer.Option(min=0, help="Own groups per update (I).")] = None,
+    external: Annotated[
+        str | None, typer.Option(help="Peers' groups per update (J), or auto.")
+    ] = None,
     rounds: RoundsOption = 60,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same hash.")] = 0,
     report: Annotated[
@@ -57,7 +59,6 @@ def simulate(
 ) -> None:
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
     clock. The same command gives the same hash. Settings come from the command line alone."""
-    from swarm_node.config import parse_assignments
     from swarm_node.simulation.run import run_simulation, simulation_settings
     from swarm_node.simulation.swarm import Scenario
 
@@ -74,7 +75,7 @@ def simulate(
     )
     flags: dict[str, Any] = {
         "experience.own": local,
-        **parse_assignments([f"experience.external={external}"]),
+        "experience.external": external,
         "experience.correction": correction,
     }
     run_simulation(scenario, simulation_settings(seed, flags, assign or []), report)
@@ -92,16 +93,22 @@ def sapo(
     report: ReportOption = Path("sapo-report"),
     model: Annotated[str | None, typer.Option(help="Start from this model instead.")] = None,
     correction: CorrectionOption = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="Index of the first declared seed.")] = 0,
+    cost_ratio: Annotated[
+        str, typer.Option(help="Seconds per group made : per group trained on.")
+    ] = "70:30",
     assign: AssignOption = None,
 ) -> None:
     """Compare own with shared experience as SAPO (arXiv 2509.08721) does, over several seeds."""
+    from swarm_node.simulation.experiments.budgets import CostRatio
     from swarm_node.simulation.experiments.sapo import Sapo
 
     flags = _flags(assign)
     if correction is not None:
         flags["experience.correction"] = correction
     names = tuple(arms.split(",")) if arms else ()
-    Sapo(nodes, rounds, seeds, flags, regime, names, model).run(report)
+    ratio = CostRatio(*_range("--cost-ratio", cost_ratio, ":"))
+    Sapo(nodes, rounds, seeds, flags, regime, names, model, first_seed, ratio).run(report)
 
 
 @experiment_app.command(epilog=_RESUMES)
@@ -198,11 +205,11 @@ def _flags(assign: list[str] | None) -> dict[str, Any]:
     return parse_assignments(assign or [])
 
 
-def _range(option: str, text: str) -> tuple[float, float]:
+def _range(option: str, text: str, by: str = ",") -> tuple[float, float]:
     try:
-        low, high = map(float, text.split(","))
+        low, high = map(float, text.split(by))
     except ValueError:
-        raise ConfigError(f"{option} takes two numbers, such as 0.5,2, not {text!r}") from None
+        raise ConfigError(f"{option} takes two numbers, such as 0.5{by}2, not {text!r}") from None
     return low, high
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import counts, day_of, plain, relay_name, span
+from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
 from swarm_node.node.snapshot import EvalPoint, MembershipRow, Said, Snapshot
 
 #: The sign and the colour of a finding, by its level.
@@ -21,57 +21,76 @@ _BARS = "▁▂▃▄▅▆▇█"
 def status_view(snapshot: Snapshot) -> RenderableType:
     """The verdict, the figures, and everything that the owner should look at."""
     first, *others = snapshot.findings or [Said("", "good", snapshot.state)]
-    lines: list[RenderableType] = [f"[bold]{finding_line(first)}[/]"]
-    lines += _remedy(first)
-    if first.kind == "nothing_to_learn":
-        for row in snapshot.examples:
-            mark = "✓" if row.reward > 0.5 else "✗"
-            text = f'{row.family}: "{cut(row.prompt, 40)}" answered "{cut(row.answer, 40)}" {mark}'
-            lines.append(f"  {plain(text)}")
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    examples = examples_view(snapshot) if first.kind == "nothing_to_learn" else ()
+    told = {f"{said.text}: {said.remedy}" for said in snapshot.findings}
+    alarms = [Said("alarm", "bad", alarm) for alarm in snapshot.alarms if alarm not in told]
+    return Group(
+        findings_view([first]),
+        *examples,
+        figures_view(figures(snapshot)),
+        findings_view([*others, *alarms]),
+    )
+
+
+def findings_view(findings: Sequence[Said]) -> RenderableType:
+    """Findings with their signs, each with its remedy below."""
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for said in findings:
+        sign, colour = SIGNS[said.level]
+        table.add_row(f"[{colour}]{sign}[/]", f"[{colour}]{plain(said.text)}[/]")
+        if said.remedy:
+            table.add_row("→", plain(said.remedy))
+    return table
+
+
+def figures_view(rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Names and values in two columns."""
+    table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
-    for name, text in _figures(snapshot):
+    for name, text in rows:
         table.add_row(name, plain(text))
-        if name == "reach" and snapshot.reach is not None and snapshot.reach.remedy:
-            table.add_row("", plain(f"→ {snapshot.reach.remedy}"))
-    lines.append(table)
-    for said in others:
-        lines += [finding_line(said), *_remedy(said)]
-    told = {f"{said.text}: {said.remedy}" for said in snapshot.findings}
-    lines += [f"[red]![/] {plain(alarm)}" for alarm in snapshot.alarms if alarm not in told]
-    return Group(*lines)
+    return table
 
 
-def finding_line(said: Said) -> str:
-    """A finding with its sign, as markup."""
-    sign, colour = SIGNS[said.level]
-    return f"[{colour}]{sign} {plain(said.text)}[/]"
+def examples_view(shot: Snapshot) -> Iterator[str]:
+    """Some own answers, a line each."""
+    for row in shot.examples:
+        mark = "✓" if row.reward > 0.5 else "✗"
+        text = f'{row.family}: "{cut(row.prompt, 40)}" answered "{cut(row.answer, 40)}" {mark}'
+        yield f"  {plain(text)}"
 
 
-def _remedy(said: Said) -> list[RenderableType]:
-    return [f"  → {plain(said.remedy)}"] if said.remedy else []
-
-
-def _figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
-    yield "node", f"{shot.model}, …{shot.peer_id[-8:]}, {shot.state} for {span(shot.seconds)}"
-    yield "swarm", f"{shot.swarm}, {len(shot.peers)} peers known"
+def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Names and values, for `figures_view`."""
+    yield "node", f"{shot.model}, {short(shot.peer_id)}, {shot.state} for {span(shot.seconds)}"
+    yield "swarm", f"{shot.swarm}, {number_of(len(shot.peers), 'peer')} known"
     yield "membership", _membership(shot.membership)
     yield "reach", shot.reach.text if shot.reach else "not known yet"
-    yield "held out", curve(shot.evals, 24)
-    yield "updates", updates(shot)
-    yield "gave", gave(shot)
-    yield "got", got(shot)
-    yield "busy", busy(shot)
+    if shot.reach is not None and shot.reach.remedy:
+        yield "", f"→ {shot.reach.remedy}"
+    yield from course(shot)
     yield "sampler", shot.engine
     yield "judging", shot.sandbox or "not known yet"
-    yield "relays", _relays(shot)
-    yield "refused", refused(shot)
+    if relays := _relays(shot):
+        yield "relays", relays
     if missed := sum(shot.rejected.get(reason, 0) for reason in _NOT_REFUSED):
         yield "not reached", f"{missed} requests to peers that were away or had the group no more"
     yield "faults", counts(shot.faults)
     if shot.trainer_restarts:
         yield "trainer", f"restarted {shot.trainer_restarts} times"
+
+
+def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
+    """The figures that change while one watches."""
+    yield "held out", curve(shot.evals, 24)
+    yield "updates", updates(shot)
+    yield "gave", gave(shot)
+    yield "got", got(shot)
+    yield "refused", refused(shot)
+    yield "busy", busy(shot)
 
 
 def updates(shot: Snapshot) -> str:
@@ -87,7 +106,7 @@ def updates(shot: Snapshot) -> str:
 
 
 def gave(shot: Snapshot) -> str:
-    """Groups made here, and what peers made of them."""
+    """Groups made here, and how many peers took."""
     text = f"{shot.groups.published:,} groups made, {shot.groups.announced:,} announced"
     text += f", {shot.groups.taken:,} taken by peers"
     if shot.recent is not None and shot.recent.groups:
@@ -99,7 +118,7 @@ def gave(shot: Snapshot) -> str:
 def got(shot: Snapshot) -> str:
     """Groups of peers, and how many were trained on."""
     givers = sum(peer.received > 0 for peer in shot.peers)
-    text = f"{shot.groups.received:,} groups from {givers} peers"
+    text = f"{number_of(shot.groups.received, 'group')} from {number_of(givers, 'peer')}"
     return f"{text}, {shot.groups.trained_external:,} trained on"
 
 
@@ -152,8 +171,8 @@ def _membership(row: MembershipRow | None) -> str:
 def _relays(snapshot: Snapshot) -> str:
     row = snapshot.relaying
     if row is None:
-        return "not known yet"
-    said = [f"{row.relayed} of {row.asked} requests relayed"]
+        return ""
+    said = [f"{row.relayed} of {row.asked} requests relayed"] if row.relayed else []
     if row.kept:
         names = ", ".join(relay_name(relay, snapshot.peers) for relay in row.kept)
         said.append(f"reached via {names}")

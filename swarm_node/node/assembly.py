@@ -308,6 +308,7 @@ def _probing(
         asker,
         transport=transport,
         directory=directory,
+        members=shared.members,
         knock=parts.knock,
         clock=parts.clock,
         rng=rng,
@@ -342,6 +343,7 @@ def _puncher(
         partial(place_of, parts.reach),
         ask=ask,
         dial=partial(parts.transport.dial, held=True),
+        issuer=shared.members.issuer,
         clock=parts.clock,
     )
     reaching.punch = puncher.punch

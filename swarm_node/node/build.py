@@ -21,9 +21,11 @@ from swarm_node.node.bans import Bans
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import cache_shape, engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit, shared_bytes
-from swarm_node.node.history import MetricsFile, Ring
+from swarm_node.node.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.home import Home, Membership
 from swarm_node.node.parts import Parts
+from swarm_node.node.screen import Screen
+from swarm_node.node.snapshot import SCHEMA
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
@@ -181,10 +183,12 @@ async def run_node(
     membership: Membership,
     model: Model,
     found: Fit,
+    screen: Screen,
     on_running: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
     """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM).
-    `on_running` is told the node's addresses once others can dial it.
+    `screen` tells how it goes, and `on_running` is told the node's addresses once others can dial
+    it.
 
     Raises:
         SwarmNodeError: it cannot start.
@@ -194,21 +198,26 @@ async def run_node(
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
-        history=node.history,
+        history=lambda since: HistoryReport(SCHEMA, parts.history.since(since)),
         network=node.network,
         evaluate=node.evaluate,
         stop=node.stop,
+        samples=node.samples,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError):  # no signal handlers on this platform's loop
             loop.add_signal_handler(number, node.stop)
+    screen.attach(loop, node.snapshot, node.stop)
     try:
         await control.start()
     except BaseException:
         await node.close()
         raise
     else:
-        await node.run(on_running)
+        ended = await node.run(on_running, screen.step)
+        if ended is not None:
+            screen.ended(ended)
     finally:
+        screen.detach()
         await control.close()

@@ -7,6 +7,7 @@ so that no web page can reach it by DNS rebinding.
     GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
     GET  /v1/network    ask members how this node is reached
     GET  /v1/history    rows of the history, those after the Unix second `since`
+    GET  /v1/samples    some answers, own and peers'
     GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
@@ -20,7 +21,7 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -30,8 +31,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.history import HistoryReport
-from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
-from swarm_node.page.entrance import Entrance
+from swarm_node.node.samples import SampleRow, SamplesReport
+from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
+from swarm_node.page.entrance import Entrance, Key
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 
@@ -48,12 +50,6 @@ class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
-class Key(msgspec.Struct, frozen=True):
-    """What lets a page in, once."""
-
-    key: str
-
-
 class ControlServer:
     """Serves the control API for as long as it is started."""
 
@@ -66,6 +62,7 @@ class ControlServer:
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
+        samples: Callable[[], Sequence[SampleRow]] = tuple,
     ) -> None:
         self._file = file
         self._snapshot = snapshot
@@ -73,6 +70,7 @@ class ControlServer:
         self._network = network
         self._evaluate = evaluate
         self._stop = stop
+        self._samples = samples
         self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
@@ -90,6 +88,7 @@ class ControlServer:
                 web.get("/v1/status", self._get_status),
                 web.get("/v1/network", self._get_network),
                 web.get("/v1/history", self._get_history),
+                web.get("/v1/samples", self._get_samples),
                 web.get("/v1/events", self._events.serve),
                 web.get(_METRICS, self._get_metrics),
                 web.post("/v1/key", self._post_key),
@@ -145,14 +144,17 @@ class ControlServer:
         return await handler(request)
 
     async def _post_key(self, _: web.Request) -> web.Response:
-        return _json(Key(self._entrance.key()))
+        return _json(self._entrance.key())
 
     async def _post_enter(self, request: web.Request) -> web.Response:
         """The key is the body: an address would be in the browser's history."""
-        given = self._entrance.enter((await request.content.read(64)).decode("ascii", "replace"))
+        try:
+            given = self._entrance.enter(msgspec.json.decode(await request.read(), type=Key))
+        except (ValueError, RecursionError):
+            raise web.HTTPBadRequest(text="this is no key") from None
         if given is None:
             raise web.HTTPUnauthorized(text="this key was used, or is too old")
-        return _json({"pass": given})
+        return _json(given)
 
     def _news(self, until: float | None) -> tuple[Snapshot, float]:
         """The snapshot, with the evaluations that this page was not told of yet."""
@@ -163,6 +165,9 @@ class ControlServer:
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return _json(self._snapshot())
+
+    async def _get_samples(self, _: web.Request) -> web.Response:
+        return _json(SamplesReport(SCHEMA, list(self._samples())))
 
     async def _get_history(self, request: web.Request) -> web.Response:
         try:
@@ -224,6 +229,14 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
         """
         return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
+
+    async def samples(self) -> SamplesReport:
+        """Some answers of the node and its peers.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", "/v1/samples", 10), SamplesReport)
 
     async def network(self) -> NetworkReport:
         """What the node finds of its network now; it asks members, which takes seconds.

@@ -4,7 +4,12 @@
 | --- | --- | --- | --- |
 | preset of reasoning-gym | short | chat | chat |
 | longest answer, tokens | 24 | 512 | 512 |
+| answers per group, groups per batch | 4, 16 | 8, 8 | 8, 8 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
+
+Groups of 4 were better in every regime that was tried with the tiny model (docs/experiments.md).
+Nothing was measured with a pretrained one. Each group costs it a long prompt more, and published
+runs have groups of 8 to 16.
 
 1e-6 is what GRPO is commonly run with on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters
@@ -14,15 +19,18 @@ about a school problem.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from swarm_node.config import Settings
+from swarm_node.config import Settings, Table
 from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.config import Qwen2Config
 
 #: A model with fewer weights was trained from nothing on tasks of a few tokens.
 PRETRAINED_WEIGHTS = 50_000_000
 PRESET, LONGEST_ANSWER = "chat", 512
+_SAMPLING = {"max_new_tokens": LONGEST_ANSWER, "group_size": 8, "tasks_per_call": 8}
+_EXPERIENCE = {"own": 4}
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
 
 
@@ -30,11 +38,10 @@ def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
     """`settings` for a model of this shape. What the user set stays."""
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
-    changed: dict[str, Any] = {}
-    if "max_new_tokens" not in settings.sampling.model_fields_set:
-        changed["sampling"] = settings.sampling.model_copy(
-            update={"max_new_tokens": LONGEST_ANSWER}
-        )
+    changed: dict[str, Any] = {
+        "sampling": _unless_set(settings.sampling, _SAMPLING),
+        "experience": _unless_set(settings.experience, _EXPERIENCE),
+    }
     environment = settings.environment
     if environment.name == "reasoning_gym" and not {"preset", "datasets"} & set(
         environment.options
@@ -42,6 +49,12 @@ def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
         options = {**environment.options, "preset": PRESET}
         changed["environment"] = environment.model_copy(update={"options": options})
     return settings.model_copy(update=changed)
+
+
+def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
+    """`table` with those of `values` that the user did not set."""
+    others = {key: value for key, value in values.items() if key not in table.model_fields_set}
+    return table.model_copy(update=others)
 
 
 def for_training(settings: Settings, shape: Qwen2Config, training: Training) -> Settings:

@@ -1,16 +1,10 @@
-"""The first lines of `join`: what the node trains, on what, and where. Pure, but for `tell`."""
+"""The first lines of `join`: what the node trains, on what, and where. Pure."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-import structlog
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from swarm_node.config import Settings
 from swarm_node.node.doctor import Finding, amount, gib
@@ -19,8 +13,6 @@ from swarm_node.node.fit import Fit, Machine, job_of
 from swarm_node.policy.memory.footprint import footprint, longest_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
-
-_log = structlog.get_logger(__name__)
 
 
 class Line(NamedTuple):
@@ -109,20 +101,3 @@ def invite_line(swarm: str, home: Path, default: Path) -> Line:
 def finding_line(finding: Finding) -> Line:
     """The line of something that is wrong."""
     return Line(finding.subject, f"{finding.found}\n→ {finding.remedy}", finding._asdict(), True)
-
-
-def tell(lines: Sequence[Line]) -> None:
-    """Write lines to stderr: readable on a terminal, else one JSON object each."""
-    if not sys.stderr.isatty():
-        for line in lines:
-            (_log.warning if line.warning else _log.info)(line.event, **line.fields)
-        return
-    table = Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for line in lines:
-        colour = "yellow" if line.warning else ""
-        event = Text(f"{'! ' * line.warning + line.event:10}", style=colour or "bold")
-        table.add_row(event, Text(line.text, style=colour))
-    if lines:
-        Console(stderr=True, highlight=False).print(table)

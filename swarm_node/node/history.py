@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from swarm_node.durable import Journal
 from swarm_node.errors import HomeError
 
 #: Rows held in memory. The older half is thinned when they are more.
@@ -32,7 +32,8 @@ class HistoryRow(msgspec.Struct, frozen=True):
     `trained_own` and `trained_peers`. `refused` counts peers' messages since the start, without
     peers that did not answer.
 
-    Of the newest update: `loss`, `kl` and `entropy` in nats, `clipped_share`, `gradient_norm`.
+    Of the newest update that was not skipped: `loss`, `kl` and `entropy` in nats, `clipped_share`,
+    `gradient_norm`.
 
     Over the interval of `seconds`: `own_per_update` and `peers_per_update` groups, `lag` of own
     groups in versions, `age` of peers' in updates, `rows` with an advantage, `own_reward` of the
@@ -181,13 +182,10 @@ class Ring:
 
 
 class MetricsFile:
-    """`metrics.jsonl`, one row a line. At `limit` bytes it becomes `metrics.jsonl.1`, in the place
-    of an earlier one."""
+    """`metrics.jsonl`, one row a line."""
 
     def __init__(self, path: Path, limit: int = MAX_FILE_BYTES) -> None:
-        self.path = path
-        self._old = path.with_name(f"{path.name}.1")
-        self._limit = limit
+        self._journal = Journal(path, limit)
 
     def append(self, row: HistoryRow) -> None:
         """Write a row.
@@ -195,28 +193,15 @@ class MetricsFile:
         Raises:
             HomeError: the disk is full, or the file cannot be written.
         """
-        line = msgspec.json.encode(row) + b"\n"
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "r+b") as file:
-                size = file.seek(0, os.SEEK_END)
-                if size and size + len(line) > self._limit:
-                    os.replace(self.path, self._old)
-                    self.append(row)
-                    return
-                if size:
-                    file.seek(size - 1)
-                    line = line if file.read(1) == b"\n" else b"\n" + line  # a crash cut a line
-                file.write(line)
+            self._journal.append(msgspec.json.encode(row))
         except OSError as error:
-            raise HomeError(f"cannot write {self.path}: {error.strerror}") from error
+            raise HomeError(f"cannot write {self._journal.path}: {error.strerror}") from error
 
-    def read(self) -> Iterator[HistoryRow]:
-        """The rows of earlier runs, the oldest first. Lines that a crash cut, or another version
-        wrote, are left out."""
+    def read(self, since: int | None = None) -> Iterator[HistoryRow]:
+        """The rows of earlier runs, the oldest first, or those after `since` bytes of the newer
+        file. Lines that a crash cut, or another version wrote, are left out."""
         decoder = msgspec.json.Decoder(HistoryRow)
-        for path in (self._old, self.path):
-            with suppress(OSError), path.open("rb") as file:
-                for line in file:
-                    with suppress(ValueError, RecursionError):
-                        yield decoder.decode(line)
+        for line in self._journal.lines(since):
+            with suppress(ValueError, RecursionError):
+                yield decoder.decode(line)

@@ -9,10 +9,9 @@ revoked  secret                    the newest statements of the swarm: who is ou
 admitted  coordinator              whom limited issuers admitted; a coordinator's newest batch
 port                               the TCP port chosen at first start, kept so tickets stay good
 node.db  checkpoints/              groups, windows, counters; training state
-metrics.jsonl  metrics.jsonl.1     the node's history
+metrics.jsonl  node.log            history and log, JSON objects; older ones in *.1
 editing                            locked while a command changes one of these files
-control.json                       where the running node answers (mode 0600)
-metrics.token  prometheus.json     what Prometheus needs to read a running node's figures
+control.json  metrics.token  prometheus.json    where the running node answers (mode 0600)
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ class Home:
         self.database = self.path / "node.db"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
+        self.log = self.path / "node.log"
 
     @property
     def _swarm_file(self) -> Path:

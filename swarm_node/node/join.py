@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import structlog
 from pydantic import SecretStr
 
 from swarm_node.config import Settings, default_home
+from swarm_node.durable import Journal
 from swarm_node.errors import ConfigError, TicketError, TicketExpiredError
 from swarm_node.node.defaults import for_model, for_training
 from swarm_node.node.doctor import examine, machine_of, refuse
@@ -23,28 +22,36 @@ from swarm_node.node.first_lines import (
     finding_line,
     invite_line,
     start_lines,
-    tell,
 )
 from swarm_node.node.fit import check_disk, fit
 from swarm_node.node.home import Home, Membership
+from swarm_node.node.logs import MAX_LOG_BYTES, keep_log, set_up_logging
+from swarm_node.node.screen import Screen
 from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
-from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.models.model import TINY, Model, resolve
 from swarm_node.policy.placement import hardware
 
 _MAX_TICKET_FILE = 16 * 1024
 
 
-def join_swarm(settings: Settings, code: str | None = None) -> None:
+def join_swarm(settings: Settings, code: str | None = None, screen: Screen | None = None) -> None:
     """Run a node until it is stopped. A home without a swarm joins one by a ticket, or by a `code`
-    that its coordinator redeems for one.
+    that its coordinator redeems for one. `screen` tells what it does; by default the log does.
 
     Raises:
         SwarmNodeError: it cannot start; the message says what to do.
     """
-    set_up_logging(settings.verbose)
+    screen = screen or Screen()
+    set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
+    with screen:
+        _join(settings, code, screen)
+
+
+def _join(settings: Settings, code: str | None, screen: Screen) -> None:
+    screen.step("home")
     # Before anything is founded or started: a download may take long, and may be interrupted.
     from swarm_node.node.derive import resumed  # imports torch
 
@@ -57,6 +64,7 @@ def join_swarm(settings: Settings, code: str | None = None) -> None:
     facts = gather(home, run.device, wanted, ticket_text(settings), seen, run.trainer_processes)
     refuse(examine(facts, settings, None))
     machine = machine_of(facts, settings)
+    screen.step("model")
     downloads: list[Download] = []
 
     def admit(shape: Qwen2Config) -> None:
@@ -66,16 +74,18 @@ def join_swarm(settings: Settings, code: str | None = None) -> None:
         findings = examine(facts, wanted, shape)
         refuse(findings)
         wanted = for_training(wanted, shape, found.training)
-        tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        tell([*start_lines(wanted, facts, machine, found, shape)])
+        screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
+        screen.tell([*start_lines(wanted, facts, machine, found, shape)])
 
     def download(wanted: Download) -> None:
         downloads.append(wanted)
-        tell([download_line(wanted)])
+        screen.tell([download_line(wanted)])
 
     directory = resolve(settings.model, admit, download)
-    if not downloads:
-        tell([Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})])
+    if not downloads and settings.model != TINY:
+        screen.tell(
+            [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
+        )
     model = Model.read(settings.model, directory)
     settings = for_model(settings, model.config)
     found = fit(settings, model.config, machine)
@@ -88,35 +98,17 @@ def join_swarm(settings: Settings, code: str | None = None) -> None:
             update={"bootstrap": bootstrap, "coordinator": coordinator}
         )
         settings = settings.model_copy(update={"network": network})
+        keep_log(Journal(home.log, MAX_LOG_BYTES))
         from swarm_node.node.build import run_node  # imports torch and the network stack
 
         def on_running(addresses: Sequence[str]) -> None:
-            tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
+            screen.done()
+            screen.tell([Line("listening", " ".join(addresses), {"addresses": list(addresses)})])
             if founded:
-                tell([invite_line(membership.swarm.name, home.path, default_home())])
+                screen.tell([invite_line(membership.swarm.name, home.path, default_home())])
             notify("READY=1")
 
-        asyncio.run(run_node(settings, home, membership, model, found, on_running))
-
-
-def set_up_logging(verbose: bool) -> None:
-    """Readable lines on a terminal, JSON elsewhere; to stderr, so that stdout is the answer."""
-    terminal = sys.stderr.isatty()
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(
-                fmt="%H:%M:%S" if terminal else "iso", utc=not terminal
-            ),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.DEBUG if verbose else logging.INFO
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+        asyncio.run(run_node(settings, home, membership, model, found, screen, on_running))
 
 
 def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:

@@ -67,14 +67,17 @@ class Learner:
         #: Whether the trainer is being restarted, which may take long.
         self.restarting = False
 
-    async def start(self) -> None:
-        """Resume from the newest checkpoint and load its weights into the sampler.
+    async def start(self, on_step: Callable[[str], None] = lambda step: None) -> None:
+        """Resume from the newest checkpoint and load its weights into the sampler. `on_step` is
+        told of both parts.
 
         Raises:
             SwarmNodeError: neither a checkpoint nor the base model can be used.
         """
         trainer = self._parts.trainer
+        on_step("trainer")
         weights, version = await trainer.start()
+        on_step("sampler")
         await self._parts.sampler.load(weights, version)
         if trainer.extra:
             try:
@@ -160,9 +163,9 @@ class Learner:
             elif number >= drawn.own_count and peer is not None:
                 peer.standing.served()
 
-    async def checkpoint(self, *, wait: bool = True) -> None:
+    async def checkpoint(self, *, wait: bool = True) -> bool:
         """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
-        and logged, not raised."""
+        and logged, not raised: False."""
         tally = self._tally
         saved = Saved(
             tally.updates,
@@ -177,6 +180,8 @@ class Learner:
             await self._parts.trainer.checkpoint(extra, wait=wait)
         except (ChildError, CheckpointError) as error:
             self._not_stored(str(error))
+            return False
+        return True
 
     def _not_stored(self, why: str) -> None:
         self._tally.faults["checkpoint"] += 1
@@ -229,6 +234,8 @@ class Learner:
             tokens=stats.tokens,
             seconds=stats.seconds,
         )
+        if stats.skipped is None:
+            tally.last_applied = tally.last_update
 
     def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
         """Add up what the history takes means of; `version` is the policy's before the update."""

@@ -32,9 +32,9 @@ class Mixer:
         #: The controller's state; None where the mixture is fixed.
         self.state: MixtureState | None = None
         if settings is not None:
-            self.state = start(settings, settings.batch // 2)
+            self.state = start(settings)
             buffer.aim(self.state.current)
-        self._stats: ReplayStats | None = None
+        self._stats = buffer.stats()
         self._offered = 0
         self._probe: EvalPoint | None = None
         self._show()
@@ -42,7 +42,7 @@ class Mixer:
     def resume(self, state: MixtureState | None) -> None:
         """Continue with a checkpoint's state, unless its mixture is outside the limits of the
         current settings."""
-        settings = self._settings
+        settings, self._probe = self._settings, self._newest_probe()
         if settings is None or state is None:
             return
         mixture = state.current
@@ -56,10 +56,8 @@ class Mixer:
         stats, tally = self._buffer.stats(), self._tally
         before, self._stats = self._stats, stats
         offered, self._offered = tally.offered - self._offered, tally.offered
-        probe, self._probe = self._probe, tally.evals[-1] if tally.evals else None
-        # The first update has no earlier counts to compare with: a resumed node has its buffer and
-        # its curve from before the restart.
-        if self._settings is not None and self.state is not None and before is not None:
+        probe, self._probe = self._probe, self._newest_probe()
+        if self._settings is not None and self.state is not None:
             seen = Observation(
                 made=stats.own_admitted - before.own_admitted,
                 mixed=stats.own_informative - before.own_informative,
@@ -74,6 +72,9 @@ class Mixer:
             self.state = observe(self.state, seen, self._settings)
             self._buffer.aim(self.state.current)
         self._show()
+
+    def _newest_probe(self) -> EvalPoint | None:
+        return self._tally.evals[-1] if self._tally.evals else None
 
     def _trust(self, stats: ReplayStats) -> float:
         """The share of groups announced as informative that turned out informative."""

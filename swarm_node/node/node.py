@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
@@ -42,14 +41,14 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
 from swarm_node.node.consequences import watch
-from swarm_node.node.history import HistoryReport
 from swarm_node.node.home import Membership
 from swarm_node.node.learner import Learner
 from swarm_node.node.overview import take_report, take_snapshot
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.recording import Recorder
 from swarm_node.node.rollout_maker import Scored
-from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.samples import SampleRow
+from swarm_node.node.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
 from swarm_node.node.tasks import chosen_families
 from swarm_node.node.work import OpenWork, Work
 from swarm_node.p2p.pulling import Turn
@@ -95,7 +94,6 @@ class Node:
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
         self._opened: Work | None = None
-        self._turns: deque[Turn] = deque()
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -103,22 +101,30 @@ class Node:
         """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
 
-    async def run(self, on_running: Callable[[Sequence[str]], None] | None = None) -> None:
+    async def run(
+        self,
+        on_running: Callable[[Sequence[str]], None] | None = None,
+        on_step: Callable[[str], None] = lambda step: None,
+    ) -> Ended | None:
         """Live until `stop`, or until the update number that `run.updates` sets. `on_running` gets
-        this node's addresses once peers can dial it.
+        this node's addresses once peers can dial it, `on_step` each part that is started. Returns
+        how it ended; None if it was stopped while it started.
 
         Raises:
             SwarmNodeError: the node cannot start or continue; the message says what to do.
         """
         try:
-            if not await self._opens():
-                return
+            if not await self._opens(on_step):
+                return None
             self._state = "running"
             self._running_since = self._parts.clock.now()
             if on_running is not None:
                 on_running(self._parts.transport.addresses())
             await self._live()
-            await self._learner.checkpoint()
+            began = self._parts.clock.now()
+            stored = await self._learner.checkpoint()
+            seconds = self._parts.clock.now() - began
+            return Ended(self._tally.updates, seconds, stored)
         except BaseExceptionGroup as group:
             own, _ = group.split(SwarmNodeError)
             if own is None:
@@ -164,9 +170,9 @@ class Node:
         await self._work.prober.refresh()
         return await take_report(self._parts, self._shared, self._reaching)
 
-    def history(self, since: float) -> HistoryReport:
-        """What this node was like after the Unix second `since`."""
-        return HistoryReport(SCHEMA, self._parts.history.since(since))
+    def samples(self) -> list[SampleRow]:
+        """Some answers, own and peers'."""
+        return self._tally.samples.rows()
 
     def snapshot(self) -> Snapshot:
         """Everything worth showing of this node now."""
@@ -258,49 +264,50 @@ class Node:
         """List the newest announcements of a few random peers, as many as can be pulled. A round
         does not wait for peers of the last one that answer late or never."""
         storage = self._parts.storage
+        free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
         async with asyncio.TaskGroup() as group:
-            for _ in range(_PARALLEL_LISTS):
-                group.create_task(self._list_singly())
             while True:
                 puller, free = self._work.exchange.puller, self._free_external()
                 turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
-                self._turns = deque(turns)
+                for turn in turns:
+                    if not free_lists.locked():
+                        await free_lists.acquire()
+                        task = group.create_task(self._list_one(turn))
+                        task.add_done_callback(lambda _: free_lists.release())
                 watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
                 await self._notify()
                 await storage.run(storage.retire, self._buffer.collect_departed())
                 await storage.run(storage.prune, _KEEP_OWN_GROUPS)
                 await asyncio.sleep(self._settings.network.poll_seconds)
 
-    async def _list_singly(self) -> None:
-        while True:
-            await self._until(lambda: bool(self._turns))
-            turn = self._turns.popleft()
-            self._tally.offered += await self._work.exchange.puller.list_one(turn)
-            await self._notify()
+    async def _list_one(self, turn: Turn) -> None:
+        offered = await self._work.exchange.puller.list_one(turn)
+        self._tally.offered += offered  # read after the wait: other lists count at the same time
+        await self._notify()
 
     async def _pull(self) -> None:
         """Pull and verify offered groups while external slots are free. A few pulls run at once, so
         that a slow or lost answer does not delay the others."""
+        puller, free_pulls = self._work.exchange.puller, asyncio.Semaphore(_PARALLEL_PULLS)
         async with asyncio.TaskGroup() as group:
-            for _ in range(_PARALLEL_PULLS):
-                group.create_task(self._pull_singly())
+            while True:
+                await free_pulls.acquire()
+                await self._until(lambda: puller.on_offer(self._free_external()) > 0)
+                task = group.create_task(self._pull_one())
+                task.add_done_callback(lambda _: free_pulls.release())
+                await asyncio.sleep(0)  # the pull draws its offer, which is then no offer any more
 
-    async def _pull_singly(self) -> None:
-        while True:
-            await self._until(
-                lambda: self._work.exchange.puller.on_offer(self._free_external()) > 0
-            )
-            version = self._parts.trainer.version
-            try:
-                group = await self._work.exchange.puller.pull(self._free_external(), version)
-            except ChildError as error:
-                await self._environment_failed(error)
-                continue
-            if group is not None:
-                self._admit(group)
-                self._tally.groups.received += 1
-                self._tally.samples.external(group)
-                await self._notify()
+    async def _pull_one(self) -> None:
+        version = self._parts.trainer.version
+        try:
+            group = await self._work.exchange.puller.pull(self._free_external(), version)
+        except ChildError as error:
+            return await self._environment_failed(error)
+        if group is not None:
+            self._admit(group)
+            self._tally.groups.received += 1
+            self._tally.samples.external(group)
+            await self._notify()
 
     async def _evaluate(self) -> None:
         while True:
@@ -310,29 +317,31 @@ class Node:
                 await self._environment_failed(error)
             await asyncio.sleep(self._work.evaluator.pause)
 
-    async def _opens(self) -> bool:
+    async def _opens(self, on_step: Callable[[str], None]) -> bool:
         """Open all parts; False where `stop` came first."""
         async with asyncio.TaskGroup() as group:
-            opening = group.create_task(self._open())
+            opening = group.create_task(self._open(on_step))
             stopping = group.create_task(self._stop.wait())
             opening.add_done_callback(lambda _: stopping.cancel())
             stopping.add_done_callback(lambda _: opening.cancel())
         return not opening.cancelled()
 
-    async def _open(self) -> None:
+    async def _open(self, on_step: Callable[[str], None]) -> None:
         parts = self._parts
+        on_step("tasks")
         self._info = info = await parts.environment.start()
         self._own_families = chosen_families(self._settings.environment.families, info)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
             )
-        await self._learner.start()
+        await self._learner.start(on_step)
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
         for group in await parts.storage.run(restored_groups, parts.storage):
             self._buffer.admit(group, parts.trainer.version)
+        on_step("network")
         await parts.transport.start()
         _log.info(
             "node started",

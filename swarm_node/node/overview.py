@@ -76,7 +76,7 @@ def take_snapshot(
         own_families=list(own_families),
         peers=peer_rows(shared, now, reaching.usage.via, info)[:_SHOWN_PEERS],
         buffer={key: value for key, value in buffer if isinstance(value, int)},
-        update=tally.last_update,
+        update=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
         processes=dict(parts.processes()),
         mixture=tally.mixture,

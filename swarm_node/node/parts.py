@@ -105,7 +105,8 @@ class Tally:
     made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
     `updating` the time per update. `trained_by` counts the groups trained on lately by author;
     older ones count less. `taught` counts peers' groups that were trained on. `alarms` are
-    sentences for the owner, by kind; `updated_at` is when the newest update ended.
+    sentences for the owner, by kind; `updated_at` is when the newest update ended,
+    `last_applied` the newest one that was not skipped.
     """
 
     updates: int = 0
@@ -114,6 +115,7 @@ class Tally:
     skipped_updates: int = 0
     trainer_restarts: int = 0
     last_update: UpdateRow | None = None
+    last_applied: UpdateRow | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     offered: int = 0

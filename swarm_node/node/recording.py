@@ -67,7 +67,7 @@ class Recorder:
         before, self._before = self._before, self._totals()
         point = tally.evals[-1] if tally.evals else None
         point, self._measured = None if point is self._measured else point, point
-        update, groups = tally.last_update, tally.groups
+        update, groups = tally.last_applied, tally.groups
         peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
         return HistoryRow(
             time=clock.wall(),
@@ -119,15 +119,20 @@ class Recorder:
         )
 
     def _report(self) -> None:
-        tally = self._shared.tally
-        peers = self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS)
+        tally, row = self._shared.tally, self._parts.history.latest
+        peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
+        held_out = round(tally.evals[-1].all, 3) if tally.evals else None
+        groups, rate = tally.groups, row.updates_per_second if row else 0.0
         _log.info(
             "progress",
             version=self._parts.trainer.version,
-            held_out=round(tally.evals[-1].all, 3) if tally.evals else None,
-            peers=len(peers),
-            published=tally.groups.published,
-            trained_own=tally.groups.trained_own,
-            trained_external=tally.groups.trained_external,
+            held_out=held_out,
+            peers=peers,
+            published=groups.published,
+            trained_own=groups.trained_own,
+            trained_external=groups.trained_external,
             rejected=tally.rejected.total(),
+            said=f"version {self._parts.trainer.version}, held out {held_out or '-'}, "
+            f"{rate:.1f} updates/s, {peers} peers, gave {groups.taken}, got {groups.received}, "
+            f"trained on {groups.trained_own} own and {groups.trained_external} of peers",
         )

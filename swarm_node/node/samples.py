@@ -29,6 +29,13 @@ class SampleRow(msgspec.Struct, frozen=True):
     author: str = ""
 
 
+class SamplesReport(msgspec.Struct, frozen=True):
+    """What `GET /v1/samples` answers."""
+
+    schema: int
+    samples: list[SampleRow]
+
+
 class RecentRow(msgspec.Struct, frozen=True):
     """Of the newest own `groups`: how many have `mixed` rewards, and the mean `reward`."""
 

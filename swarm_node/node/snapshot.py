@@ -327,6 +327,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     findings: list[Said] = []
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """How a node ended: after so many `updates`, with a checkpoint that took `seconds`, if it could
+    be `stored`."""
+
+    updates: int
+    seconds: float
+    stored: bool
+
+
 class NetworkReport(msgspec.Struct, frozen=True):
     """What `doctor --network` learns of a running node: how it is reached, which addresses it tells
     others, how many peers answer, and how many heartbeats the transport's table gave within so many

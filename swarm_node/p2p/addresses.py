@@ -82,11 +82,11 @@ async def accepts(address: Address, patience: float) -> bool:
 def is_here(text: str) -> bool:
     """Whether an IP address, or that of a multiaddr, is one of this machine."""
     _, ip, _ = split_endpoint(text) or ("", text, 0)
-    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
             own.bind((ip, 0))
-        except OSError:
-            return False
+    except OSError:  # this machine may have no IPv6 at all
+        return False
     return True
 
 
@@ -95,7 +95,7 @@ def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
     or ip6), if they have exactly one."""
     ports: dict[str, set[int]] = {}
     for text in known:
-        parsed = split_endpoint(text.rpartition("/p2p/")[0])
+        parsed = endpoint_of(text)
         if parsed is not None:
             ports.setdefault(parsed[0], set()).add(parsed[2])
     pinned = []
@@ -121,6 +121,11 @@ def split_endpoint(text: str) -> tuple[str, str, int] | None:
     if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
         return None
     return (kind, host, int(port)) if _is_host(kind, host) else None
+
+
+def endpoint_of(address: str) -> tuple[str, str, int] | None:
+    """`split_endpoint` of an address that ends in a peer id."""
+    return split_endpoint(address.rpartition("/p2p/")[0])
 
 
 def endpoint_text(raw: bytes) -> str | None:

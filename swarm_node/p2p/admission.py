@@ -35,25 +35,31 @@ class PeerSlots:
 
     def __init__(self) -> None:
         self._streams: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
         self._working: dict[str, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
-    async def hold(self, key: str, most: int) -> AsyncGenerator[None]:
-        """Wait until fewer than `most` of this key run.
+    async def hold(self, key: str, most: int, group: str | None = None) -> AsyncGenerator[None]:
+        """Wait until fewer than `most` of this key run. The keys of a `group` hold at most as many
+        as are free, so that those of others always find some.
 
         Raises:
-            BusyError: its queue or the node is full.
+            BusyError: its queue, its group's share or the node is full.
         """
         if self._streams[key] >= most + MAX_WAITING_PER_PEER:
             raise BusyError("too many of your requests at once: slow down")
-        if self._streams.total() >= MAX_STREAMS:
+        free = MAX_STREAMS - self._streams.total()
+        if free <= (0 if group is None else self._groups[group]):
             raise BusyError("busy: ask again later")
         self._streams[key] += 1
+        self._groups[group or ""] += 1
         working = self._working.setdefault(key, asyncio.Semaphore(most))
         try:
             async with working:
                 yield
         finally:
+            self._groups[group or ""] -= 1
+            self._groups += Counter()  # forgets who has none left
             self._streams[key] -= 1
             if not self._streams[key]:
                 del self._streams[key]
@@ -81,6 +87,8 @@ class Admission:
     def __init__(self, per_peer: int, now: Callable[[], float]) -> None:
         self.severed = Severed(now)
         self._per_peer = per_peer
+        #: Names who admitted a peer, "" for a stranger.
+        self.issuer: Callable[[str], str] = lambda peer: ""
         self._now = now
         self._slots = PeerSlots()
         self._early_ends = PeerGates(*_EARLY_ENDS)
@@ -107,10 +115,11 @@ class Admission:
         Raises:
             BusyError: its queue or the node is full.
         """
+        issuer = self.issuer(peer)
         if protocol not in (RELAY, RELAYED):
-            return self._slots.hold(peer, self._per_peer)
+            return self._slots.hold(peer, self._per_peer, issuer)
         most = self._per_peer * (2 if protocol == RELAYED else 1)
-        return self._slots.hold(f"{peer} {protocol}", most)
+        return self._slots.hold(f"{peer} {protocol}", most, issuer)
 
     def ended_early(self, peer: str, *, junk: bool) -> None:
         """A stream ended before its reply was taken; `junk` was over the limit."""

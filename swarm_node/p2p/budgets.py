@@ -60,7 +60,7 @@ class _Fading:
         self._sum, self._at = 0.0, -math.inf
 
     def add(self, amount: float, now: float) -> None:
-        self._sum, self._at = self.at(now) + amount, now
+        self._sum, self._at = max(0.0, self.at(now) + amount), now
 
     def at(self, now: float) -> float:
         return self._sum * 0.5 ** (max(0.0, now - self._at) / HALF_LIFE) if self._sum else 0.0
@@ -91,18 +91,24 @@ class _Takings:
 
     def share(self, key: str, now: float) -> float:
         """The part of all that `key` took, in [0, 1]."""
-        return self.of(key, now) / (self.total(now) or 1.0)
+        return min(1.0, self.of(key, now) / (self.total(now) or 1.0))
+
+
+#: Of a `Budget` of what a node does for others at their word, such as dialling a host: of all 0.5
+#: per second and 16 at once, of one a quarter and half of it.
+FAVOURS: Final = (0.125, 32.0)
 
 
 class Budget:
     """One resource in units per second. What was taken is charged afterwards, so one reply of any
     size passes, and what it cost beyond the budget is a debt."""
 
-    def __init__(self, unit: float) -> None:
-        """`unit` is what this node wants of all peers, per second."""
-        self._all = TokenBucket(_ALL * unit, _ALL * unit * _BURST_SECONDS)
-        self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * _BURST_SECONDS)
-        self._peers = PeerGates(_PEER * unit, _PEER * unit * _BURST_SECONDS)
+    def __init__(self, unit: float, seconds: float = _BURST_SECONDS) -> None:
+        """`unit` is what this node wants of all peers, per second. What is given in so many
+        `seconds` may be taken at once."""
+        self._all = TokenBucket(_ALL * unit, _ALL * unit * seconds)
+        self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * seconds)
+        self._peers = PeerGates(_PEER * unit, _PEER * unit * seconds)
         self._taken = _Takings()
 
     def open(
@@ -120,9 +126,20 @@ class Budget:
             and self._peers.holds(peer, now, units)
         )
 
-    def charge(self, issuer: str, peer: str, now: float, units: float) -> None:
-        """Count what the peer took."""
-        self._taken.add(units, now, issuer)
+    def take(self, issuer: str, peer: str, now: float, units: float = 1.0) -> bool:
+        """Whether so many `units` are left for this peer; if so, they are charged."""
+        if not self.open(issuer, peer, now, units=units):
+            return False
+        self.charge(issuer, peer, now, units)
+        return True
+
+    def charge(
+        self, issuer: str, peer: str, now: float, units: float, since: float | None = None
+    ) -> None:
+        """Count what the peer took; a negative number gives back units that were charged at
+        `since`, of which less counts by now."""
+        faded = 1.0 if since is None else 0.5 ** ((now - since) / HALF_LIFE)
+        self._taken.add(units * faded, now, issuer)
         self._all.charge(now, units)
         self._issuers.charge(issuer, now, units)
         self._peers.charge(peer, now, units)
@@ -160,13 +177,12 @@ class Traffic:
         self._bytes_out.charge(self._issuer(peer), peer, now, size)
 
     def reserves(self, peer: str, now: float, size: int) -> bool:
-        """Whether `size` bytes are left for a reply; if so, they are charged. What is not sent of
-        them is given back as a negative number of bytes `sent`."""
-        issuer = self._issuer(peer)
-        if not self._bytes_out.open(issuer, peer, now, units=size):
-            return False
-        self._bytes_out.charge(issuer, peer, now, size)
-        return True
+        """Whether `size` bytes are left for a reply; if so, they are charged."""
+        return self._bytes_out.take(self._issuer(peer), peer, now, size)
+
+    def unsent(self, peer: str, now: float, size: int, since: float) -> None:
+        """Give back `size` bytes that were reserved at `since`."""
+        self._bytes_out.charge(self._issuer(peer), peer, now, -size, since)
 
     def pulls(self, author: str, now: float, size: int) -> bool:
         """Whether a group of `size` bytes by `author` is pulled; if so, it is charged."""

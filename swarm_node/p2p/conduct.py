@@ -32,8 +32,9 @@ def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
 REASONS: Final = {
     **_table(
         Blame.NONE,
-        "altered anew banned capacity copied duplicate expired future not_here not_yet_valid "
-        "old_epoch outdated quota rate revoked stale too_old unknown_member unreachable used_up",
+        "altered anew banned capacity copied duplicate elsewhere expired future not_here "
+        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unknown_member "
+        "unreachable used_up",
     ),
     **_table(
         Blame.USELESS,

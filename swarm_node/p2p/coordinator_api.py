@@ -182,6 +182,19 @@ class History(Struct, frozen=True):
     next: Counter
 
 
+class Picture(Struct, frozen=True):
+    """What the page shows at `time` (Unix seconds): members, whom reports trust, and history from a
+    row on. `next` is as in `History`."""
+
+    swarm: str
+    swarm_id: str
+    time: Seconds
+    members: Annotated[list[MemberRow], Meta(max_length=MAX_ROWS)]
+    reputation: Annotated[list[ReputationRow], Meta(max_length=MAX_ROWS)]
+    history: Annotated[list[HistoryRow], Meta(max_length=MAX_ROWS)]
+    next: Counter
+
+
 class Redemption(Wire, frozen=True):
     """A code, and the peer id of the newcomer: the same two get the same ticket again."""
 

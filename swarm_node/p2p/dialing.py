@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Final
 
-from swarm_node.p2p.addresses import Address, split_endpoint
+from swarm_node.p2p.addresses import Address, endpoint_of, split_endpoint
 from swarm_node.p2p.gates import PeerGates, TokenBucket
 from swarm_node.p2p.internet import IpAddress, is_embedding, is_internet
 from swarm_node.p2p.recent import Recent
@@ -52,7 +52,7 @@ class Dialing:
     def take(self, address: Address, own: Iterable[str], now: float) -> bool:
         """Whether to dial an address that a peer named, with an IP address in it, now. `own` are
         the addresses that this node listens on."""
-        host = _host(address.multiaddr)
+        host = _host(split_endpoint(address.multiaddr))
         if host is None or not self._within_reach(host, list(own)):
             return False
         if address in self._proven:
@@ -71,23 +71,23 @@ class Dialing:
     def _within_reach(self, host: IpAddress, own: list[str]) -> bool:
         if host.is_multicast or host.is_unspecified:
             return False
-        used = [ip for text in own if (ip := _host(text.rpartition("/p2p/")[0])) is not None]
-        if host.is_loopback:
-            return all(ip.is_loopback for ip in used)
+        if host.is_loopback:  # a name is an address of its own, too
+            return all(ip is not None and ip.is_loopback for ip in _hosts(own))
         if is_embedding(host):
             return False
-        used += [
-            ip
-            for text in self._configured
-            if (ip := _host(text.rpartition("/p2p/")[0])) is not None
-        ]
         for site in _SITE:
             if host in site:
-                return any(ip in site for ip in used)
+                used = _hosts([*own, *self._configured])
+                return any(ip is not None and ip in site for ip in used)
         return is_internet(host)
 
 
-def _host(multiaddr: str) -> IpAddress | None:
-    """The IP address in a multiaddr without a peer id, None for a name or another form."""
-    kind, host, _ = split_endpoint(multiaddr) or ("", "", 0)
+def _hosts(addresses: Iterable[str]) -> list[IpAddress | None]:
+    """The IP address in each, None for a name."""
+    return [_host(endpoint_of(text)) for text in addresses]
+
+
+def _host(endpoint: tuple[str, str, int] | None) -> IpAddress | None:
+    """The IP address of an endpoint, None for a name or no endpoint."""
+    kind, host, _ = endpoint or ("", "", 0)
     return ipaddress.ip_address(host) if kind in ("ip4", "ip6") else None

@@ -213,9 +213,10 @@ class TokenBucket:
         return n <= self._tokens
 
     def charge(self, now: float, n: float) -> None:
-        """Take `n` units at monotonic second `now`, also if fewer are left."""
+        """Take `n` units at monotonic second `now`, also if fewer are left. A negative number is
+        given back."""
         self.holds(now, n)
-        self._tokens -= n
+        self._tokens = min(self.burst, self._tokens - n)
 
 
 class PeerGates:

@@ -244,7 +244,10 @@ class MemoryTransport:
         self._routes[protocol] = route
 
     def screen(
-        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+        self,
+        vouches: Callable[[bytes, str], bool],
+        is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
     ) -> None:
         self._vouches, self._is_member = vouches, is_member
 

@@ -101,7 +101,7 @@ class Server:
         for protocol, handler in for_members.items():
             admitted = functools.partial(self._admit, handler)
             transport.serve(protocol, functools.partial(self._answer, admitted))
-        transport.screen(members.vouches, members.is_member)
+        transport.screen(members.vouches, members.is_member, members.issuer)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request, if the caller's budget allows, and charge it for the reply."""

@@ -220,11 +220,15 @@ class StreamTransport(ABC, Generic[Node]):
         self._routes[protocol] = route
 
     def screen(
-        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+        self,
+        vouches: Callable[[bytes, str], bool],
+        is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
     ) -> None:
         if self._started:
             raise RuntimeError("screen() comes before start()")
         self._vouches, self._is_member = vouches, is_member
+        self._admission.issuer = issuer
 
     async def dial(
         self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False

@@ -74,10 +74,14 @@ class Transport(Protocol):
         ...
 
     def screen(
-        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+        self,
+        vouches: Callable[[bytes, str], bool],
+        is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
     ) -> None:
         """Which heartbeats this node carries for others: those that `vouches` for their peer id,
-        whatever the time, and of peers that are members now. Call before `start`."""
+        whatever the time, and of peers that are members now. `issuer` names who admitted a member:
+        the members of one never keep those of others waiting. Call before `start`."""
         ...
 
     def use_secret(self, secret: bytes) -> None:

@@ -87,6 +87,9 @@ class GroupVerifier:
 
     def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
         """Why the group of an announcement is not worth a pull, whoever announces it."""
+        if self._elsewhere(entry.environment, entry.version, entry.family):
+            # Its author broke nothing and cost nothing: it may be about to upgrade.
+            return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
         return self._expected.sizes.announced(entry.completions, entry.size)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
@@ -152,14 +155,18 @@ class GroupVerifier:
         return self.seen(offer.author, header.epoch, header.seq) or unpacked
 
     def _refuse_task(self, group: RolloutGroup) -> Rejected | None:
-        task, expected = group.task, self._expected
-        if (task.environment, task.version) != (expected.environment, expected.version):
-            return Rejected("environment", f"{task.environment} {task.version}")
-        if task.family not in expected.families:
-            return Rejected("environment", f"family {task.family}")
+        task = group.task
+        if self._elsewhere(task.environment, task.version, task.family):
+            return Rejected("environment", f"{task.environment} {task.version} {task.family}")
         if task.held_out:
             return Rejected("held_out", "the task is reserved for evaluation")
         return None
+
+    def _elsewhere(self, environment: str, version: str, family: str) -> bool:
+        """Whether a task is none of those that this node trains on."""
+        expected = self._expected
+        trained = (environment, version) == (expected.environment, expected.version)
+        return not trained or family not in expected.families
 
     def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
         kin = self._provenance(group.policy) is Provenance.KIN
@@ -177,15 +184,17 @@ class GroupVerifier:
 
     def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
         """Refuse a group that was here before, whoever signed it then."""
-        author = offer.author
-        known, mine = self._storage.author_of, self._expected.own_tasks
-        if mine and known(task_digest(group.task, mine)) is not None:
+        author, mine = offer.author, self._expected.own_tasks
+        ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)
+        content = content_digest(group, prompt)
+        known = self._storage.authors_of(ours, theirs, content)
+        if mine and ours in known:
             return Rejected("own_copied", "a task that this node chose for itself")
-        if known(task_digest(group.task, author)) is not None:
+        if theirs in known:
             if self._windows.begins(author, offer.epoch):
                 return Rejected("anew", "its author may have lost what it had made")
             return Rejected("repeated", "its author made a group of this task before")
-        if known(content_digest(group, prompt)) is not None:
+        if content in known:
             return Rejected("copied", "the same answers to the same question were here before")
         return None
 

@@ -1,4 +1,4 @@
-"""Who may look at the page: a key that works once becomes a pass.
+"""Who may look at a page: a key that works once becomes a pass.
 
 An address that holds a token stays in the browser's history and can be passed on. A cookie goes to
 every port of this machine, whoever listens there. So `swarm-node open` gets a key that is good for
@@ -11,13 +11,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
 
 from swarm_node.p2p.recent import Recent
 
 _KEY_SECONDS: Final = 60.0
 _MOST_KEYS: Final = 16
 _MOST_PASSES: Final = 64
+
+
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What lets a page in, once."""
+
+    key: Annotated[str, Meta(max_length=64)]
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """What a page sends with each request, as a bearer token."""
+
+    token: str
 
 
 class Entrance:
@@ -28,20 +43,20 @@ class Entrance:
         self._keys: Recent[str, float] = Recent(_MOST_KEYS)
         self._passes: Recent[str, None] = Recent(_MOST_PASSES)
 
-    def key(self) -> str:
+    def key(self) -> Key:
         """A new key. Of too many the oldest ends."""
         made = secrets.token_urlsafe(32)
         self._keys[made] = self._now() + _KEY_SECONDS
-        return made
+        return Key(made)
 
-    def enter(self, key: str) -> str | None:
+    def enter(self, key: Key) -> Pass | None:
         """The pass for a key that was not used yet, None for any other."""
-        ends = self._keys.pop(key, None)
+        ends = self._keys.pop(key.key, None)
         if ends is None or ends <= self._now():
             return None
         made = secrets.token_urlsafe(32)
         self._passes[made] = None
-        return made
+        return Pass(made)
 
     def admits(self, given: str) -> bool:
         """Whether this is a pass of this server's."""

@@ -47,7 +47,16 @@ async def serve_file(request: web.Request) -> web.Response:
     Raises:
         HTTPNotFound: there is no such part.
     """
-    found = files().get(request.match_info.get("name", "index.html"))
+    return file_response(request.match_info.get("name", "node.html"))
+
+
+def file_response(name: str) -> web.Response:
+    """A file of the pages.
+
+    Raises:
+        HTTPNotFound: there is none of this name.
+    """
+    found = files().get(name)
     if found is None:
         raise web.HTTPNotFound(text="no such file")
     kind, content = found

@@ -3,14 +3,23 @@ dealt to the nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+from swarm_node.clock import Clock
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import weight_files
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.rollout import PolicyRef
+from swarm_node.simulation.building import tiny_corpus
+from swarm_node.simulation.supervised import SupervisedTrainer
 
 
 class SimulatedModel:
@@ -38,6 +47,26 @@ class SimulatedModel:
     def sampler(self) -> TorchSampler:
         """A new sampler with the weights the model starts from."""
         return TorchSampler(Qwen2.from_directory(self.directory), self.codec, inline=True)
+
+    def trainer(
+        self, place: Path, settings: TrainerSettings, clock: Clock, told: random.Random | None
+    ) -> InlineTrainer:
+        """A new trainer that keeps its files in `place`. With `told` it trains on right answers to
+        tasks that this generator chooses."""
+        weights = place / "weights"
+        weights.mkdir()
+        make: Callable[..., InlineTrainer] = InlineTrainer
+        if told is not None:
+            corpus = tiny_corpus(told.getrandbits(32))
+            make = partial(SupervisedTrainer, codec=self.codec, corpus=corpus)
+        return make(
+            self.directory,
+            place / "checkpoints",
+            weights,
+            replace(settings, device="cpu", dtype="float32"),
+            digest=self.policy.model,
+            clock=clock,
+        )
 
 
 def deal(names: Sequence[str], nodes: int) -> list[SimulatedModel]:

@@ -35,7 +35,6 @@ from swarm_node.node.home import Membership
 from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts, Timing
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
-from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.history import (
     History,
@@ -69,7 +68,9 @@ from swarm_node.storage import Storage
 #: Disk space of a node, in sizes of its model: two versions of the weights, a checkpoint with two
 #: moments, and the database.
 _COPIES_ON_DISK = 12
-_ATTACK = ("hostile", "without")
+#: Fields of a scenario that are described only where they say something, so that runs from before
+#: these fields stay valid.
+_LATER = ("hostile", "without", "supervised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Scenario:
     models: "tiny" or directories, dealt to the nodes in turn.
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
+    supervised: nodes train on right answers in place of their batches (`supervised.py`).
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -107,6 +109,7 @@ class Scenario:
     models: tuple[str, ...] = ("tiny",)
     hostile: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    supervised: bool = False
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
@@ -169,8 +172,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["experience"]["reuse"] = 1
     chosen["training"]["activation_checkpointing"] = False
     plan = {**asdict(scenario), "models": model_digests(scenario.models)}
-    # A swarm without attackers is described as before there were any.
-    plan = {key: value for key, value in plan.items() if key not in _ATTACK or value}
+    plan = {key: value for key, value in plan.items() if key not in _LATER or value}
     return plain({"plan": plan, **chosen})
 
 
@@ -284,16 +286,8 @@ class _Swarm:
         settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
         place.mkdir()
-        weights = place / "weights"
-        weights.mkdir()
-        inline = InlineTrainer(
-            model.directory,
-            place / "checkpoints",
-            weights,
-            replace(trainer_settings(settings), device="cpu", dtype="float32"),
-            digest=model.policy.model,
-            clock=self._clock,
-        )
+        told = self._seeded.rng(f"told {index}") if scenario.supervised else None
+        inline = model.trainer(place, trainer_settings(settings), self._clock, told)
         members = self._members
 
         async def on_round(weights: Path) -> None:

@@ -55,6 +55,19 @@ MODULES: dict[str, list[str]] = {
     "p2p/admission.py": [],
     "p2p/serving.py": _EXCHANGE,
     "p2p/verify.py": _EXCHANGE,
+    "p2p/asking.py": _EXCHANGE,
+    "p2p/pulling.py": _EXCHANGE,
+    "p2p/meeting.py": _EXCHANGE,
+    "p2p/reach/circuit.py": [],
+    "p2p/reach/keeping.py": ["tests/p2p/reach/test_transport.py"],
+    "p2p/reach/knock.py": [],
+    "p2p/reach/lan.py": [],
+    "p2p/reach/probe.py": [],
+    "p2p/reach/punch.py": [],
+    "p2p/reach/relayed.py": [],
+    "p2p/reach/relaying.py": [],
+    "p2p/reach/transport.py": [],
+    "p2p/reach/verdict.py": [],
 }
 _LET_IN = ("_allow", "_admit", "check_size")
 #: A test that takes as long hangs. The slowest takes 6 s on an idle machine.

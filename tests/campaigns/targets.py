@@ -7,11 +7,13 @@ not the reader's refusal passes through, and is a defect, too.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,22 @@ from typing import Any
 import msgpack
 import msgspec
 import numpy as np
+from noise_responder import Responder
 
+from swarm_node.clock import Clock
 from swarm_node.environments.judging.judge import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
 from swarm_node.node.control import ControlClient, decoded
 from swarm_node.node.snapshot import EvalPoint, Snapshot
 from swarm_node.p2p import frames, membership, statements, ticket, wire
+from swarm_node.p2p.addresses import is_here, split_endpoint
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import SwarmInfo
-from swarm_node.p2p.reach import relayed
+from swarm_node.p2p.reach import circuit, knock, probe, punch, relayed, verdict
+from swarm_node.p2p.reach.lan import Lan
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
 
@@ -183,6 +189,13 @@ def targets() -> list[Target]:
         _relayed_request(),
         _hostile_asker(),
         _relayed_reply(),
+        _datagram(),
+        _hostile_datagram(),
+        _probe_reply(),
+        _punch(),
+        _circuit(),
+        _handshake(),
+        _hostile_handshake(),
         _pipe(),
         _judge(),
         *_control(),
@@ -231,6 +244,151 @@ def _relayed_reply() -> Target:
 
     replied = relayed.seal_reply(ISSUER, SWARM.swarm_id, _ASKED, frames.Reply(b"r" * 300))
     return Target("relayed reply", [replied], run, signed=True)
+
+
+def _lan() -> tuple[Lan, Callable[[], bool]]:
+    """An end on the own network, and whether it keeps what it has heard since the last call."""
+    seconds = itertools.count()
+    lan = Lan(ISSUER, SWARM.swarm_id, SWARM.secret, Clock(now=lambda: next(seconds), wall=float))
+    reader = members()
+
+    def issued(presence: bytes, peer: str) -> int:
+        heard = reader.hear(presence, peer)
+        return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
+
+    def heard() -> bool:
+        found, now = dict(lan._heard), dict.fromkeys(lan._heard)
+        lan._heard.clear()
+        if now and (set(now) != {NODE.peer_id} or found[NODE.peer_id][0] != presence()):
+            raise Defect(f"a presence that NODE did not publish: {found}")
+        return bool(found)
+
+    lan.screen(issued)
+    return lan, heard
+
+
+_SAID = NODE.public_key + len(presence()).to_bytes(2, "big") + presence()
+
+
+def _announced(body: bytes) -> bytes:
+    """A datagram of somebody who knows the secret."""
+    sealed = _lan()[0]._ciphers[0].encrypt(bytes(12), body[:1400].ljust(1400, b"\0"), None)
+    return bytes(12) + sealed
+
+
+def _datagram() -> Target:
+    """A host of the own network alters what it recorded."""
+    lan, heard = _lan()
+
+    def run(data: bytes) -> bool:
+        lan.datagram_received(data, None)
+        return heard()
+
+    return Target("datagram", [_announced(_SAID)], run, signed=True)
+
+
+def _hostile_datagram() -> Target:
+    lan, heard = _lan()
+
+    def run(data: bytes) -> bool:
+        lan.datagram_received(data, None)
+        return heard()
+
+    return Target("datagram of a member", [_SAID], run, wrap=_announced)
+
+
+def _probe_reply() -> Target:
+    """What a member says is read, and two of it are judged."""
+    outcomes = (probe.PortOutcome(4001, "timeout"), probe.PortOutcome(7, "open"))
+    seed = probe.ProbeReply("/ip4/11.0.0.1/tcp/4001", outcomes, "untried", NOW * 1000)
+    v6 = probe.ProbeReply("/ip6/2a01::1/tcp/4001", outcomes[:1], "open", NOW * 1000)
+
+    def run(data: bytes) -> bool:
+        reply = wire.unpack(probe.ProbeReply, data, max_bytes=512)
+        place = None if isinstance(reply, Rejected) else probe._place(reply.seen)
+        if isinstance(reply, Rejected) or place is None:
+            return False
+        found = {each.port: each.outcome for each in reply.outcomes}
+        said = [
+            verdict.Probed(peer, "n", at, *place, is_here(place[0]), found, 0.0, reply.stranger)
+            for peer, at in (("a", "11.0.0.2"), ("b", "2a01:2::1"), ("c", "192.168.1.2"))
+        ]
+        verdict.found(said)
+        for count in (1, 2, 3):
+            judged = verdict.judge(said[:count], (4001,))
+            if not (judged.text + judged.remedy).isprintable():
+                raise Defect(f"a verdict shows what a peer chose: {judged.text!r}")
+        return True
+
+    return Target("probe reply", [wire.pack(seed), wire.pack(v6)], run, structured=True)
+
+
+def _punch() -> Target:
+    def run(data: bytes) -> bool:
+        asked = punch._open(data)
+        if isinstance(asked, Rejected):
+            return False
+        _, host, port = split_endpoint(asked.address) or ("", "", 0)
+        if not (ipaddress.IPv4Address(host).is_global and 0 < port < 65_536):
+            raise Defect(f"a SYN goes to {asked.address}")
+        return True
+
+    seeds = [f"/ip4/{host}/tcp/4001" for host in ("11.0.0.1", "127.0.0.1", "192.168.1.1")]
+    return Target("punch", [msgpack.packb([text]) for text in seeds], run, structured=True)
+
+
+def _circuit() -> Target:
+    """Addresses that a peer states of itself."""
+    there = ADDRESS + "/p2p-circuit"
+
+    def run(data: bytes) -> bool:
+        text = data[:1024].decode("utf-8", "replace")  # an address has 160 characters
+        found = circuit.parse(text)
+        if found is not None and str(found) != text:
+            raise Defect(f"{text!r} is read as {found}")
+        completed = circuit.completed([text], ISSUER.peer_id)
+        circuit.dialled(completed)
+        circuit.reachable_first(completed)
+        if sum(map(len, circuit.fit_heartbeat([text] * 9))) > wire.MAX_HEARTBEAT_ADDRESS_CHARS:
+            raise Defect("a heartbeat that is too long")
+        return found is not None
+
+    seeds = [there, f"{there}/p2p/{NODE.peer_id}"]
+    return Target("circuit", [text.encode() for text in seeds], run)
+
+
+def _handshake() -> Target:
+    """Somebody alters what a node answers when it is dialled."""
+    dialled = knock.Handshake()
+    genuine = Responder(NODE).second(dialled.first)
+
+    def run(data: bytes) -> bool:
+        return copy(dialled).answered(data) is not None
+
+    return Target("handshake", [genuine], run, signed=True)
+
+
+def _hostile_handshake() -> Target:
+    """The other end is hostile: any payload, well encrypted."""
+    dialled = knock.Handshake()
+
+    class Hostile(Responder):
+        says = b""
+
+        def payload(self) -> bytes:
+            return self.says
+
+    hostile = Hostile(NODE)
+    hostile.says = Responder.payload(hostile)
+
+    def wrap(body: bytes) -> bytes:
+        hostile.says = body[:4000]
+        return hostile.second(dialled.first)
+
+    def run(data: bytes) -> bool:
+        return copy(dialled).answered(data) is not None
+
+    return Target("handshake of a hostile end", [hostile.says], run, wrap=wrap)
 
 
 def _envelope(kind: Kind) -> Target:

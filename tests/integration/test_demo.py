@@ -13,8 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarm_node.demo import write_report
+from swarm_node.node.snapshot import EvalPoint
+
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
+CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {})], "alone": []}
 NODE_KEYS = {
+    "name",
     "peer_id",
     "updates",
     "reward_start",
@@ -41,8 +46,10 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["schema"] == 1
     assert report["seconds"] > 30
-    assert len(report["nodes"]) == 2
-    for node in report["nodes"]:
+    *swarm, alone = report["nodes"]
+    assert [node["name"] for node in report["nodes"]] == ["node 1", "node 2", "alone"]
+    assert alone["groups_trained_external"] == 0
+    for node in swarm:
         assert set(node) == NODE_KEYS
         assert node["groups_trained_external"] > 0
         assert node["reward_end"] > node["reward_start"] + 0.1
@@ -73,3 +80,8 @@ def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path, seconds: float) -> None:
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(children, timeout=10)  # init takes note of the guards' end
     assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_an_earlier_report_stays(tmp_path: Path) -> None:
+    places = [write_report(tmp_path / "demo-report", 1.0, [], CURVES)[0].parent for _ in range(3)]
+    assert [place.name for place in places] == ["demo-report", "demo-report-2", "demo-report-3"]

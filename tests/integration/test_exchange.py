@@ -366,12 +366,36 @@ def test_what_is_sent_must_be_what_was_announced(in_swarm, change, reason: str) 
     in_swarm(body)
 
 
-def test_a_family_that_this_node_does_not_train_on_is_refused(in_swarm) -> None:
+def test_what_this_node_does_not_train_on_is_not_even_pulled(in_swarm) -> None:
     async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
-        bob.verifier._expected = replace(bob.verifier._expected, families=frozenset({"lcm"}))
+        expected = bob.verifier._expected
         await alice.publish(0)
+        await bob.exchange.meeting.beat(0, 20.0)
+        for count, other in enumerate(
+            ({"families": frozenset({"lcm"})}, {"version": "1"}, {"environment": "chess"}), 1
+        ):
+            bob.verifier._expected = replace(expected, **other)
+            for peer in bob.directory.live(0.0, 1e9):
+                peer.cursor = (0, 0)
+            await bob.list_some(8, 64)
+            assert bob.rejected == {"elsewhere": count}
+            assert bob.exchange.puller.on_offer(lambda _: 64) == 0
+        # Nobody did wrong: the peer is asked again at once.
+        assert all(peer.standing.strikes == 0 for peer in bob.directory.live(0.0, 1e9))
+
+    in_swarm(body)
+
+
+def test_a_group_of_another_environment_than_announced_is_refused(in_swarm) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        group, _ = await mallory.group(["1", "2"])
+        place = {"epoch": mallory.storage.epoch, "seq": 1}
+        packed = wire.pack_group(_foreign_environment(group), created_ms=0, **place)
+        identity, swarm = mallory.membership.identity, mallory.membership.swarm
+        sealed = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
+        await _announce_raw(mallory, group, sealed, **place)
         assert await bob.fetch() == []
-        assert bob.rejected["environment"] == 1
+        assert bob.rejected == {"environment": 1}
 
     in_swarm(body)
 
@@ -618,7 +642,7 @@ def _held_out(group: RolloutGroup) -> RolloutGroup:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(_foreign_environment, "environment"), (_other_tokens, "tokens"), (_held_out, "held_out")],
+    [(_foreign_environment, "elsewhere"), (_other_tokens, "tokens"), (_held_out, "held_out")],
 )
 def test_what_was_not_agreed_on_is_refused(in_swarm, change, reason: str) -> None:
     async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:

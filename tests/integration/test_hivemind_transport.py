@@ -350,7 +350,7 @@ def test_strangers_with_many_keys_cannot_occupy_the_node(tmp_path: Path) -> None
 
     async def main() -> None:
         one = transport(tmp_path)
-        one.screen(lambda presence, peer: True, lambda peer: peer == "member")
+        one.screen(lambda presence, peer: True, lambda peer: peer == "member", str)
 
         def serve(peer: str) -> tuple[asyncio.StreamReader, Mock, asyncio.Task[None]]:
             reader, writer = asyncio.StreamReader(), Mock(drain=AsyncMock())

@@ -52,7 +52,9 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         assert page.url.endswith("/"), "the key stays in the address"
         assert HOSTILE in page.locator("#nodes tbody tr").first.inner_text()
         assert page.locator("#alarms li").inner_text() == HOSTILE
-        assert page.locator("img, #alarms script").count() == 0
+        playwright.expect(page.locator("#said")).to_have_text("learning and sharing")
+        playwright.expect(page.locator(".sample pre").last).to_have_text(HOSTILE)
+        assert page.locator("img, main script").count() == 0
         assert page.title() != "owned"
         one.now = snapshot(evals=[point(number) for number in range(320)])
         playwright.expect(page.locator("#held")).to_have_text("0.797", timeout=15_000)

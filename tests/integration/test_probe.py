@@ -5,16 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hashlib
-import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from light_nodes import LightNode
 from swarm_keys import Swarm
 
@@ -24,7 +18,7 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.reach.knock import Handshake, knock
+from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.probe import PROBE, ProbeReply, ProbeRequest
 from swarm_node.p2p.reach.verdict import Outcome
 
@@ -110,56 +104,6 @@ def test_a_node_that_answers_is_told_from_all_else_that_might(tmp_path: Path) ->
                 assert await knock("127.0.0.1", port, one.peer_id, seconds) == outcome, says
 
     asyncio.run(main())
-
-
-class Responder:
-    """The other side of Noise XX, which shows whatever key and signature it is given."""
-
-    def __init__(self, host: Identity, signed: bytes | None = None) -> None:
-        self._host = host
-        self._signed = signed
-
-    def second(self, first: bytes) -> bytes:
-        """The message that answers `first`."""
-        ephemeral, static = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-        name = b"Noise_XX_25519_ChaChaPoly_SHA256"
-        chaining = digest = name
-        shown = ephemeral.public_key().public_bytes_raw()
-        for part in (b"", first, b"", shown):
-            digest = hashlib.sha256(digest + part).digest()
-        own = static.public_key().public_bytes_raw()
-        signed = self._signed or b"noise-libp2p-static-key:" + own
-        identity = b"\x0a\x24" + bytes.fromhex("08011220") + self._host.public_key
-        message = shown
-        for private, plain in (
-            (ephemeral, own),
-            (static, identity + b"\x12\x40" + self._host.sign(signed)),
-        ):
-            shared = private.exchange(X25519PublicKey.from_public_bytes(first))
-            derived = HKDF(SHA256(), 64, chaining, b"").derive(shared)
-            chaining, key = derived[:32], derived[32:]
-            sealed = ChaCha20Poly1305(key).encrypt(bytes(12), plain, digest)
-            digest = hashlib.sha256(digest + sealed).digest()
-            message += sealed
-        return message
-
-
-def test_only_a_handshake_that_the_nodes_key_signed_proves_it() -> None:
-    host, handshake = Identity.generate(), Handshake()
-    genuine = Responder(host).second(handshake.first)
-    assert handshake.answered(genuine) == host.public_key
-    for index in range(len(genuine)):
-        fresh = Handshake()
-        altered = bytearray(Responder(host).second(fresh.first))
-        altered[index] ^= 1
-        assert fresh.answered(bytes(altered)) is None, index
-    # What was recorded elsewhere, or signs another key, proves nothing.
-    assert Handshake().answered(genuine) is None
-    for signed in (b"noise-libp2p-static-key:" + bytes(32), bytes(32)):
-        fresh = Handshake()
-        assert fresh.answered(Responder(host, signed).second(fresh.first)) is None
-    for junk in (b"", bytes(32), bytes(96), os.urandom(200)):
-        assert Handshake().answered(junk) is None
 
 
 async def answered(

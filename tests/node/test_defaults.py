@@ -33,12 +33,17 @@ def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) ->
     assert settings.sampling.max_new_tokens == 512
     assert settings.environment.options == {"preset": "chat"}
     assert settings.training.learning_rate == rate
+    assert (settings.sampling.group_size, settings.experience.own) == (8, 4)
+    assert settings.sampling.group_size * settings.sampling.tasks_per_call == 64
 
 
 def test_what_the_user_chose_stays() -> None:
     chosen = settings_of(sampling__max_new_tokens=100, training__learning_rate=3e-5)
     kept = for_training(for_model(chosen, CHAT), CHAT, Training(32))
     assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
+    small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
+    assert (small.sampling.group_size, small.experience.own) == (2, 16)
+    assert small.sampling.max_new_tokens == 512
     for options in ({"preset": "sapo"}, {"datasets": {"gcd": {}}}):
         own = settings_of(environment__options=options)
         assert for_model(own, CHAT).environment.options == options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,10 +18,11 @@ from swarm_node.config import load_settings
 from swarm_node.node.defaults import for_model
 from swarm_node.node.doctor import Finding, machine_of
 from swarm_node.node.facts import Card, Facts, Seen, gather
-from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines, tell
+from swarm_node.node.first_lines import Line, download_line, finding_line, start_lines
 from swarm_node.node.fit import GpuMemory, fit
 from swarm_node.node.home import Home
-from swarm_node.node.join import set_up_logging
+from swarm_node.node.logs import set_up_logging
+from swarm_node.node.screen import Screen
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.placement import Hardware
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
@@ -94,10 +94,12 @@ def test_programs_get_an_object_a_line(
 ) -> None:
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
-    set_up_logging(verbose=False)
+    set_up_logging(verbose=False, log_format="json")
     finding = Finding("clock", "warning", "nothing synchronizes it", "set it")
     download = Download("org/model", 7, 3 * 10**9, Path("/cache"))
-    tell([*lines_of(here(tmp_path)).values(), finding_line(finding), download_line(download)])
+    Screen().tell(
+        [*lines_of(here(tmp_path)).values(), finding_line(finding), download_line(download)]
+    )
     rows = [json.loads(line) for line in told.getvalue().splitlines()]
     events = [
         "device",
@@ -114,24 +116,3 @@ def test_programs_get_an_object_a_line(
     assert rows[3]["learning_rate"] == 1e-5
     assert (rows[-2]["level"], rows[-2]["remedy"]) == ("warning", "set it")
     assert (rows[-1]["files"], rows[-1]["size"], rows[-1]["cache"]) == (7, 3 * 10**9, "/cache")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_people_get_lines_that_fit_their_terminal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
-) -> None:
-    told = Terminal()
-    monkeypatch.setattr(sys, "stderr", told)
-    monkeypatch.setenv("COLUMNS", str(width))
-    address = Line("listening", "/ip4/192.0.2.2/tcp/31330/p2p/" + "x" * 200, {})
-    tell([])
-    tell([*lines_of(here(tmp_path)).values(), address])
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", told.getvalue())
-    assert max(map(len, shown.splitlines())) <= width
-    assert shown.startswith("device ")
-    assert "".join(shown.split()).count("x" * 200) == 1

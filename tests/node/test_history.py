@@ -77,7 +77,7 @@ def test_a_file_is_bounded_private_and_read_again(tmp_path: Path) -> None:
     assert sizes.keys() == {"metrics.jsonl", "metrics.jsonl.1"}
     assert all(0 < size <= limit for size in sizes.values())
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.iterdir())
-    times = [held.time for held in MetricsFile(file.path).read()]
+    times = [held.time for held in MetricsFile(tmp_path / "metrics.jsonl").read()]
     assert times == [float(number) for number in range(100 - len(times), 100)]
     assert len(times) >= 15
 
@@ -85,10 +85,10 @@ def test_a_file_is_bounded_private_and_read_again(tmp_path: Path) -> None:
 def test_a_line_that_a_crash_cut_costs_no_other_line(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append(row(1.0))
-    with file.path.open("ab") as left:
+    with (tmp_path / "metrics.jsonl").open("ab") as left:
         left.write(b'{"time": 2.0, "seco')
     file.append(row(3.0))
-    with file.path.open("ab") as left:
+    with (tmp_path / "metrics.jsonl").open("ab") as left:
         left.write(b'{"of": "another version"}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
     file.append(row(4.0))
     assert [held.time for held in file.read()] == [1.0, 3.0, 4.0]
@@ -104,13 +104,14 @@ def test_a_running_node_writes_rows_of_both_kinds_of_groups(tmp_path: Path) -> N
     async def scenario(loop: VirtualTimeLoop) -> None:
         world = World(tmp_path, loop, members=2)
         changed = small_settings(experience__external=1, run__eval_seconds=30.0, run__eval_tasks=4)
+        parts = [world.parts(changed, index) for index in range(2)]
         nodes = [
-            assemble(changed, membership, world.parts(changed, index))
-            for index, membership in enumerate(world.memberships)
+            assemble(changed, membership, each)
+            for membership, each in zip(world.memberships, parts, strict=True)
         ]
         lives = [asyncio.create_task(node.run()) for node in nodes]
         await asyncio.sleep(40)
-        seen, rows = nodes[0].snapshot(), nodes[0].history(0.0).rows
+        seen, rows = nodes[0].snapshot(), parts[0].history.since(0.0)
         for node in nodes:
             node.stop()
         await asyncio.gather(*lives)

@@ -19,7 +19,7 @@ from swarm_node.node.assembly import make_learner, make_shared
 from swarm_node.node.parts import Parts
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.experience.batch import Batch
-from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, start
+from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.worker import UpdateResult
@@ -335,11 +335,10 @@ def test_a_learner_resumes_from_the_newest_checkpoint(tmp_path: Path) -> None:
         first = Life(world, settings, world.parts(settings))
         await first.learner.start()
         first.tally.evals.append(EvalPoint(3.0, 0, 0.1, 0.1, None, {}))
-        first.learner.mixer.resume(start(MixtureSettings(batch=4), 3))
-        for _ in range(3):  # the third update comes after the checkpoint
+        for own in (2, 3, 4):  # the third update comes after the checkpoint
             first.offer(4)
             assert await first.step()
-            assert first.shared.buffer.mixture == Mixture(3, 1)
+            assert first.shared.buffer.mixture == Mixture(own, 4 - own)
         await first.close()
         second = Life(world, settings, world.parts(settings))
         await second.learner.start()

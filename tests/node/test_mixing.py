@@ -6,14 +6,13 @@ import msgspec
 import pytest
 from builders import completion, verified
 
-from swarm_node.cli.views import _mixture
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError
 from swarm_node.node.derive import mixture_settings, replay_settings
 from swarm_node.node.mixing import Mixer
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint
-from swarm_node.policy.experience.mixture import Mixture, MixtureSettings, MixtureState, start
+from swarm_node.policy.experience.mixture import Mixture, MixtureState
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
 
@@ -29,7 +28,8 @@ class Life:
     """A buffer, a tally and a mixer that live through updates."""
 
     def __init__(self, external: str | int) -> None:
-        settings = load_settings({"experience.external": external}, environ={})
+        flags = {"experience.own": 4, "experience.external": external}
+        settings = load_settings(flags, environ={})
         self.tally = Tally()
         self.buffer = ReplayBuffer(replay_settings(settings))
         self.mixer = Mixer(mixture_settings(settings), self.tally, self.buffer)
@@ -58,10 +58,12 @@ def test_fixed_settings_stay_as_they_are() -> None:
 
 def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
     life = Life("auto")
-    assert life.buffer.mixture == Mixture(4, 4)
-    for _ in range(60):
+    for _ in range(30):
+        life.update(offered=0)
+    assert life.buffer.mixture == Mixture(8, 0)
+    for _ in range(40):
         life.update(offered=20)
-    assert life.buffer.mixture == Mixture(1, 7)
+    assert life.buffer.mixture.own <= 2
     for _ in range(600):
         life.update(offered=0)
     assert life.buffer.mixture.own >= 7
@@ -98,21 +100,38 @@ def test_the_same_measurement_counts_once() -> None:
     assert life.tally.mixture.allowance == 0.5
 
 
-def test_a_resumed_node_does_not_take_its_stock_for_news() -> None:
+def test_what_was_offered_before_the_first_update_counts() -> None:
+    """A newcomer lists its peers' groups while it makes its first ones."""
     life = Life("auto")
-    life.tally.offered = 10**6
-    life.update(offered=0)
+    life.update(offered=40)
     assert life.tally.mixture is not None
-    assert life.tally.mixture.offered_per_own == 0.0
+    assert life.tally.mixture.offered_per_own == 40.0
+    assert life.buffer.mixture == Mixture(1, 7)
 
 
-def test_what_is_shown_reads_well() -> None:
+def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
+    before = Life("auto")
+    for _ in range(20):
+        before.update(offered=20, probe=0.5)
+    after = Life("auto")
+    after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}))
+    after.mixer.resume(before.mixer.state)
+    after.update(offered=20)
+    assert after.mixer.state is not None
+    assert before.mixer.state is not None
+    assert after.mixer.state.probe == before.mixer.state.probe
+
+
+def test_what_was_found_is_shown() -> None:
     life = Life("auto")
-    assert _mixture(None) == "not known yet"
-    assert _mixture(life.tally.mixture) == "4 own, 4 of peers (auto)"
     for _ in range(10):
         life.update(offered=4)
-    assert "50% ± " in _mixture(life.tally.mixture)
+    row = life.tally.mixture
+    assert row is not None
+    assert row.adaptive
+    assert row.mixed_share == pytest.approx(0.5, abs=0.1)
+    assert row.mixed_share_error is not None
+    assert 0 < row.mixed_share_error < 0.2
 
 
 @pytest.mark.parametrize("value", ["often", -1, 1025])
@@ -123,7 +142,8 @@ def test_external_is_a_number_or_auto(value: str | int) -> None:
 
 
 def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
-    buffer = ReplayBuffer(replay_settings(load_settings({}, environ={})))
+    flags = {"experience.own": 4, "experience.external": 4}
+    buffer = ReplayBuffer(replay_settings(load_settings(flags, environ={})))
     for wrong in (Mixture(4, 5), Mixture(-1, 4), Mixture(4, -1), Mixture(9, 0), Mixture(0, 0)):
         with pytest.raises(ValueError, match=r"must be|holds"):
             buffer.aim(wrong)
@@ -146,10 +166,10 @@ def test_a_resumed_controller_goes_on_where_it_was() -> None:
 
 
 def test_a_state_of_other_settings_is_not_resumed() -> None:
-    saved = start(MixtureSettings(batch=16), 8)
+    saved = MixtureState(Mixture(8, 8))
     adaptive, fixed = Life("auto"), Life(4)
-    for life in (adaptive, fixed):
-        life.mixer.resume(saved)
-        assert life.buffer.mixture == Mixture(4, 4)
-    adaptive.mixer.resume(None)
-    assert adaptive.buffer.mixture == Mixture(4, 4)
+    for state in (saved, None):
+        adaptive.mixer.resume(state)
+        fixed.mixer.resume(state)
+        assert adaptive.buffer.mixture == Mixture(1, 7)
+        assert fixed.buffer.mixture == Mixture(4, 4)

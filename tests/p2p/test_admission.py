@@ -18,6 +18,11 @@ from swarm_node.p2p.admission import (
 )
 
 
+def issuer(peer: str) -> str:
+    """Peers are named `issuer/number`."""
+    return peer.partition("/")[0]
+
+
 class Time:
     now = 0.0
 
@@ -104,5 +109,32 @@ def test_slots_run_some_of_a_key_keep_some_waiting_and_refuse_more() -> None:
         assert running.count("busy") == 2 + MAX_WAITING_PER_PEER
         async with slots.hold("busy", 2):  # nothing of it is left
             pass
+
+    asyncio.run(main())
+
+
+def test_members_of_one_issuer_that_stall_leave_streams_to_others() -> None:
+    """Twenty keys of one ticket, each with fewer streams than cost it its link."""
+
+    async def main() -> None:
+        admission, over = Admission(8, Time()), asyncio.Event()
+        admission.issuer = issuer
+
+        async def stall(peer: str) -> None:
+            with contextlib.suppress(BusyError):
+                async with admission.hold(peer, "/swarm-node/list/1"):
+                    await over.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(600):
+                group.create_task(stall(f"bad/{number % 20}"))
+            await asyncio.sleep(0)
+            with pytest.raises(BusyError, match="busy: ask again"):
+                await admission.hold("bad/99", "/swarm-node/list/1").__aenter__()
+            async with admission.hold("good/1", "/swarm-node/list/1"):
+                over.set()
+        async with admission.hold("bad/99", "/swarm-node/list/1"):
+            pass
+        assert not admission._slots._groups  # nothing of it is left
 
     asyncio.run(main())

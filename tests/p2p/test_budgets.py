@@ -163,3 +163,21 @@ def test_costly_texts_of_two_issuers_leave_time_for_those_of_others() -> None:
                 effort.judged(peer, FREE_SECONDS, second)
         judged += effort.left("c/1", second)
     assert judged > seconds / 4
+
+
+def test_what_is_given_back_leaves_the_shares_as_if_it_had_not_been_taken() -> None:
+    """A charge fades, so a reservation of a minute would leave a negative share, with which the
+    shares of all others grow without bound."""
+    used, other = Traffic(WANTS, issuer), Traffic(WANTS, issuer)
+    burst = int(10 * WANTS.groups * WANTS.size)
+    for traffic in (used, other):
+        traffic.sent("honest/1", 0.0, burst // 2)
+    assert used.reserves("bad/1", 0.0, burst)
+    used.unsent("bad/1", HALF_LIFE, burst, since=0.0)
+    for traffic in (used, other):
+        assert traffic._bytes_out._taken.share("honest", HALF_LIFE) == pytest.approx(1.0)
+        assert traffic._bytes_out._taken.total(HALF_LIFE) == pytest.approx(burst / 4)
+        assert traffic.reserves("honest/1", HALF_LIFE, burst)
+    budget = Budget(1.0)
+    budget.charge("a", "a/1", 0.0, -100.0, since=0.0)  # more than was taken
+    assert [budget.take("a", "a/1", 0.0) for _ in range(11)] == [True] * 10 + [False]

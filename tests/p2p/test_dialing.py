@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -57,6 +59,7 @@ def test_hosts_that_lead_elsewhere_are_refused(host: str, own: list[str]) -> Non
         ("::1", LOOPBACK, True),
         ("127.0.0.1", LAN, False),
         ("127.0.0.1", PUBLIC, False),
+        ("127.0.0.1", ["/dns4/node.example.org/tcp/4001"], False),  # announced by name only
         ("192.168.7.7", LAN, True),
         ("10.0.0.1", LAN, False),
         ("192.168.7.7", PUBLIC, False),
@@ -126,3 +129,13 @@ def test_names_that_are_slow_to_resolve_delay_nothing_else(monkeypatch: pytest.M
             slow.set()
 
     asyncio.run(world())
+
+
+def test_an_address_of_a_kind_that_this_machine_has_no_sockets_for_is_elsewhere() -> None:
+    """A member names the address at which it sees a node. It must not end it."""
+    program = (
+        "import resource; from swarm_node.p2p.addresses import is_here; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); "  # a socket more is an OSError
+        "assert not is_here('/ip6/2001:db8::1/tcp/1')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -13,13 +13,17 @@ import msgpack
 import pytest
 from builders import ROOT
 
+from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, heartbeat_key
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.probe import ProbeForReply, ProbeForRequest, ProbeReply, ProbeRequest
+from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import open_reply, open_request
 from swarm_node.p2p.statements import Statement, verify_revocations, verify_secret
 from swarm_node.p2p.ticket import parse_ticket
@@ -178,6 +182,30 @@ def test_the_published_bodies_are_read_and_written_byte_for_byte() -> None:
         assert wire.pack(body) == data
 
 
+KINDS = (ProbeRequest, ProbeReply, ProbeForRequest, ProbeForReply, Punch)
+
+
+@pytest.mark.parametrize("case", BODIES["reach"], ids=lambda case: case["name"])
+def test_what_members_say_of_their_reach_is_read_as_published(case: dict[str, Any]) -> None:
+    (kind,) = (kind for kind in KINDS if kind.__name__ == case["name"])
+    raw = bytes.fromhex(case["body"])
+    body = wire.unpack(kind, raw, max_bytes=512)
+    assert not isinstance(body, Rejected)
+    assert wire.pack(body) == raw
+    assert msgpack.unpackb(raw) == case["fields"]
+
+
+def test_a_datagram_is_read_as_published() -> None:
+    case = BODIES["datagram"]
+    raw, secret = bytes.fromhex(case["datagram"]), bytes.fromhex(case["secret"])
+    lan = Lan(Identity.generate(), SWARM_ID, secret, SYSTEM_CLOCK)
+    lan.datagram_received(raw[:-1] + bytes([raw[-1] ^ 1]), None)
+    assert lan.heard(60.0) == {}
+    lan.datagram_received(raw, None)
+    peer = peer_id_of(bytes.fromhex(case["public_key"]))
+    assert lan.heard(60.0) == {peer: bytes.fromhex(case["presence"])}
+
+
 def test_an_independent_reader_agrees_on_every_vector() -> None:
     run = subprocess.run(
         [sys.executable, "-I", str(VECTORS / "reader.py"), str(VECTORS)],
@@ -189,7 +217,7 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     verdicts = [line.split("\t")[0] for line in run.stdout.splitlines()]
     assert verdicts == ["PASS"] * (
-        5
+        7
         + len(ENVELOPES["cases"])
         + len(BODIES["relayed"])
         + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))

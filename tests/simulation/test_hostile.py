@@ -10,6 +10,7 @@ from swarm_node.errors import ConfigError
 from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.verify import digests
 from swarm_node.policy.training.gradient import likely_tokens
+from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.swarm import Scenario, describe, simulate
@@ -20,7 +21,7 @@ LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
 
 def attacked(kind: str, *off: str) -> SimulationReport:
     scenario = Scenario(nodes=3, rounds=6, seed=1, eval_rounds=6, hostile=(kind,), without=off)
-    return simulate(scenario, simulation_settings(1, LENIENT))
+    return simulate(scenario, simulation_settings(1, {**batch_of(4, 4), **LENIENT}))
 
 
 def refused(report: SimulationReport) -> Counter[str]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
-from msgspec import structs
+from msgspec import structs, to_builtins
 
+from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.p2p.envelope import Kind, content_id, seal, signed_bytes
 from swarm_node.p2p.frames import Reply
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, SwarmAuthorizer, heartbeat_key
@@ -29,9 +30,18 @@ from swarm_node.p2p.membership import (
     issue_issuer,
     issue_member,
 )
+from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.probe import (
+    PortOutcome,
+    ProbeForReply,
+    ProbeForRequest,
+    ProbeReply,
+    ProbeRequest,
+)
+from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import Request, request_to, seal_reply, seal_request
 from swarm_node.p2p.ticket import make_ticket
-from swarm_node.p2p.wire import Announcement, Heartbeat, Presence, pack, pack_group
+from swarm_node.p2p.wire import Announcement, Body, Heartbeat, Presence, pack, pack_group
 from swarm_node.rollout import (
     Completion,
     Finish,
@@ -257,6 +267,38 @@ def bodies() -> dict[str, Any]:
         "record": {"body": pack(record).hex(), "id": content_id(sealed).hex(), "size": len(sealed)},
         "head": {"body": pack(head).hex(), "addresses": list(head.addresses)},
         "relayed": relayed(),
+        "reach": [reach(body) for body in probes()],
+        "datagram": datagram(),
+    }
+
+
+def probes() -> list[Body]:
+    """What members say of how they reach each other."""
+    at = "/ip4/11.0.0.1/tcp/4001"
+    outcomes = (PortOutcome(4001, "open"), PortOutcome(443, "refused"))
+    return [
+        ProbeRequest((4001, 443)),
+        ProbeReply(at, outcomes, "timeout", 1_800_000_123_456),
+        ProbeReply("", (), "untried", 1_800_000_123_456),
+        ProbeForRequest(NODE.peer_id, at),
+        ProbeForReply("untried"),
+        Punch(at),
+    ]
+
+
+def reach(body: Body) -> dict[str, Any]:
+    return {"name": type(body).__name__, "body": pack(body).hex(), "fields": to_builtins(body)}
+
+
+def datagram() -> dict[str, Any]:
+    """What NODE says on its own network."""
+    said, nonce = b"what the table carries of a member", bytes(range(12))
+    lan = Lan(NODE, SWARM.swarm_id, SWARM.secret, SYSTEM_CLOCK)
+    return {
+        "secret": SWARM.secret.hex(),
+        "public_key": NODE.public_key.hex(),
+        "presence": said.hex(),
+        "datagram": lan.datagram(said, nonce).hex(),
     }
 
 

@@ -1,5 +1,5 @@
 """A second implementation of docs/protocol.md, to check the vectors with: it shares no code with
-the program, only MessagePack, SHA-256 and Ed25519 from libraries.
+the program, only MessagePack, SHA-256, Ed25519 and ChaCha20-Poly1305 from libraries.
 
     python reader.py DIRECTORY      prints one line per vector, exits 1 if any differs
 """
@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
     Ed25519PublicKey,
 )
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 P = 2**255 - 19
 D = -121665 * pow(121666, -1, P) % P
@@ -398,6 +399,25 @@ def judge_bodies(bodies: dict[str, Any]) -> str:
     return "ok" if head[1] == bodies["head"]["addresses"] else "head differs"
 
 
+def judge_reach(cases: list[dict[str, Any]]) -> str:
+    """Small bodies have one form: the shortest."""
+    for case in cases:
+        if msgpack.packb(case["fields"]).hex() != case["body"]:
+            return f"{case['name']} differs"
+    return "ok"
+
+
+def judge_datagram(case: dict[str, Any], swarm_id: bytes) -> str:
+    extracted = hmac.digest(bytes(32), bytes.fromhex(case["secret"]), "sha256")
+    key = hmac.digest(extracted, b"swarm-node/lan/1" + swarm_id + b"\x01", "sha256")
+    raw = bytes.fromhex(case["datagram"])
+    body = ChaCha20Poly1305(key).decrypt(raw[:12], raw[12:], None)
+    (length,) = struct.unpack_from(">H", body, 32)
+    said = [body[:32].hex(), body[34 : 34 + length].hex(), body[34 + length :].strip(b"\0")]
+    same = said == [case["public_key"], case["presence"], b""]
+    return "ok" if same and len(raw) == 1428 else "differs"
+
+
 def main(directory: Path) -> int:
     envelopes, bodies, swarm = (
         json.loads((directory / f"{name}.json").read_text())
@@ -410,6 +430,8 @@ def main(directory: Path) -> int:
         ("ticket", judge_ticket(swarm), "ok"),
         ("table", judge_table(swarm), "ok"),
         ("bodies", judge_bodies(bodies), "ok"),
+        ("reach", judge_reach(bodies["reach"]), "ok"),
+        ("datagram", judge_datagram(bodies["datagram"], swarm_id), "ok"),
     ]
     for case in envelopes["cases"]:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))

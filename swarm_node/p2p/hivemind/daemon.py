@@ -374,6 +374,12 @@ def _calm_logging() -> None:
 
     use_hivemind_log_handler("nowhere")
     logging.getLogger("hivemind").setLevel(logging.WARNING)
+    logging.getLogger("hivemind.p2p.p2p_daemon").addFilter(_no_ordinary_end)
+
+
+def _no_ordinary_end(record: logging.LogRecord) -> bool:
+    """p2pd calls it an error that a stop closes the socket at which it listens."""
+    return "use of closed network connection" not in record.getMessage()
 
 
 @contextlib.contextmanager

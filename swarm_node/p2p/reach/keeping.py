@@ -145,26 +145,30 @@ class Relays:
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
     def _candidates(self) -> list[tuple[str, str]]:
-        """Members that say that they relay, each with an address: those that answer this node
-        first, then one of each issuer after the other, otherwise at random."""
+        """Members that say that they relay, each with an address: one of each issuer after the
+        other, first those of it that answer this node, otherwise at random."""
         now, nth, found = self._clock.now(), Counter[str](), []
         relays = sorted(self._members.relays().items())
         self._rng.shuffle(relays)
-        for relay, addresses in relays:
-            there = [a for a in circuit.reachable_first(addresses) if len(a) <= _MAX_RELAY_CHARS]
-            if (
-                not there
-                or relay == self._inner.peer_id
-                or relay in self._kept
-                or relay in self._severed
-            ):
+        for relay, addresses in sorted(relays, key=lambda item: not self._answering(item[0], now)):
+            there = [
+                text
+                for text in circuit.reachable_first(addresses)
+                if len(text) <= _MAX_RELAY_CHARS and text.endswith(f"/p2p/{relay}")
+            ]
+            if not there or relay in self._kept or relay in self._severed:
                 continue
             if self._left_until.get(relay, 0.0) > now:
                 continue
-            issuer, peer = self._members.issuer(relay), self._directory.get(relay)
-            found.append((peer is None or peer.retry_at > now, nth[issuer], relay, there[0]))
+            issuer = self._members.issuer(relay)
+            found.append((nth[issuer], relay, there[0]))
             nth[issuer] += 1
-        return [(relay, address) for *_, relay, address in sorted(found, key=lambda c: c[:2])]
+        return [(relay, address) for _, relay, address in sorted(found, key=lambda c: c[0])]
+
+    def _answering(self, relay: str, now: float) -> bool:
+        """Whether a relay is a peer that answered last time."""
+        peer = self._directory.get(relay)
+        return peer is not None and peer.retry_at <= now
 
     async def _take(self, relay: str, address: str) -> bool:
         """Whether a candidate relays for this node."""

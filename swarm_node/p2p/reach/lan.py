@@ -3,13 +3,14 @@
 A datagram is a random nonce and, under a key that follows from the swarm's secret, this node's key
 and its presence, padded to one length (ChaCha20-Poly1305, RFC 8439; HKDF-SHA-256, RFC 5869). So a
 stranger on the network sees that some node of some swarm is there, and neither its swarm nor its
-peer id. Whoever knows the secret can send anything, so what is heard is screened like a heartbeat
-of the DHT, and callers verify it.
+peer id. Whoever knows the secret can send anything, and whoever hears a datagram can send it again.
+So a presence is verified as if a peer had told of it, and an older one replaces none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm_node.clock import Clock
-from swarm_node.p2p.addresses import split_endpoint
+from swarm_node.p2p.addresses import endpoint_of
 from swarm_node.p2p.gates import TokenBucket
 from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.recent import Recent
@@ -43,13 +44,9 @@ _log = structlog.get_logger(__name__)
 
 def own_networks(addresses: Iterable[str]) -> list[str]:
     """The IPv4 addresses among these of networks that belong to whoever uses them."""
-    hosts = [host for kind, host, _ in filter(None, map(_endpoint, addresses)) if kind == "ip4"]
+    hosts = [host for kind, host, _ in filter(None, map(endpoint_of, addresses)) if kind == "ip4"]
     private = (ip for ip in map(ipaddress.IPv4Address, hosts) if ip.is_private)
     return sorted({str(ip) for ip in private if not (ip.is_loopback or ip.is_unspecified)})
-
-
-def _endpoint(address: str) -> tuple[str, str, int] | None:
-    return split_endpoint(address.partition("/p2p/")[0])
 
 
 class Lan(asyncio.DatagramProtocol):
@@ -62,27 +59,28 @@ class Lan(asyncio.DatagramProtocol):
         self._swarm_id = swarm_id
         self._port = port
         self._clock = clock
+        self._secret = secret
         self._ciphers = [self._cipher(secret)]
         self._bucket = TokenBucket(_PER_SECOND, _AT_ONCE)
-        self._heard: Recent[str, tuple[bytes, float]] = Recent(_MAX_HEARD)
-        self._joined: set[str] = set()
-        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
-        self._is_member: Callable[[str], bool] = lambda peer: True
+        self._heard: Recent[str, tuple[bytes, float, int]] = Recent(_MAX_HEARD)
+        self._hosts: set[str] = set()
+        self._issued: Callable[[bytes, str], int] = lambda presence, peer: 0
         self._said = b""
         self._answers = TokenBucket(*_ANSWERS)
         self._socket: socket.socket | None = None
         self._receiver: asyncio.DatagramTransport | None = None
 
-    def screen(
-        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
-    ) -> None:
-        """Whose presences are kept; see `Transport.screen`."""
-        self._vouches, self._is_member = vouches, is_member
+    def screen(self, issued: Callable[[bytes, str], int]) -> None:
+        """`issued` says when (Unix ms) the presence of a peer was issued, -1 for one that is not
+        kept."""
+        self._issued = issued
 
     def use(self, secret: bytes) -> None:
         """Send under this secret from now on. The one before is still understood, so that members
         that missed the change are met and hear of it."""
-        self._ciphers = [self._cipher(secret), self._ciphers[0]]
+        if secret != self._secret:
+            self._secret = secret
+            self._ciphers = [self._cipher(secret), self._ciphers[0]]
 
     async def announce(self, presence: bytes, hosts: Collection[str]) -> None:
         """Send `presence` on the networks of these own IPv4 addresses, and listen there. A network
@@ -97,40 +95,40 @@ class Lan(asyncio.DatagramProtocol):
             _log.debug("no multicast here", error=str(error))
             return
         for host in hosts:
-            try:
-                self._join(host)
-            except OSError as error:
-                _log.debug("this network cannot be used", host=host, error=str(error))
+            self._join(host)
+        self._hosts = set(hosts)
         self._send()
 
     def _send(self) -> None:
         """Say the newest presence on all networks."""
-        presence = self._said
         assert self._socket is not None
-        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
-        nonce = os.urandom(_NONCE)
-        sealed = nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
-        for host in list(self._joined):
+        sealed = self.datagram(self._said, os.urandom(_NONCE))
+        for host in list(self._hosts):
             try:
                 self._socket.setsockopt(
                     socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host)
                 )
                 self._socket.sendto(sealed, (GROUP, self._port))
             except OSError as error:
-                self._joined.discard(host)
+                self._hosts.discard(host)
                 _log.debug("nothing sent on this network", host=host, error=str(error))
+
+    def datagram(self, presence: bytes, nonce: bytes) -> bytes:
+        """What says `presence`, under a nonce (12 bytes) of its own."""
+        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
+        return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
     def heard(self, seconds: float) -> dict[str, bytes]:
         """peer id -> presence that was announced within so many seconds."""
         since = self._clock.now() - seconds
-        return {peer: presence for peer, (presence, at) in self._heard.items() if at >= since}
+        return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= since}
 
     def close(self) -> None:
         """Leave; `announce` opens it again."""
         if self._receiver is not None:
             self._receiver.close()
         self._receiver = self._socket = None
-        self._joined.clear()
+        self._hosts.clear()
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         if len(data) != DATAGRAM_BYTES or not self._bucket.take(self._clock.now()):
@@ -147,11 +145,13 @@ class Lan(asyncio.DatagramProtocol):
     def _hear(self, body: bytes) -> None:
         key, length = body[:_KEY], int.from_bytes(body[_KEY : _KEY + _LENGTH], "big")
         presence, peer = body[_KEY + _LENGTH :][:length], peer_id_of(key)
-        if key != self._own and self._vouches(presence, peer) and self._is_member(peer):
-            known = peer in self._heard
-            self._heard[peer] = presence, self._clock.now()
-            if not known and self._said and self._answers.take(self._clock.now()):
-                self._send()
+        known, now = self._heard.get(peer), self._clock.now()
+        issued = -1 if key == self._own else self._issued(presence, peer)
+        if issued < (0 if known is None else known[2]):
+            return
+        self._heard[peer] = presence, now, issued
+        if known is None and self._said and self._answers.take(now):
+            self._send()
 
     def error_received(self, exc: Exception) -> None:
         _log.debug("a network refused a datagram", error=str(exc))
@@ -173,12 +173,12 @@ class Lan(asyncio.DatagramProtocol):
         self._socket = made
 
     def _join(self, host: str) -> None:
-        if host in self._joined:
-            return
+        """Listen on a network. An error says that this is done already, or that the network cannot
+        be used: then nothing can be sent there either."""
         assert self._socket is not None
         member = socket.inet_aton(GROUP) + socket.inet_aton(host)
-        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-        self._joined.add(host)
+        with contextlib.suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
 
     def _cipher(self, secret: bytes) -> ChaCha20Poly1305:
         info = b"swarm-node/lan/1" + self._swarm_id

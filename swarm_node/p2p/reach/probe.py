@@ -26,7 +26,8 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import is_here, is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.asking import Asker
-from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.budgets import FAVOURS, Budget
+from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory, Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public, site
@@ -36,10 +37,9 @@ PROBE: Final = "/swarm-node/probe/1"
 PROBE_FOR: Final = "/swarm-node/probe-for/1"
 MAX_PORTS: Final = 4
 _MAX_BODY = 512
-#: What a member dials for one caller (probes), for one host (ports), and for all (probes).
+#: What a member dials for one caller (probes), and for one host (ports).
 _PER_CALLER = (1 / 60, 4.0)
 _PER_HOST = (1 / 15, 40.0)
-_ALL = (0.5, 16.0)
 #: What a member dials of one host at the word of others, as dialing.py does.
 _PER_STRANGE_HOST = (3 / 60, 3.0)
 #: Further members that are asked at once, and how long they have. With KNOCK_SECONDS that is less
@@ -98,7 +98,8 @@ class ProbeForReply(wire.Body, frozen=True):
 
 
 class ProbeServer:
-    """The member's end."""
+    """The member's end. What it dials for callers, and at their word for others, has a budget each,
+    so that who uses up one leaves the other."""
 
     def __init__(
         self,
@@ -106,6 +107,7 @@ class ProbeServer:
         *,
         transport: Transport,
         directory: Directory,
+        members: Members,
         knock: Knock,
         clock: Clock,
         rng: random.Random,
@@ -113,13 +115,14 @@ class ProbeServer:
         self._asker = asker
         self._transport = transport
         self._directory = directory
+        self._members = members
         self._knock = knock
         self._clock = clock
         self._rng = rng
         self._callers = PeerGates(*_PER_CALLER)
         self._hosts = PeerGates(*_PER_HOST)
         self._strange_hosts = PeerGates(*_PER_STRANGE_HOST)
-        self._all = TokenBucket(*_ALL)
+        self._probes, self._favours = Budget(*FAVOURS), Budget(*FAVOURS)
 
     async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
         """Dial `caller`, which is a member, and say how it went."""
@@ -153,20 +156,22 @@ class ProbeServer:
             return request
         outcome: Outcome = "untried"
         place, peer_id = _place(request.address), request.peer_id
-        if place is not None and is_peer_id(peer_id) and await self._strange(peer_id, place[0]):
+        strange = place is not None and await self._strange(caller, peer_id, place[0])
+        if place is not None and strange:
             opened = await self._knock(*place, peer_id) == "open"
             outcome = "open" if opened else "timeout"
         return wire.pack(ProbeForReply(outcome))
 
-    async def _strange(self, peer_id: str, ip: str) -> bool:
+    async def _strange(self, caller: str, peer_id: str, ip: str) -> bool:
         """Whether this node can be a stranger to `peer_id` now, at the public address `ip`."""
         now = self._clock.now()
         return (
             is_public(ip)
+            and is_peer_id(peer_id)
             and peer_id != self._transport.peer_id
             and await self._transport.seen(peer_id) is None
             and self._strange_hosts.take(site(ip), now)
-            and self._all.take(now)
+            and self._favours.take(self._members.issuer(caller), caller, now)
         )
 
     async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
@@ -204,7 +209,7 @@ class ProbeServer:
         return (
             self._callers.take(caller, now)
             and self._hosts.take(site(ip), now, ports)
-            and self._all.take(now)
+            and self._probes.take(self._members.issuer(caller), caller, now)
         )
 
 
@@ -281,14 +286,14 @@ class Prober:
             *(self._ask(peer, links[peer.peer_id]) for peer in asked if peer is not None)
         )
         probes = tuple(probe for probe in found if probe is not None)
-        tried = sum(probe.opened is not None for probe in probes)
-        if tried:
+        votes = [probe.opened for probe in probes if probe.opened is not None]
+        if votes:
             self._answered = self._clock.now()
             before, reach.probes = reach.verdict(), probes
             now = reach.verdict()
             if (before.kind, before.nat) != (now.kind, now.nat):
                 _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
-        certain = tried > 1 and reach.dialable() is not None
+        certain = len(votes) > 1 and reach.dialable() is not None and 2 * sum(votes) != len(votes)
         self._next = self._clock.now() + (_PAUSE if certain else self._pause)
         self._pause = LEAST_PAUSE if certain else min(_PAUSE, 2.0 * self._pause)
         self._addresses = self._own()  # with what was found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -23,7 +24,8 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import split_endpoint
-from swarm_node.p2p.gates import PeerGates, TokenBucket
+from swarm_node.p2p.budgets import FAVOURS, Budget
+from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
 
 PUNCH: Final = "/swarm-node/punch/1"
@@ -32,20 +34,20 @@ HOLD_SECONDS: Final = 8.0
 _DIAL_SECONDS = 6.0
 MAX_BODY: Final = 256
 _CHUNK = 256 * 1024
+#: After the first reset. Each pause is twice as long as the last, so one request causes six SYNs.
 _REFUSED_PAUSE = 0.25
 #: SYNs that wait to be sent, and those that are held or whose connections are passed on.
 _HELD, _SPLICED = 8, 64
-#: What one asker may cause, what may be sent to one host, and what all may cause.
+#: What one asker may cause, and what may be sent to one host.
 _PER_ASKER = (1 / 60, 2.0)
 _PER_HOST = (3 / 60, 3.0)
-_ALL = (0.5, 16.0)
 #: Behind these a SYN that is sent out lets the other's in, and one that comes early is dropped. A
 #: router that refuses it would end the other's dial, so whoever is behind one can only dial.
 _HOLDS: frozenset[Nat] = frozenset({"restricted", "address"})
 _DIALS: frozenset[Nat] = _HOLDS | {"reject"}
 _log = structlog.get_logger(__name__)
 
-Endpoint = Annotated[str, Meta(max_length=64, pattern=r"\A/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}\Z")]
+Endpoint = Annotated[str, Meta(pattern=r"\A/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}\Z")]
 
 
 class Punch(wire.Body, frozen=True):
@@ -74,11 +76,13 @@ class _Hold:
     listens: int
     ip: str
     port: int
+    issuer: str
 
 
 class Puncher:
     """Both ends. `place` says where this node is, None while that is not known. `ask` sends a
-    request to a peer, through a relay where it must, and `dial` dials addresses."""
+    request to a peer, through a relay where it must, and `dial` dials addresses. `issuer` names who
+    admitted a peer."""
 
     def __init__(
         self,
@@ -87,18 +91,21 @@ class Puncher:
         *,
         ask: Callable[[str, bytes], Awaitable[bytes | None]],
         dial: Callable[[Sequence[str], float], Awaitable[int]],
+        issuer: Callable[[str], str],
         clock: Clock,
     ) -> None:
         self._own_id = own_id
         self._place = place
         self._ask = ask
         self._dial = dial
+        self._issuer = issuer
         self._clock = clock
         self._askers = PeerGates(*_PER_ASKER)
         self._hosts = PeerGates(*_PER_HOST, capacity=4096)
-        self._all = TokenBucket(*_ALL)
+        self._all = Budget(*FAVOURS)
         self._asked: asyncio.Queue[_Hold] = asyncio.Queue(_HELD)
         self._free = _SPLICED
+        self._held: Counter[str] = Counter()  # by issuer
 
     async def punch(self, peer: str) -> bool | None:
         """Whether `peer`, which a relay reaches, has a direct link in the end. None while this node
@@ -121,14 +128,19 @@ class Puncher:
         there, own, now = _open(payload), self._place(), self._clock.now()
         if isinstance(there, Rejected):
             return there
-        if own is None or own.nat not in _HOLDS or not self._free or self._asked.full():
+        issuer = self._issuer(caller)
+        if own is None or own.nat not in _HOLDS or self._asked.full():
+            return b""
+        if self._held[issuer] >= self._free:  # who keeps them leaves as many to others
             return b""
         _, ip, port = split_endpoint(there.address) or ("", "", 0)
         if not (
-            self._askers.take(caller, now) and self._hosts.take(ip, now) and self._all.take(now)
+            self._askers.take(caller, now)
+            and self._hosts.take(ip, now)
+            and self._all.take(issuer, caller, now)
         ):
             return b""
-        self._asked.put_nowait(_Hold(own.listens, ip, port))
+        self._asked.put_nowait(_Hold(own.listens, ip, port, issuer))
         return wire.pack(Punch(str(own)))
 
     async def run(self) -> None:
@@ -139,18 +151,21 @@ class Puncher:
         while True:
             asked = await self._asked.get()
             self._free -= 1
+            self._held[asked.issuer] += 1
             try:
                 met = await hold(asked.listens, asked.ip, asked.port)
                 if met is not None:
                     await splice(met, asked.listens)
             finally:
                 self._free += 1
+                self._held[asked.issuer] -= 1
+                self._held += Counter()  # forgets who has none left
 
 
 def place_of(reach: Reach) -> Place | None:
     """Where a node is of which this much is known."""
     seen = reach.seen()
-    if seen is None or not reach.ports or ":" in seen[0] or not is_public(seen[0]):
+    if seen is None or not reach.ports or ":" in seen[0]:
         return None
     return Place(reach.nat(), *seen, reach.ports[0])
 
@@ -161,13 +176,15 @@ async def hold(
     """Send a SYN from the port on which this machine listens until another meets it. None if none
     does in time, or the port is not shared. A router that refuses what is unasked resets this SYN
     as long as the other end has sent none, so it is sent again."""
+    pause = _REFUSED_PAUSE
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while True:
                 try:
                     return await _met(listens, ip, port)
                 except ConnectionRefusedError:
-                    await asyncio.sleep(_REFUSED_PAUSE)
+                    await asyncio.sleep(pause)
+                    pause *= 2.0
                 except OSError as error:
                     _log.debug("no SYN is sent", ip=ip, port=port, error=str(error))
                     return None

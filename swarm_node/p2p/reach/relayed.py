@@ -15,11 +15,13 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.admission import BusyError, PeerSlots
 from swarm_node.p2p.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.frames import MAX_REASON_BYTES, Reply, answer, check_size
+from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
 from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS
 from swarm_node.p2p.recent import Recent
@@ -37,6 +39,9 @@ NONCE_BYTES: Final = 16
 REQUEST_ROOM: Final = 512
 REPLY_ROOM: Final = 512
 MAX_PAYLOAD_BYTES: Final = MAX_REQUEST_BYTES - REQUEST_ROOM
+#: Requests per second that a relay passes on to one target, and at once. A target cuts the link of
+#: one that passes on twice as many: it may invent their askers.
+PASSED, PASSED_AT_ONCE = 64.0, 640.0
 #: Requests of one asker that are answered at once, as of one link.
 PER_ASKER: Final = 8
 #: Nonces that are remembered of one asker, and askers.
@@ -46,7 +51,7 @@ _STRANGERS_NONCES = 4096
 _LENGTH = struct.Struct(">H")
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Protocol = Annotated[str, Meta(max_length=48, pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
+Protocol = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
 Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
 
 
@@ -208,7 +213,7 @@ class Target:
         severed: Container[str],
         refuse: Callable[[str, Rejected], None],
         came_by: Callable[[str, str], None],
-        wall: Callable[[], float],
+        clock: Clock,
     ) -> None:
         """`refuse` counts what a relay should not have passed on. `came_by` is told of the asker
         and the relay of a request."""
@@ -219,13 +224,17 @@ class Target:
         self._severed = severed
         self._refuse = refuse
         self._came_by = came_by
-        self._wall = wall
+        self._clock = clock
+        self._pace = PeerGates(2.0 * PASSED, 2.0 * PASSED_AT_ONCE)
         self._replays = Replays()
         self._slots = PeerSlots()
 
     async def answer(self, relay: str, payload: bytes) -> bytes:
         """The sealed reply to a sealed request. What is wrong with the request itself is the
         relay's fault, which checks the same. What is wrong with its asker is not."""
+        if not self._pace.take(relay, self._clock.now()):
+            self._refuse(relay, Rejected("flood", "it passes on more than any relay does"))
+            raise TransportError("too many requests; slow down")
         if not self._is_member(relay):
             raise TransportError(UNKNOWN_MEMBER)
         asked = open_request(payload, self._swarm_id)
@@ -237,7 +246,7 @@ class Target:
         asker, body = asked.asker, asked.body
         if asker in self._severed:
             raise TransportError("the asker broke the protocol: ask again later")
-        seen = self._replays.refused(asker, self._is_member(asker), body, self._wall())
+        seen = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
         if seen is not None:
             raise TransportError(f"not answered: {seen.reason}")
         handler = self._handlers.get(body.protocol)

@@ -1,8 +1,8 @@
 """A relay's end: which requests it forwards for others, and how much of it.
 
 It forwards sealed requests of members to members that are connected to it, and dials nobody. What
-it carries has budgets by asker and by target, several times what the node wants of its peers.
-Circuits have limits, so that who stalls keeps no others out.
+it carries has budgets by asker, several times what the node wants of its peers, and what it passes
+on to one target has limits. Circuits have limits, so that who stalls keeps no others out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Final
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.budgets import AT_ONCE, Traffic, Wants
+from swarm_node.p2p.budgets import AT_ONCE, Budget, Traffic, Wants
 from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach.relayed import REPLY_ROOM, Asked, open_request
+from swarm_node.p2p.reach.relayed import PASSED, PASSED_AT_ONCE, REPLY_ROOM, Asked, open_request
+from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.serving import UNKNOWN_MEMBER
 from swarm_node.p2p.transport import RELAYED, Onward
 from swarm_node.p2p.wire import MAX_SEALED_BYTES
@@ -30,9 +31,10 @@ CIRCUITS: Final = 64
 PER_ASKER, PER_TARGET, PER_PAIR = 8, 16, 4
 #: How long a request waits for a circuit.
 WAIT_SECONDS: Final = 10.0
-#: A relay carries so many times what its node wants of its peers. A target gets more than an asker,
-#: so that one asker cannot use up what a target may be asked.
-_SHARE, _TARGETS = 4.0, 2.0
+#: A relay carries so many times what its node wants of its peers.
+_SHARE = 4.0
+#: Targets whose budgets are remembered.
+_TARGETS = 512
 #: Per second, and at once.
 _KEEPS = (2.0, 16.0)
 NOT_SERVING: Final = "no relay now"
@@ -103,29 +105,20 @@ class Circuits:
 
 @dataclass
 class _Charge:
-    """What one circuit costs both ends. The most that it may carry is charged before, so that large
+    """What one circuit costs its asker. The most that it may carry is charged before, so that large
     replies at once cannot use up what others are due, and the rest is given back."""
 
     carried: Carried
-    askers: Traffic
-    targets: Traffic
+    traffic: Traffic
     asker: str
-    target: str
     now: Callable[[], float]
     reserved: int = 0
+    since: float = 0.0
 
     def reserves(self, size: int) -> bool:
-        """Whether both ends may have so many bytes carried. If so, they are charged."""
-        now = self.now()
-        if not self.targets.asks(self.target, now, guest=False):
-            return False
-        if not self.askers.reserves(self.asker, now, size):
-            return False
-        if not self.targets.reserves(self.target, now, size):
-            self.askers.sent(self.asker, now, -size)
-            return False
-        self.reserved = size
-        return True
+        """Whether the asker may have so many bytes carried. If so, they are charged."""
+        self.reserved, self.since = size, self.now()
+        return self.traffic.reserves(self.asker, self.since, size)
 
     def sent(self, size: int) -> None:
         """Count bytes that were carried."""
@@ -134,15 +127,13 @@ class _Charge:
 
     def settle(self) -> None:
         """Give back what was not carried."""
-        self.askers.sent(self.asker, self.now(), -self.reserved)
-        self.targets.sent(self.target, self.now(), -self.reserved)
+        self.traffic.unsent(self.asker, self.now(), self.reserved, self.since)
 
 
-def _wants(wants: Wants, times: float) -> Wants:
+def _wants(wants: Wants) -> Wants:
     """What a relay carries, of which one asker may take two of the largest groups at once."""
     least = ceil(2 * (MAX_SEALED_BYTES + 2 * REPLY_ROOM) / AT_ONCE / wants.groups / _SHARE)
-    size = max(wants.size, least)
-    return replace(wants, groups=_SHARE * times * wants.groups, size=size)
+    return replace(wants, groups=_SHARE * wants.groups, size=max(wants.size, least))
 
 
 class Relaying:
@@ -173,9 +164,8 @@ class Relaying:
         self._clock = clock
         self._circuits = Circuits(members.issuer)
         self._keepers = PeerGates(*_KEEPS)
-        self._askers, self._targets = (
-            Traffic(_wants(wants, times), members.issuer) for times in (1.0, _TARGETS)
-        )
+        self._askers = Traffic(_wants(wants), members.issuer)
+        self._targets: Recent[str, Budget] = Recent(_TARGETS)
 
     async def keep(self, caller: str, payload: bytes) -> bytes:
         """Tell a member that is connected whether this node forwards requests to it."""
@@ -198,17 +188,17 @@ class Relaying:
             self._refuse(caller, asked)
             raise self._refusal(asked.reason, f"bad request: {asked.reason}")
         target = asked.target
-        if not self._members.is_member(target) or not await self._connected(target):
+        if not await self._connected(target):
             raise self._refusal("not_connected", NOT_CONNECTED)
         leave = await self._circuits.enter(caller, target)
         if not (self._members.is_member(caller) and self._members.is_member(target)):
-            leave()  # one was expelled meanwhile
+            leave()  # one is none, or was expelled meanwhile
             raise self._refusal("not_connected", NOT_CONNECTED)
         most = asked.body.most + REPLY_ROOM
-        charge = _Charge(self.carried, self._askers, self._targets, caller, target, self._clock.now)
-        if not charge.reserves(len(payload) + most):
+        charge = _Charge(self.carried, self._askers, caller, self._clock.now)
+        if not (self._bears(caller, target) and charge.reserves(len(payload) + most)):
             leave()
-            raise self._refusal("rate", "too many bytes; slow down")
+            raise self._refusal("rate", "too much at once; slow down")
         self.carried.requests += 1
         charge.sent(len(payload))
 
@@ -218,18 +208,29 @@ class Relaying:
 
         return Onward(target, RELAYED, payload, most, charge.sent, ended)
 
+    def _bears(self, asker: str, target: str) -> bool:
+        """Whether a target may be passed one more request, of which one asker gets a part only."""
+        budget = self._targets.get(target) or Budget(PASSED / 4, PASSED_AT_ONCE / PASSED)
+        self._targets[target] = budget
+        return budget.take(self._members.issuer(asker), asker, self._clock.now())
+
     def _admit(self, caller: str) -> None:
+        if not self._members.is_member(caller):
+            self._count(caller)
+            raise TransportError(UNKNOWN_MEMBER)
         if not self._serves():
             raise TransportError(NOT_SERVING)
-        if not self._members.is_member(caller):
-            raise TransportError(UNKNOWN_MEMBER)
         if self._directory.cut(caller, self._clock.now()):
             raise TransportError("you broke the protocol: ask again later")
 
     def _flooded(self, caller: str) -> None:
+        self._count(caller)
+        raise self._refusal("rate", "too many requests; slow down")
+
+    def _count(self, caller: str) -> None:
+        """Count a refusal against who caused it."""
         if self._askers.floods(caller, self._clock.now()):
             self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
-        raise self._refusal("rate", "too many requests; slow down")
 
     def _refusal(self, reason: str, text: str) -> TransportError:
         self.carried.refused[reason] += 1

@@ -120,6 +120,7 @@ class ReachingTransport:
         self._swarm_id = swarm_id
         self._mode = mode
         self._dialable = dialable
+        self._members = members
         self._directory = directory
         self._rejected = rejected
         self._clock = clock
@@ -147,20 +148,22 @@ class ReachingTransport:
             clock=clock,
         )
         inner.forward(RELAY, self._relaying.route)
-        inner.serve(RELAYED, self._target(members).answer)
+        inner.serve(RELAYED, self._target().answer)
         inner.serve(KEEP, self._relaying.keep)
+        if lan is not None:
+            lan.screen(self._issued)
 
-    def _target(self, members: Members) -> Target:
+    def _target(self) -> Target:
         """What answers requests that come through relays."""
         return Target(
             self._identity,
             self._swarm_id,
             self._handlers,
-            is_member=members.is_member,
+            is_member=self._members.is_member,
             severed=self._severed,
             refuse=self._refuse,
             came_by=lambda asker, relay: self._way(asker).learn(relay, ""),
-            wall=self._clock.wall,
+            clock=self._clock,
         )
 
     @property
@@ -201,11 +204,12 @@ class ReachingTransport:
         self._inner.forward(protocol, route)
 
     def screen(
-        self, vouches: Callable[[bytes, str], bool], is_member: Callable[[str], bool]
+        self,
+        vouches: Callable[[bytes, str], bool],
+        is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
     ) -> None:
-        self._inner.screen(vouches, is_member)
-        if self._lan is not None:
-            self._lan.screen(vouches, is_member)
+        self._inner.screen(vouches, is_member, issuer)
 
     def use_secret(self, secret: bytes) -> None:
         self._inner.use_secret(secret)
@@ -222,7 +226,11 @@ class ReachingTransport:
         """See `Transport.heartbeats`; besides the table, what was heard on the own networks."""
         table = await self._inner.heartbeats()
         near = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
-        return {**(table or {}), **near} if near else table
+        if not near:
+            return table
+        found = table or {}
+        newer = (p for p in near if self._issued(near[p], p) > self._issued(found.get(p, b""), p))
+        return {**found, **{peer: near[peer] for peer in newer}}
 
     async def heal(self, addresses: Sequence[str]) -> str:
         return await self._inner.heal(circuit.dialled(addresses))
@@ -354,6 +362,11 @@ class ReachingTransport:
         if punched is None:
             way.direct_at = now + _UNKNOWN_SECONDS
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
+
+    def _issued(self, presence: bytes, peer: str) -> int:
+        """When (Unix ms) a presence of `peer` was issued, -1 if it is refused."""
+        heard = self._members.hear(presence, peer)
+        return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
 
     def _way(self, peer: str) -> Way:
         way = self._ways.get(peer) or Way()

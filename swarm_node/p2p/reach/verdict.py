@@ -153,12 +153,13 @@ def site(ip: str) -> str:
 
 def dialable(probes: Iterable[Probed]) -> bool | None:
     """Whether the majority of those that dialled from elsewhere opened a connection, None if that
-    is not known: nobody did, they are as many as the others, or it is the word of one."""
+    is not known: nobody did, or it is the word of one. Where half could not, a node does not build
+    on it: otherwise one liar of two members would keep it from having relays."""
     votes = [bool(probe.opened) for probe in _evidence(probes)]
     opened = sum(votes)
     if 2 * opened > len(votes):
         return True if opened >= _AGREEING else None
-    return False if 2 * opened < len(votes) else None
+    return False if votes else None
 
 
 def found(probes: Iterable[Probed]) -> list[str]:
@@ -186,8 +187,9 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
         return "unknown"
     if any(probe.here for probe in evidence):
         return "none"
-    if dialable(evidence) is not False:
-        return "open" if all(probe.opened for probe in evidence) else "unknown"
+    opened = [bool(probe.opened) for probe in evidence]
+    if 2 * sum(opened) >= len(opened):
+        return "open" if all(opened) else "unknown"
     if any(probe.acquainted for probe in evidence):
         return "address"
     seen = {site(probe.at): probe.seen_port for probe in evidence}

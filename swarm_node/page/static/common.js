@@ -9,8 +9,8 @@ async function enter() {
   const key = location.hash.slice(1);
   if (!key) return;
   history.replaceState(null, "", location.pathname);
-  const answer = await fetch("/v1/enter", { method: "POST", body: key });
-  if (answer.ok) localStorage.setItem(pass, (await answer.json()).pass);
+  const answer = await fetch("/v1/enter", { method: "POST", body: JSON.stringify({ key }) });
+  if (answer.ok) localStorage.setItem(pass, (await answer.json()).token);
 }
 
 async function ask(path, signal) {

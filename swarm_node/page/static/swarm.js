@@ -72,7 +72,7 @@ function show(picture) {
   text("title", `${picture.swarm} · coordinator`);
   text("where", `swarm ${picture.swarm_id.slice(0, 16)}…`);
   if (fresh.length) verdict("good", `${fresh.length} of ${members.length} members report`, "");
-  else verdict("warn", "no member reported in the last 15 minutes", "nodes report here with: network.coordinator = \"https://…\"");
+  else verdict("warning", "no member reported in the last 15 minutes", "nodes report here with: network.coordinator = \"https://…\"");
   text("members", count(members.length));
   text("members-more", `${count(rows.length - members.length)} left, expired or were revoked`);
   text("held", rewards.length ? mean(rewards).toFixed(3) : "–");
@@ -107,7 +107,7 @@ function showNodes(rows, reputation, now, held) {
     cell(row, short(member.peer_id), "id").title = member.peer_id;
     cell(row, member.standing === "member" ? `until ${day(member.until)}` : member.standing);
     cell(row, member.reported ? `${span(now - member.reported)} ago` : "never", "n");
-    cell(row, member.model || "–", "words").title = member.agent;
+    cell(row, member.model || "–").title = member.agent;
     cell(row, count(member.version), "n");
     cell(row, reward === null ? "–" : reward.toFixed(3), "n");
     cell(row, count(member.published), "n");

@@ -62,9 +62,9 @@ class Costs:
 @dataclass(frozen=True, slots=True)
 class MixtureSettings:
     """`batch` is B = I + J. I is at least `least_own` and at least (1 − `external_share`)·B.
-    Estimates forget with a time constant of `memory` updates. The mixture stays as it is until
-    `evidence` own groups were seen. Held-out reward counts as falling when its fast average is
-    under its slow one by more than `fall` and by more than `fall_noise` standard deviations.
+    Estimates forget with a time constant of `memory` updates. Held-out reward counts as falling
+    when its fast average is under its slow one by more than `fall` and by more than `fall_noise`
+    standard deviations.
 
     Raises:
         ConfigError: a value is impossible; the message names it.
@@ -74,7 +74,6 @@ class MixtureSettings:
     least_own: int = 1
     external_share: float = 0.875
     memory: float = 64.0
-    evidence: float = 16.0
     fall: float = 0.02
     fall_noise: float = 1.5
 
@@ -170,18 +169,19 @@ def informative(own: float, external: float, share: float, supply: float) -> flo
     return share * own + min(external, supply)
 
 
-def start(settings: MixtureSettings, own: int) -> MixtureState:
-    """The state before any observation: `own` of `settings.batch` groups, within the limits."""
-    least = settings.batch - settings.most_external
-    chosen = min(settings.batch, max(least, own))
-    return MixtureState(Mixture(chosen, settings.batch - chosen))
+def start(settings: MixtureSettings) -> MixtureState:
+    """The state before any observation: as few own groups as the limits allow. Whatever peers offer
+    is then taken from the first update on, and own groups fill the places of what they do not."""
+    external = settings.most_external
+    return MixtureState(Mixture(settings.batch - external, external))
 
 
 def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -> MixtureState:
-    """Take in one update's observation and move I by at most one group towards the optimum.
+    """Take in one update's observation and move I towards the optimum.
 
     I stays while it lies between the optima for the exchange rate plus and minus one standard
-    deviation, so that noise does not move it.
+    deviation, so that noise does not move it. Above them it falls to them at once, because peers'
+    groups are there. Under them it rises by one group per update: own groups fill the batch anyway.
     """
     kept = 1.0 - 1.0 / settings.memory
     state = replace(
@@ -195,8 +195,7 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
         state = _probed(state, seen.probe, settings)
     own = state.current.own
     low, high = _best_range(state, settings)
-    if state.made >= settings.evidence:
-        own += (own < low) - (own > high)
+    own = own + 1 if own < low else min(own, high)
     # The allowance applies at once, and not by one group per update.
     own = min(settings.batch, max(own, settings.batch - _most_external(state, settings)))
     return replace(state, current=Mixture(own, settings.batch - own))

@@ -132,6 +132,8 @@ class ReplayBuffer:
         self.mixture = Mixture(settings.own, settings.external)
         self._own: dict[bytes, _Held] = {}
         self._external: dict[bytes, _Held] = {}
+        self._holdings: Counter[str] = Counter()
+        self._expired_at: int | None = None
         self._memory = _MEMORY * (settings.capacity_own + settings.capacity_external)
         self._departed: OrderedDict[bytes, None] = OrderedDict()
         self._uncollected: deque[bytes] = deque(maxlen=self._memory)
@@ -147,6 +149,7 @@ class ReplayBuffer:
         one. Where the buffer is full, it displaces the oldest group of the author that holds most.
         So a peer that floods displaces only its own groups.
         """
+        self._expired_at = None
         verdict = self._admit(_Held(group, group.group.oldest_version), version)
         if verdict is not None:
             self._rejected[verdict.reason] += 1
@@ -196,6 +199,9 @@ class ReplayBuffer:
 
     def expire(self, version: int) -> None:
         """Drop the groups that are too stale to be drawn at policy `version`."""
+        if version == self._expired_at:
+            return  # whoever waits for a slot asks often
+        self._expired_at = version
         settings = self.settings
         stale = [h for h in self._own.values() if version - h.oldest_version > settings.max_lag]
         stale += [
@@ -216,7 +222,7 @@ class ReplayBuffer:
 
     def held_external(self, author: str | None = None) -> int:
         """External groups held, of `author` or of anybody."""
-        return len(self._external) if author is None else self._holdings()[author]
+        return len(self._external) if author is None else self._holdings[author]
 
     def collect_departed(self) -> list[bytes]:
         """Ids of the groups that left since this was last asked: used up, expired or displaced."""
@@ -230,7 +236,7 @@ class ReplayBuffer:
         return ReplayStats(
             own=len(self._own),
             external=len(self._external),
-            authors=len(self._holdings()),
+            authors=len(self._holdings),
             own_admitted=totals["own_admitted"],
             own_informative=totals["own_informative"],
             external_admitted=totals["external_admitted"],
@@ -279,7 +285,7 @@ class ReplayBuffer:
             return Rejected("stale", f"arrived {age} updates ago")
         if settings.external == 0:
             return Rejected("capacity", "no external groups are wanted")
-        holdings = self._holdings()
+        holdings = self._holdings
         refused = None
         if holdings[group.author] >= settings.peer_quota:
             refused = self._displace(group, group.author, "quota")
@@ -289,6 +295,7 @@ class ReplayBuffer:
         if refused is not None:
             return refused
         self._external[group.id] = held
+        holdings[group.author] += 1
         self._totals["external_admitted"] += 1
         return None
 
@@ -308,9 +315,14 @@ class ReplayBuffer:
         self._totals["evicted"] += 1
 
     def _depart(self, held: _Held) -> None:
-        identifier = held.group.id
-        side = self._own if held.group.provenance is Provenance.OWN else self._external
-        del side[identifier]
+        identifier, author = held.group.id, held.group.author
+        if held.group.provenance is Provenance.OWN:
+            del self._own[identifier]
+        else:
+            del self._external[identifier]
+            self._holdings[author] -= 1
+            if not self._holdings[author]:
+                del self._holdings[author]
         self._remember(identifier)
 
     def _remember(self, identifier: bytes) -> None:
@@ -318,6 +330,3 @@ class ReplayBuffer:
         while len(self._departed) > self._memory:
             self._departed.popitem(last=False)
         self._uncollected.append(identifier)
-
-    def _holdings(self) -> Counter[str]:
-        return Counter(held.group.author for held in self._external.values())

@@ -3,12 +3,12 @@
 A group holds its slots from the moment its sampling begins (own groups) or its admission (peers'
 groups) until it is trained on or dropped.
 
-| slot      | how many                     | taken by      | given back by      | awaited by |
-| --------- | ---------------------------- | ------------- | ------------------ | ---------- |
-| staleness | (max_lag + 1) · I            | sample: begin | train: update done | sample     |
-| queue     | B + max(B, a sampling batch) | sample: begin | train: last draw   | sample     |
-| external  | external_batches · J         | pull: admit   | train: last draw   | list, pull |
-| author    | `peer_quota` of each author  | pull: admit   | train: last draw   | pull       |
+| slot      | how many                    | taken by      | given back by      | awaited by |
+| --------- | --------------------------- | ------------- | ------------------ | ---------- |
+| staleness | (max_lag + 1) · I           | sample: begin | train: update done | sample     |
+| queue     | twice what an update takes  | sample: begin | train: last draw   | sample     |
+| external  | external_batches · J        | pull: admit   | train: last draw   | list, pull |
+| author    | `peer_quota` of each author | pull: admit   | train: last draw   | pull       |
 
 I own and J external groups make a training batch of B. An own group takes a staleness slot and a
 queue slot together. An interrupted group keeps its slots until a later sampling batch completes it.
@@ -17,14 +17,19 @@ group expired, was displaced, filtered or refused, or its sampling or judging fa
 
 Staleness slots are AReaL's admission control (arXiv 2505.24298): a group that begins behind n
 others is trained on about n / I updates later, so its lag stays within `max_lag`. With a `max_lag`
-of 0, sampling and training take turns. Queue slots keep the trainer busy: one training batch waits
-while the next is sampled. More would only add staleness. Slots are counted from what is held now,
-so a restart needs no reset.
+of 0, sampling and training take turns. Queue slots keep the trainer busy: the own groups of one
+update wait while those of the next are sampled. More would only be older when they are trained on.
+An update takes I own groups, and one more for each that peers did not send: between I and B. Queue
+slots follow the mean of what the last updates took, from B on, because nothing of peers is here at
+the start. The other slots are counted from what is held now, so a restart needs no reset.
 """
 
 from __future__ import annotations
 
 from swarm_node.policy.experience.replay import ReplayBuffer
+
+#: Weight of the newest update in the mean of the own groups that an update takes.
+_NEWEST = 0.25
 
 
 class Slots:
@@ -37,6 +42,7 @@ class Slots:
         self._most = most
         self._sampling = 0
         self._training = 0
+        self._taken = float(buffer.mixture.size)
 
     @property
     def sampling(self) -> int:
@@ -60,6 +66,7 @@ class Slots:
     def train(self, count: int) -> None:
         """An update begins on `count` own groups; they keep their staleness slots."""
         self._training = count
+        self._taken += _NEWEST * (count - self._taken)
 
     def trained(self) -> None:
         """The update is over, and the sampler has its weights."""
@@ -105,5 +112,6 @@ class Slots:
         buffer, mixture = self._buffer, self._buffer.mixture
         buffer.expire(version)
         staleness = (buffer.settings.max_lag + 1) * max(mixture.own, 1) - self._training
-        queue = mixture.size + max(mixture.size, self.smallest_batch)
+        # The mean can be below I for a while, where the mixture has just changed.
+        queue = max(round(2 * self._taken), mixture.own + self.smallest_batch)
         return min(staleness, queue) - buffer.held_own()

@@ -10,16 +10,23 @@ from swarm_node.errors import ConfigError
 from swarm_node.simulation.report import SimulationReport
 
 
+def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
+    """Settings of a batch of so many own and peers' groups, each of `size` answers."""
+    mixture = {"experience.own": own, "experience.external": external}
+    calls = {"sampling.group_size": size, "sampling.tasks_per_call": 64 // size}
+    return {**mixture, **calls}
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to compose a batch. `settings` are further settings of the nodes by dotted key.
-    `paper` is the cumulative reward that arXiv 2509.08721 reports for it."""
+    """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
+    reward that arXiv 2509.08721 reports for it. `supervised` nodes are told right answers: no arm,
+    but the line to hold all of them against."""
 
     name: str
-    own: int
-    external: int
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: float | None = None
+    supervised: bool = False
 
     @property
     def directory(self) -> str:
@@ -29,22 +36,24 @@ class Arm:
     def flags(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of this arm's nodes. `shared` are those of all arms; the arm's own
         `settings` override them."""
-        return {
-            "experience.own": self.own,
-            "experience.external": self.external,
-            **shared,
-            **self.settings,
-        }
+        return {**shared, **self.settings}
 
 
+#: The arm whose differences from the others are tabled.
+DEFAULT = "default"
 ARMS = (
-    Arm("8/0", 8, 0, paper=561.79),
-    Arm("8/0+filter", 8, 0, {"experience.filter_own": True}),
-    Arm("6/2", 6, 2, paper=854.43),
-    Arm("4/4", 4, 4, paper=1093.31),
-    Arm("2/6", 2, 6, paper=945.87),
-    Arm("1/7", 1, 7),
-    Arm("adaptive", 4, 4, {"experience.external": "auto"}),
+    # It samples as little as a node can.
+    Arm("supervised", batch_of(1, 0, 2), supervised=True),
+    Arm("8/0", batch_of(8, 0), paper=561.79),
+    Arm("8/0+filter", batch_of(8, 0) | {"experience.filter_own": True}),
+    Arm("6/2", batch_of(6, 2), paper=854.43),
+    Arm("4/4", batch_of(4, 4), paper=1093.31),
+    Arm("2/6", batch_of(2, 6), paper=945.87),
+    Arm("1/7", batch_of(1, 7)),
+    Arm("16/0x4", batch_of(16, 0, 4)),
+    Arm("4/12x4", batch_of(4, 12, 4)),
+    Arm("8/24x2", batch_of(8, 24, 2)),
+    Arm(DEFAULT),
 )
 
 
@@ -69,15 +78,17 @@ def expected_informative(own: float, external: float, nodes: int, p: float) -> f
     return p * own + min(external, (nodes - 1) * p * own)
 
 
-def informative_counts(report: SimulationReport, arm: Arm) -> tuple[float, float]:
+def informative_counts(report: SimulationReport) -> tuple[float, float]:
     """Informative groups per update: as counted, and as `expected_informative` predicts them.
 
     The prediction is made round by round. Its p is the share of informative groups among those made
     in the round. Its I is the number of groups that nodes made, up to a batch, because they make up
     for what peers did not send in time. With a filter all groups trained on are informative.
     """
-    rounds, size = report.rounds, arm.own + arm.external
-    if arm.settings.get("experience.filter_own"):
+    rounds, experience = report.rounds, report.settings["experience"]
+    own, external = experience["own"], experience["external"]
+    size = 2 * own if external == "auto" else own + external
+    if experience["filter_own"]:
         return report.informative_per_update, float(size)
     predicted = []
     for mixed, made in zip(rounds.mixed, rounds.made, strict=True):

@@ -17,6 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from swarm_node.errors import ConfigError
+from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.experiments.estimates import all_nodes, estimate, held_out
 from swarm_node.simulation.experiments.plots import draw_bars, finish
 from swarm_node.simulation.experiments.regimes import REGIMES
@@ -26,7 +27,7 @@ from swarm_node.simulation.swarm import Scenario
 from swarm_node.simulation.unguarded import GUARDS
 
 _LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
-_ALONE = {"experience.own": 8, "experience.external": 0}
+_ALONE = batch_of(8, 0)
 #: What can be wrong with the content of an honest member's group.
 _CONTENT = ("implausible", "too_large", "too_long", "own_copied", "repeated", "copied")
 
@@ -92,7 +93,7 @@ class Attack(Experiment[str]):
         swarms = _PLANS[self.plan](self.nodes)
         trigger = self.plan == "trigger"
         models = () if trigger else (REGIMES["sparse"].model(directory),)
-        shared = {"experience.own": 4, "experience.external": 4, **(_LENIENT if trigger else {})}
+        shared = batch_of(4, 4) | (_LENIENT if trigger else {})
         return {
             name: Case(
                 name.replace(", ", "-").replace(" ", "-"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.experiments.budgets import groups_made, mean_cost
 from swarm_node.simulation.experiments.estimates import all_nodes, held_out, per_update
 from swarm_node.simulation.experiments.plots import draw_bars, finish
@@ -74,5 +75,5 @@ class Broad(RegimeExperiment[float]):
         finish((training, generation), "common share")
 
     def _case(self, share: float, scenario: Scenario) -> Case:
-        flags = {**self.flags, "sampling.common_share": share}
+        flags = {**batch_of(4, 4), **self.flags, "sampling.common_share": share}
         return Case(f"share-{share:g}", scenario, flags)

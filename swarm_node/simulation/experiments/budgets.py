@@ -3,43 +3,70 @@ sampling less than an update of another. Pure."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
-from rich.table import Table
-
+from swarm_node.errors import ConfigError
 from swarm_node.simulation.experiments.arms import Arm
-from swarm_node.simulation.experiments.estimates import estimate
-from swarm_node.simulation.experiments.skeleton import Results, results_table
+from swarm_node.simulation.experiments.skeleton import Results
 from swarm_node.simulation.report import SimulationReport
 
+#: Answers of the batch in which time is counted.
+BATCH_ANSWERS = 64
 #: What a run had cost a node at the end of each round, from 0 rounds on; never falls.
 Cost = Callable[[SimulationReport], Sequence[float]]
 
 
-def budget_table(results: Results[Arm]) -> Table:
-    """Held-out reward when each arm had spent what the cheapest one spent in the whole run:
-    updates, groups made, CPU seconds (each of one node)."""
-    costs: Mapping[str, Cost] = {
+@dataclass(frozen=True, slots=True)
+class CostRatio:
+    """What a language model's node would spend: seconds per group made, and per informative group
+    trained on. Only their ratio matters.
+
+    Raises:
+        ConfigError: a cost is negative, or both are 0.
+    """
+
+    made: float
+    trained: float
+
+    def __post_init__(self) -> None:
+        if not (min(self.made, self.trained) >= 0 and 0 < self.made + self.trained < math.inf):
+            raise ConfigError("a cost ratio is two numbers of 0 or more that are not both 0")
+
+    def spent(self, report: SimulationReport) -> Sequence[float]:
+        """The time at the end of each round, in batches of eight groups of eight that are made and
+        trained on whole. A smaller group costs less in proportion."""
+        unit = BATCH_ANSWERS * (self.made + self.trained)
+        rounds, size = report.rounds, report.settings["sampling"]["group_size"]
+        costs = (
+            size * (self.made * made + self.trained * trained) / unit
+            for made, trained in zip(rounds.made, rounds.informative, strict=True)
+        )
+        return list(accumulate(costs, initial=0.0))
+
+
+def budget_costs(ratio: CostRatio) -> Mapping[str, Cost]:
+    """What is held equal, by the unit that it is counted in (each of one node)."""
+    return {
         "updates": _updates,
-        "groups made": groups_made,
+        "answers": answers_made,
+        f"batches of time at {ratio.made:g}:{ratio.trained:g}": ratio.spent,
         "CPU s": cpu_seconds,
     }
-    budgets = {
-        name: min(cost(report)[-1] for reports in results.values() for report in reports)
-        for name, cost in costs.items()
+
+
+def at_equal_cost(results: Results[Arm], cost: Cost) -> tuple[float, dict[Arm, list[float]]]:
+    """What the cheapest arm spent in the whole run, and the held-out reward of each run when it had
+    spent as much. A supervised arm makes nothing, so it has no cost to compare."""
+    swarms = {arm: reports for arm, reports in results.items() if not arm.supervised}
+    budget = min(cost(report)[-1] for reports in swarms.values() for report in reports)
+    return budget, {
+        arm: [reward_at(report, cost(report), budget) for report in reports]
+        for arm, reports in swarms.items()
     }
-    title = "held-out reward at equal cost of a node, mean ± 95% interval"
-    headings = [f"{budget:.3g} {name}" for name, budget in budgets.items()]
-    table = results_table(title, ("arm",), headings)
-    for arm, reports in results.items():
-        cells = (
-            estimate([reward_at(report, cost(report), budgets[name]) for report in reports])
-            for name, cost in costs.items()
-        )
-        table.add_row(arm.name, *(f"{cell:.3f}" for cell in cells))
-    return table
 
 
 def reward_at(report: SimulationReport, spent: Sequence[float], budget: float) -> float:
@@ -62,6 +89,12 @@ def _updates(report: SimulationReport) -> Sequence[float]:
 def groups_made(report: SimulationReport) -> Sequence[float]:
     """Groups that a node had made at the end of each round."""
     return list(accumulate(report.rounds.made, initial=0.0))
+
+
+def answers_made(report: SimulationReport) -> Sequence[float]:
+    """Answers that a node had made at the end of each round."""
+    size = report.settings["sampling"]["group_size"]
+    return [size * made for made in groups_made(report)]
 
 
 def cpu_seconds(report: SimulationReport) -> Sequence[float]:

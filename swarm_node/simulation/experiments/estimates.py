@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from swarm_node.simulation.report import SimulatedNode, SimulationReport
@@ -64,6 +65,18 @@ def over_seeds(curves: Sequence[Curve]) -> tuple[list[int], list[Estimate]]:
 def held_out(reports: Sequence[SimulationReport]) -> tuple[list[int], list[Estimate]]:
     """The rounds at which held-out reward was measured, and the estimate at each of them."""
     return over_seeds([report.held_out.curve for report in reports])
+
+
+def area(report: SimulationReport) -> float:
+    """The mean held-out reward over the updates of a run: the area under its curve."""
+    curve = report.held_out.curve
+    pieces = [(b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(curve)]
+    return sum(pieces) / (curve[-1][0] - curve[0][0])
+
+
+def paired(values: Sequence[float], base: Sequence[float]) -> Estimate:
+    """The difference of two arms that ran with the same seeds, in the same order."""
+    return estimate([value - other for value, other in zip(values, base, strict=True)])
 
 
 def all_nodes(reports: Sequence[SimulationReport]) -> list[SimulatedNode]:

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from swarm_node.simulation.experiments.arms import ARMS, Arm, chosen_arms, informative_counts
+from swarm_node.simulation.experiments.arms import (
+    ARMS,
+    DEFAULT,
+    Arm,
+    chosen_arms,
+    informative_counts,
+)
 from swarm_node.simulation.experiments.budgets import (
-    budget_table,
+    CostRatio,
+    answers_made,
+    at_equal_cost,
+    budget_costs,
     cpu_seconds,
-    groups_made,
     mean_cost,
 )
-from swarm_node.simulation.experiments.estimates import all_nodes, estimate, held_out, per_update
+from swarm_node.simulation.experiments.estimates import (
+    all_nodes,
+    area,
+    declared_seeds,
+    estimate,
+    held_out,
+    paired,
+    per_update,
+)
 from swarm_node.simulation.experiments.plots import draw_band
 from swarm_node.simulation.experiments.regimes import REGIMES, RegimeExperiment
 from swarm_node.simulation.experiments.skeleton import HELD_OUT, Case, Results, results_table
 from swarm_node.simulation.swarm import Scenario
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
+#: Generation takes 60 to 80% of the time of a node with a model of 1.5 billion weights on one card
+#: (docs/experiments.md).
+USUAL_RATIO = CostRatio(70, 30)
 
 
 @dataclass(frozen=True)
 class Sapo(RegimeExperiment[Arm]):
-    """`arms` names some of ARMS (none: all). `model` takes the place of the regime's own."""
+    """`arms` names some of ARMS (none: all). `model` takes the place of the regime's own. `first`
+    is the index of the first declared seed. `ratio` is that of the comparison at equal time."""
 
     name = "sapo"
     picture = "arms.png"
@@ -35,6 +55,12 @@ class Sapo(RegimeExperiment[Arm]):
 
     arms: tuple[str, ...] = ()
     model: str | None = None
+    first: int = 0
+    ratio: CostRatio = USUAL_RATIO
+
+    def declared(self) -> Mapping[int, int]:
+        seeds = declared_seeds(self.first + self.seeds, self.name)
+        return dict(list(enumerate(seeds))[self.first :])
 
     def cases(self, directory: Path) -> Mapping[Arm, Case]:
         arms, regime = chosen_arms(self.arms), REGIMES[self.regime]
@@ -44,46 +70,85 @@ class Sapo(RegimeExperiment[Arm]):
             specialised=regime.specialised,
             models=(self.model or regime.model(directory),),
         )
-        return {arm: Case(arm.directory, scenario, arm.flags(self.flags)) for arm in arms}
+        return {
+            arm: Case(
+                arm.directory,
+                replace(scenario, supervised=arm.supervised),
+                arm.flags(self.flags),
+            )
+            for arm in arms
+        }
 
     def tables(self, results: Results[Arm]) -> Iterable[Table]:
-        tables = (held_out_table, budget_table, reward_table, mechanism_table)
-        return [table(results) for table in tables]
+        swarms = {arm: reports for arm, reports in results.items() if not arm.supervised}
+        yield held_out_table(results)
+        yield budget_table(results, self.ratio)
+        if any(arm.name == DEFAULT for arm in results):
+            yield difference_table(results, self.ratio)
+        yield reward_table(swarms)
+        yield mechanism_table(swarms)
 
     def draw(self, figure: Any, results: Results[Arm]) -> None:
-        """Held-out reward over updates, groups made and CPU seconds, and informative groups as
-        counted against as expected."""
-        (by_round, by_group), (by_seconds, counts) = figure.subplots(2, 2)
+        """Held-out reward over updates, answers made, time at the cost ratio, and CPU seconds."""
+        (by_round, by_answer), (by_time, by_cpu) = figure.subplots(2, 2, sharey=True)
+        priced = ((by_answer, answers_made), (by_time, self.ratio.spent), (by_cpu, cpu_seconds))
         for arm, reports in results.items():
             rounds, points = held_out(reports)
-            colour = draw_band(by_round, rounds, points, arm.name)
-            for panel, cost in ((by_group, groups_made), (by_seconds, cpu_seconds)):
+            draw_band(by_round, rounds, points, arm.name, "--" if arm.supervised else "-")
+            for panel, cost in () if arm.supervised else priced:
                 spent = mean_cost(cost, reports)
                 # The start cost nothing, which a logarithm cannot show.
                 draw_band(panel, [spent[entry] for entry in rounds][1:], points[1:], arm.name)
-            pairs = [informative_counts(report, arm) for report in reports]
-            counts.scatter(*zip(*((b, a) for a, b in pairs), strict=True), color=colour)
         by_round.set(xlabel="updates", title="equal training")
-        by_group.set(xlabel="groups made per node", title="equal generation", xscale="log")
-        by_seconds.set(xlabel="CPU seconds per node", title="equal compute", xscale="log")
-        for panel in (by_round, by_group, by_seconds):
+        by_answer.set(xlabel="answers made per node", title="equal generation", xscale="log")
+        ratio = f"{self.ratio.made:g}:{self.ratio.trained:g}"
+        by_time.set(xlabel="batches", title=f"equal time at {ratio}", xscale="log")
+        by_cpu.set(xlabel="CPU seconds per node", title="equal compute", xscale="log")
+        for panel in (by_round, by_answer, by_time, by_cpu):
             panel.set(ylabel="held-out reward (pass@1)")
-        formula, title = "p·I + min(B-I, (N-1)·p·I)", "informative groups per update"
-        counts.set(ylabel="counted", xlabel=formula, title=title)
-        counts.axline((0, 0), slope=1, color="gray", linewidth=0.8)
-        for panel in (by_round, by_group, by_seconds, counts):
             panel.grid(alpha=0.3)
         figure.legend(*by_round.get_legend_handles_labels(), loc="outside right upper")
 
 
 def held_out_table(results: Results[Arm]) -> Table:
-    """The figure that counts: held-out reward of the nodes' own samples."""
-    table = results_table(HELD_OUT, ("arm",), ("start", "middle", "end", "seeds"))
+    """The figure that counts: held-out reward of the nodes' own samples. Its area is the mean over
+    the updates of a run."""
+    table = results_table(HELD_OUT, ("arm",), ("start", "middle", "end", "area", "seeds"))
     for arm, reports in results.items():
         _, points = held_out(reports)
         start = f"{reports[0].held_out.start:.3f}"
         middle, end = f"{points[len(points) // 2]:.3f}", f"{points[-1]:.3f}"
-        table.add_row(arm.name, start, middle, end, str(len(reports)))
+        whole = f"{estimate(list(map(area, reports))):.3f}"
+        table.add_row(arm.name, start, middle, end, whole, str(len(reports)))
+    return table
+
+
+def budget_table(results: Results[Arm], ratio: CostRatio) -> Table:
+    """Held-out reward when each arm had spent what the cheapest one spent in the whole run."""
+    costs = budget_costs(ratio)
+    columns = [at_equal_cost(results, cost) for cost in costs.values()]
+    title = "held-out reward at equal cost of a node, mean ± 95% interval"
+    headings = [f"{budget:.3g} {unit}" for (budget, _), unit in zip(columns, costs, strict=True)]
+    table = results_table(title, ("arm",), headings)
+    for arm in columns[0][1]:
+        table.add_row(arm.name, *(f"{estimate(column[arm]):.3f}" for _, column in columns))
+    return table
+
+
+def difference_table(results: Results[Arm], ratio: CostRatio) -> Table:
+    """What the default gains on each other arm, seed by seed."""
+    title = "held-out reward of the default less that of the arm, paired by seed"
+    costs = budget_costs(ratio)
+    columns: list[Mapping[Arm, Sequence[float]]] = [
+        {arm: list(map(area, reports)) for arm, reports in results.items()},
+        *(at_equal_cost(results, cost)[1] for cost in costs.values()),
+    ]
+    table = results_table(title, ("arm",), ("area", *(f"equal {unit}" for unit in costs)))
+    (default,) = (arm for arm in results if arm.name == DEFAULT)
+    for arm in results:
+        if arm is not default and not arm.supervised:
+            cells = (paired(column[default], column[arm]) for column in columns)
+            table.add_row(arm.name, *(f"{cell:+.3f}" for cell in cells))
     return table
 
 
@@ -110,15 +175,17 @@ def reward_table(results: Results[Arm]) -> Table:
 def mechanism_table(results: Results[Arm]) -> Table:
     """What each arm had to learn from and what it cost."""
     title = "per update and node; expected = p·I + min(B-I, (N-1)·p·I)"
-    headings = ("informative", "expected", "made", "CPU ms", "KiB in")
+    headings = ("informative", "expected", "answers made", "own lag", "CPU ms", "KiB in")
     table = results_table(title, ("arm",), headings)
     for arm, reports in results.items():
-        counts = [informative_counts(report, arm) for report in reports]
+        counts = [informative_counts(report) for report in reports]
+        answers = [answers_made(report)[-1] / len(report.rounds.made) for report in reports]
         nodes = all_nodes(reports)
         table.add_row(
             arm.name,
             *(f"{sum(column) / len(counts):.2f}" for column in zip(*counts, strict=True)),
-            f"{per_update(nodes, lambda node: node.groups_made):.2f}",
+            f"{sum(answers) / len(answers):.1f}",
+            f"{sum(node.own_lag for node in nodes) / len(nodes):.1f}",
             f"{per_update(nodes, lambda node: 1000 * node.cpu_seconds):.0f}",
             f"{per_update(nodes, lambda node: node.bytes_received) / 1024:.1f}",
         )

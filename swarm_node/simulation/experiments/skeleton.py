@@ -89,6 +89,10 @@ class Experiment(ABC, Generic[Key]):
         for file in save_picture(path, self.size, lambda figure: self.draw(figure, results)):
             print(f"wrote {file}")
 
+    def declared(self) -> Mapping[int, int]:
+        """The seeds of the runs, by their index among the declared ones."""
+        return dict(enumerate(declared_seeds(self.seeds, self.name)))
+
     @abstractmethod
     def cases(self, directory: Path) -> Mapping[Key, Case]:
         """What is compared. Models that have to be built go below `directory`."""
@@ -120,7 +124,7 @@ def _reports(
     with progress_bar(experiment.name, total) as advance:
         # All cases of one seed come before the next seed. An experiment that is cut short has
         # then compared its cases over the same seeds.
-        for index, seed in enumerate(declared_seeds(experiment.seeds, experiment.name)):
+        for index, seed in experiment.declared().items():
             for key, case in cases.items():
                 scenario = replace(case.scenario, seed=seed)
                 run = place / case.name / f"seed-{index}"

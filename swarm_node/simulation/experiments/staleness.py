@@ -17,6 +17,7 @@ from rich.table import Table
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.choices import LOSS_CHOICES
+from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.experiments.estimates import all_nodes, held_out, per_update
 from swarm_node.simulation.experiments.plots import draw_bars, finish
 from swarm_node.simulation.experiments.skeleton import (
@@ -112,7 +113,8 @@ class Staleness(Experiment[Setting]):
             behind=max(0, lag - 1),
             eval_rounds=max(1, self.rounds // 3),
         )
-        flags = {"experience.max_lag": lag, **self.flags, **CORRECTIONS[correction]}
+        flags = {"experience.max_lag": lag, **batch_of(4, 4), **self.flags}
+        flags |= CORRECTIONS[correction]
         return Case(f"{correction}-lag-{lag}", scenario, flags)
 
 

@@ -313,11 +313,24 @@ def test_a_caller_gets_few_probes_and_a_host_few_ports(tmp_path: Path) -> None:
         member.now += 2.0
     assert 40 <= len(member.dialled) <= 40 + 60 * 2 / 15
 
+
+def test_who_asks_for_many_probes_leaves_some_to_others(tmp_path: Path) -> None:
     member = Member(tmp_path, "/ip4/11.0.9.1/tcp/9")
-    for number in range(60):  # and members of many addresses
-        member.calls(Identity.generate(), f"/ip4/11.1.0.{number}/tcp/9")
-        member.ask()
-    assert len(member.dialled) == 16
+    swarm, issuers = Swarm(begin=1000), ("owner", "alice")
+
+    def probed(index: int, issuer: str) -> bool:
+        caller = swarm.member(index, swarm.issuer(issuer), issuer)
+        admitted = member.node.members.admit(caller.chain, caller.identity.peer_id)
+        assert not isinstance(admitted, Rejected)
+        member.calls(caller.identity, f"/ip4/11.1.0.{index}/tcp/9")
+        return member.ask() == {9: "refused"}
+
+    # One member asks it to dial hosts for others, as often as it can.
+    node = Identity.generate().peer_id
+    asked = [member.ask_for(node, f"/ip4/11.3.0.{n}/tcp/80") for n in range(60)]
+    assert asked.count("timeout") == 8
+    assert sum(probed(index, issuers[0]) for index in range(1, 61)) == 8, "of 60 keys of a ticket"
+    assert sum(probed(index, issuers[1]) for index in range(61, 81)) >= 4, "of another ticket"
 
 
 def test_a_stranger_dials_public_addresses_only_and_says_little(tmp_path: Path) -> None:
@@ -352,6 +365,14 @@ def test_what_is_no_probe_is_refused_as_such(tmp_path: Path) -> None:
     for ports in ((1, 2, 3, 4, 5), (0,), (65_536,)):
         with pytest.raises(ValueError, match="bounds"):
             wire.pack(ProbeRequest(ports))
+    outcome = PortOutcome(1, "open")
+    for body in (
+        ProbeReply("/" + "a" * 160, (outcome,), "untried", 0),
+        ProbeReply("", (outcome,) * 6, "untried", 0),
+        ProbeForRequest("1" * 65, "/ip4/11.0.9.1/tcp/80"),
+    ):
+        with pytest.raises(ValueError, match="bounds"):
+            wire.pack(body)
 
 
 def test_a_router_that_lets_in_whom_a_node_has_sent_to_is_seen_by_strangers(

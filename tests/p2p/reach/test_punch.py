@@ -8,12 +8,16 @@ import itertools
 import socket
 from collections.abc import Sequence
 
+import msgpack
 import pytest
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
+from swarm_node.p2p.reach import punch
+from swarm_node.p2p.reach.punch import _SPLICED as SPLICED
 from swarm_node.p2p.reach.punch import Place, Punch, Puncher, hold, place_of, splice
+from swarm_node.p2p.reach.punch import _Hold as Hold
 from swarm_node.p2p.reach.verdict import Nat, Probed, Reach
 
 HERE = "/ip4/11.0.1.1/tcp/4001"
@@ -34,6 +38,7 @@ class Sides:
             lambda: place,
             ask=self._ask,
             dial=self._dial,
+            issuer=lambda peer: peer.partition("/")[0],
             clock=Clock(now=lambda: self.now, wall=lambda: 0.0),
         )
 
@@ -46,7 +51,7 @@ class Sides:
         return 1
 
     def answer(self, address: str = THERE, caller: str = "b") -> bytes | Rejected:
-        return asyncio.run(self.puncher.answer(caller, wire.pack(Punch(address))))
+        return asyncio.run(self.puncher.answer(caller, msgpack.packb([address])))
 
 
 def test_who_is_asked_is_dialled_where_it_says() -> None:
@@ -95,6 +100,7 @@ def test_no_syn_is_held_where_it_would_not_help(nat: Nat | None) -> None:
     [
         *("/ip4/192.168.1.5/tcp/80", "/ip4/127.0.0.1/tcp/80", "/ip4/224.0.0.1/tcp/80"),
         *("/ip4/0.0.0.0/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip4/11.0.2.1/tcp/0"),
+        *("/ip6/2a00:1450:4001:830::200e/tcp/80", "/dns4/example.org/tcp/80"),
         *("/ip4/11.0.2.1/tcp/99999", "/ip4/999.0.2.1/tcp/80", "/ip4/11.0.2.01/tcp/80"),
     ],
 )
@@ -134,8 +140,9 @@ def test_a_node_is_where_most_members_of_the_internet_see_it() -> None:
     assert place_of(reach) is None  # it does not know its own port
     reach.ports = (5,)
     assert place_of(reach) == Place("restricted", "11.0.1.1", 5, 5)
-    reach.probes = (probed(1, "192.168.1.1", 5),)
-    assert place_of(reach) is None
+    for elsewhere in ("192.168.1.1", "2a01:9::1"):
+        reach.probes = (probed(1, elsewhere, 5),)
+        assert place_of(reach) is None
 
 
 def test_a_syn_that_meets_nobody_is_given_up() -> None:
@@ -193,3 +200,51 @@ def test_a_connection_is_passed_on_both_ways_until_either_end_closes() -> None:
 async def _send(writer: asyncio.StreamWriter, payload: bytes) -> None:
     writer.write(payload)
     await writer.drain()
+
+
+def test_a_router_that_resets_a_syn_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        sent, met = [], punch._met
+
+        async def counted(listens: int, ip: str, port: int) -> socket.socket:
+            sent.append(port)
+            return await met(listens, ip, port)
+
+        monkeypatch.setattr(punch, "_met", counted)
+        with socket.socket() as own, socket.socket() as closed:
+            for each in (own, closed):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                each.bind(("127.0.0.1", 0))
+            ports = own.getsockname()[1], closed.getsockname()[1]
+            assert await hold(ports[0], "127.0.0.1", ports[1], 3.0) is None
+        assert 2 <= len(sent) <= 4  # at 0, 0.25, 0.75 and 1.75 s
+
+    asyncio.run(main())
+
+
+def test_who_keeps_connections_open_leaves_as_many_to_others() -> None:
+    async def main(own: socket.socket, evil: socket.socket) -> None:
+        listens, port = (each.getsockname()[1] for each in (own, evil))
+        puncher = Sides("restricted").puncher
+        running = asyncio.create_task(puncher.run())
+        async with asyncio.timeout(60):
+            for number in range(SPLICED // 2):
+                await puncher._asked.put(Hold(listens, f"127.0.1.{number}", port, "bad"))
+            while True:
+                if puncher._free == SPLICED // 2:
+                    break
+                await asyncio.sleep(0.01)
+        request = wire.pack(Punch(THERE))
+        assert await puncher.answer("bad/9", request) == b""
+        assert await puncher.answer("good/1", request) != b""
+        running.cancel()
+        await asyncio.wait([running])
+        for _ in range(3):
+            await asyncio.sleep(0)  # their connections close
+
+    with socket.socket() as own, socket.socket() as evil:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for each, host in ((own, "127.0.0.1"), (evil, "0.0.0.0")):
+            each.bind((host, 0))
+            each.listen(SPLICED)
+        asyncio.run(main(own, evil))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from swarm_keys import Swarm
 
+from swarm_node.clock import Clock
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.admission import Severed
@@ -22,9 +27,11 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.relayed import (
     _NONCES,
     MAX_PAYLOAD_BYTES,
+    PASSED_AT_ONCE,
     PER_ASKER,
     REPLY_ROOM,
     Replays,
+    ReplyHead,
     Request,
     Target,
     open_reply,
@@ -69,6 +76,13 @@ def test_the_largest_request_and_reply_fit_their_limits() -> None:
         request_to(TARGET.peer_id, WHO, bytes(MAX_PAYLOAD_BYTES + 1), 1, nonce=nonce, wall=NOW)
 
 
+def sealed_with(field: int, value: object) -> bytes:
+    """A request with another value at one place, well sealed."""
+    body = msgpack.unpackb(wire.pack(request()))
+    body[field] = value
+    return seal(ASKER, SWARM, Kind.RELAY, msgpack.packb(body))
+
+
 @pytest.mark.parametrize(
     ("sealed", "reason"),
     [
@@ -84,6 +98,15 @@ def test_the_largest_request_and_reply_fit_their_limits() -> None:
         (lambda: seal_request(ASKER, SWARM, request(protocol=RELAY)), "route"),
         (lambda: seal_request(ASKER, SWARM, request(protocol=RELAYED)), "route"),
         (lambda: seal_request(TARGET, SWARM, request()), "route"),
+        *(
+            (functools.partial(sealed_with, field, value), "schema")
+            for field, value in (
+                *((2, WHO + "234"), (2, "/swarm-node/" + "a" * 25 + "/1"), (2, "/ipfs/id/1")),
+                *((3, bytes(15)), (3, bytes(17))),
+                *((5, -1), (5, MAX_REPLY_BYTES + 1)),
+                (6, bytes(MAX_PAYLOAD_BYTES + 1)),
+            )
+        ),
     ],
 )
 def test_a_request_that_nobody_may_pass_on_is_refused(
@@ -111,10 +134,20 @@ def test_no_changed_byte_of_a_request_or_reply_passes(junk: bytes, at: int, byte
     assert isinstance(open_reply(junk, SWARM, TARGET.peer_id, body), Rejected)
 
 
+def headed(head: bytes, payload: bytes) -> bytes:
+    """A reply for whose head the target seals anything."""
+    sealed = seal(TARGET, SWARM, Kind.REPLY, head)
+    return len(sealed).to_bytes(2, "big") + sealed + payload
+
+
 def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
     body = request()
     reply = seal_reply(TARGET, SWARM, body, Reply(b"done"))
     assert open_reply(reply, SWARM, TARGET.peer_id, body) == Reply(b"done")
+    good = ReplyHead(1, body.nonce, False, 4, hashlib.sha256(b"done").digest())
+    assert open_reply(headed(wire.pack(good), b"done"), SWARM, TARGET.peer_id, body) == Reply(
+        b"done"
+    )
     refusal = seal_reply(TARGET, SWARM, body, Reply.refusal("say hello first"))
     opened = open_reply(refusal, SWARM, TARGET.peer_id, body)
     assert isinstance(opened, Reply)
@@ -127,6 +160,8 @@ def test_a_reply_is_believed_for_its_request_and_its_author_only() -> None:
         (seal_reply(THIRD, SWARM, body, Reply(b"done")), TARGET.peer_id, body),
         (seal_reply(TARGET, bytes(32), body, Reply(b"done")), TARGET.peer_id, body),
         (b"", TARGET.peer_id, body),
+        (headed(b"junk", b"done"), TARGET.peer_id, body),
+        (headed(wire.pack(structs.replace(good, size=5)), b"done"), TARGET.peer_id, body),
     ):
         refused = open_reply(altered, SWARM, author, asked)
         assert isinstance(refused, Rejected)
@@ -202,7 +237,7 @@ class World:
             severed=self.severed,
             refuse=lambda peer, why: self.refused.append((peer, why.reason)),
             came_by=lambda asker, relay: self.came_by.append((asker, relay)),
-            wall=lambda: self.now,
+            clock=Clock(now=lambda: self.now, wall=lambda: self.now),
         )
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
@@ -308,5 +343,22 @@ def test_one_asker_runs_no_more_at_once_than_over_a_link_of_its_own() -> None:
         outcomes = await asyncio.gather(*(world.ask(world.body()) for _ in range(80)))
         busy = [reply for reply in outcomes if isinstance(reply, Reply) and reply.refused]
         assert len(busy) == 80 - 64 - PER_ASKER
+
+    in_world(body)
+
+
+def test_a_relay_that_invents_askers_is_cut_off() -> None:
+    """Neither their signatures nor their budgets stop them, because keys cost nothing."""
+
+    async def body(world: World) -> None:
+        fair = int(2 * PASSED_AT_ONCE)
+        for number in range(fair + 1):
+            asker = Identity.from_seed((1000 + number).to_bytes(32, "big"))
+            assert world.refused == []
+            with contextlib.suppress(TransportError):
+                await world.ask(world.body(), asker)
+        assert world.refused == [(world.relay.peer_id, "flood")]
+        world.now += 1.0
+        assert await world.ask(world.body()) == Reply(world.asker.peer_id.encode())
 
     in_world(body)

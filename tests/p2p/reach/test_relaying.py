@@ -19,7 +19,7 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import relaying
-from swarm_node.p2p.reach.relayed import REPLY_ROOM, request_to, seal_request
+from swarm_node.p2p.reach.relayed import PASSED_AT_ONCE, REPLY_ROOM, request_to, seal_request
 from swarm_node.p2p.reach.relaying import (
     CIRCUITS,
     PER_ASKER,
@@ -52,15 +52,18 @@ class World:
         self.connected = {peer(each) for each in (*self.askers, *self.others)}
         self.refused: list[tuple[str, str]] = []
         self.wall = float(swarm.begin)
-        self.end = Relaying(
+        self.end = self.relaying(WANTS)
+
+    def relaying(self, wants: Wants) -> Relaying:
+        return Relaying(
             peer(self.relay),
-            swarm.info.swarm_id,
+            self.info.swarm_id,
             serves=lambda: self.serves,
             connected=self._connected,
             refuse=lambda who, why: self.refused.append((who, why.reason)),
             members=self.members,
             directory=self.directory,
-            wants=WANTS,
+            wants=wants,
             clock=Clock(now=lambda: self.now, wall=lambda: self.wall),
         )
 
@@ -208,7 +211,7 @@ def test_an_asker_that_floods_is_refused_and_then_cut_and_others_are_served() ->
     in_world(body)
 
 
-def test_large_replies_are_paid_for_by_asker_and_target() -> None:
+def test_large_replies_are_paid_for_by_their_asker() -> None:
     async def body(world: World) -> None:
         greedy, honest, target, another = world.askers[:4]
         size = 2 * wire.MAX_SEALED_BYTES - REPLY_ROOM
@@ -297,3 +300,42 @@ def test_a_request_waits_for_a_circuit_in_its_turn() -> None:
         assert order == [0, 1, 2, 3]
 
     asyncio.run(main())
+
+
+def test_a_stranger_that_goes_on_is_cut_and_is_not_told_what_the_node_does() -> None:
+    async def body(world: World) -> None:
+        stranger = replace(world.askers[0], identity=Identity.generate())
+        world.serves = False
+        for number in range(100):
+            call = world.end.keep(peer(stranger), b"")
+            with pytest.raises(TransportError, match="say hello first"):
+                await (call if number % 2 else world.ask(stranger, world.askers[1]))
+            if number % 2 == 0:
+                call.close()
+            if number == 63:
+                assert world.refused == []  # a node that restarted forgot its members
+        assert set(world.refused) == {(peer(stranger), "flood")}
+
+    in_world(body)
+
+
+def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_not_all() -> None:
+    async def body(world: World) -> None:
+        world.end = world.relaying(replace(WANTS, groups=10_000.0))
+        target, another, *askers = world.askers
+
+        async def passed(askers: list[Membership], times: int) -> int:
+            count = 0
+            for asker in askers * times:
+                with suppress(TransportError):
+                    (await world.ask(asker, target)).ended()
+                    count += 1
+            return count
+
+        assert await passed(askers[:1], 1000) == PASSED_AT_ONCE / 2
+        assert await passed(askers, 50) == 0  # of the same issuer, which leaves half to others
+        assert 100 < await passed(world.others, 50) <= PASSED_AT_ONCE / 2
+        assert world.refused == []  # the askers are many, and none is at fault
+        (await world.ask(askers[0], another)).ended()
+
+    in_world(body)

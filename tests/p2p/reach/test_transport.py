@@ -6,20 +6,24 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from light_nodes import WANTS, LightNode, SilentNetwork, SilentTransport, address_of, virtual
 from swarm_keys import Swarm
 
-from swarm_node.clock import Clock
+from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import OversizeError, RefusedError, TransportError
 from swarm_node.node.home import Membership
 from swarm_node.p2p import wire
+from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.keeping import KEEP
+from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.p2p.transport import RELAY, RELAYED, Onward
 from swarm_node.simulation.seeded import Seeded
@@ -39,6 +43,7 @@ class End:
         membership: Membership,
         loop: VirtualTimeLoop,
         mode: Mode = "auto",
+        lan: Lan | None = None,
     ) -> None:
         self.identity, self.peer_id = membership.identity, membership.identity.peer_id
         self.dialable: bool | None = None
@@ -58,6 +63,7 @@ class End:
             rejected=self.rejected,
             clock=Clock(now=loop.time, wall=lambda: swarm.begin + loop.time()),
             rng=random.Random(self.peer_id),
+            lan=lan,
         )
         self.reaching.serve(WHO, self._who)
         self.reaching.serve(SIZED, self._sized)
@@ -410,3 +416,213 @@ def test_whole_nodes_behind_nat_find_and_list_each_other(tmp_path: Path) -> None
         await swarm.stop()
 
     run_virtual(main)
+
+
+def test_relays_of_one_issuer_do_not_take_both_places_because_they_answer() -> None:
+    async def body(world: World) -> None:
+        two = world.two
+        for relay in world.relays[::2]:  # of one issuer, and partners
+            two.directory.meet(relay.peer_id, 0.0)
+        await two.keep()
+        issuers = {two.members.issuer(relay) for relay in two.reaching.relays.kept()}
+        assert len(issuers) == 2
+
+    in_world(body, relays=12)
+
+
+def test_a_relay_is_announced_at_its_own_address_only() -> None:
+    async def body(world: World) -> None:
+        relay, two, victim = world.relays[0], world.two, world.one
+        told_address(world, relay, f"/ip4/11.7.7.7/tcp/80/p2p/{victim.peer_id}")
+        await two.keep()
+        assert relay.peer_id not in two.reaching.relays.kept()
+        assert not [text for text in two.reaching.addresses() if "11.7.7.7" in text]
+
+    in_world(body, relays=1)
+
+
+def announced(secret: bytes, swarm: Swarm, key: bytes, presence: bytes) -> bytes:
+    """A datagram as everybody can send it who knows the secret."""
+    cipher = Lan(Identity.generate(), swarm.info.swarm_id, secret, SYSTEM_CLOCK)._ciphers[0]
+    body = key + len(presence).to_bytes(2, "big") + presence
+    return bytes(12) + cipher.encrypt(
+        bytes(12), body.ljust(34 + wire.MAX_PRESENCE_BYTES, b"\0"), None
+    )
+
+
+def test_what_is_said_on_the_own_network_is_no_showing_and_hides_nothing_newer() -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm, network, secret = Swarm(), MemoryNetwork(random.Random(0)), b"s" * 32
+        lan = Lan(Identity.generate(), swarm.info.swarm_id, secret, SYSTEM_CLOCK)
+        end = End(network, swarm, swarm.member(1), loop, lan=lan)
+        await end.reaching.start()
+        honest, evil = swarm.member(2), swarm.issuer("evil")
+        peer, key = honest.identity.peer_id, honest.identity.public_key
+        end.members.admit(honest.chain, peer)
+        issuer = end.members.issuer(peer)
+
+        def hears(presence: bytes) -> None:
+            lan.datagram_received(announced(secret, swarm, key, presence), None)
+
+        # A member with a ticket of its own signs a longer membership for another member's key.
+        other = swarm.chain(honest.identity, evil, "evil", begin=3600)
+        head = wire.unpack(wire.Presence, swarm.presence(honest), max_bytes=wire.MAX_PRESENCE_BYTES)
+        assert isinstance(head, wire.Presence)
+        await asyncio.sleep(3600)
+        for said in (head.head, b"junk"):
+            hears(wire.pack(wire.Presence(said, *other)))
+        assert end.members.issuer(peer) == issuer
+        assert lan.heard(1e9) == {}
+
+        # What was recorded is sent again; the table has what is new.
+        recorded, new = (swarm.presence(honest, loop.time() + n) for n in (0, 60))
+        await asyncio.sleep(60)
+        hears(recorded)
+        network.publish(peer, new, 600)
+        assert await end.reaching.heartbeats() == {peer: new}
+        hears(new)
+        network.publish(peer, recorded, 600)
+        assert await end.reaching.heartbeats() == {peer: new}
+        await asyncio.sleep(1000)
+        assert lan.heard(1e9)
+        hears(swarm.presence(swarm.member(3), 0))
+        assert await end.reaching.heartbeats() == {}
+        await end.reaching.stop()
+
+    run_virtual(main)
+
+
+def told_address(world: World, relay: End, address: str) -> None:
+    """Let the second end hear that a relay is at this address."""
+    chain = world.swarm.chain(relay.identity, world.swarm.steward, "owner")
+    membership = Membership(relay.identity, world.swarm.info, chain)
+    stated = {"addresses": (address,), "relays": True}
+    heard = world.two.members.hear(world.swarm.presence(membership, world.loop.time(), **stated))
+    assert not hasattr(heard, "reason"), heard
+
+
+def counting(relay: End) -> list[str]:
+    """Whoever asks a relay from now on whether it relays."""
+    asked, answer = [], relay.inner._handlers[KEEP]
+
+    async def counted(caller: str, payload: bytes) -> bytes:
+        asked.append(caller)
+        return await answer(caller, payload)
+
+    relay.inner._handlers[KEEP] = counted
+    return asked
+
+
+@pytest.mark.parametrize("relays", [1, 5])
+def test_a_relay_is_asked_once_a_look_and_no_more_than_are_kept(relays: int) -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        asked = [counting(relay) for relay in world.relays]
+        await world.two.keep(3)
+        assert sum(map(len, asked)) == 3 * min(relays, 2)
+
+    in_world(body, relays)
+
+
+def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone() -> None:
+    async def body(world: World) -> None:
+        silent, cut, long = world.relays
+        silent.dialable = False
+        world.two.reaching.sever(cut.peer_id, 3600.0)
+        told_address(world, long, f"/dns4/{'a' * 90}/tcp/1/p2p/{long.peer_id}")
+        asked = [counting(relay) for relay in world.relays]
+        await world.two.keep(10)
+        assert list(map(len, asked)) == [1, 0, 0]
+        await asyncio.sleep(30.0)
+        await world.two.keep()
+        assert list(map(len, asked)) == [2, 0, 0]
+        assert not world.two.reaching.relays.kept()
+
+    in_world(body, relays=3)
+
+
+def test_relays_that_stopped_answering_are_tried_after_the_others() -> None:
+    async def body(world: World) -> None:
+        directory = world.two.directory
+        for number, relay in enumerate(world.relays[::2]):  # of one issuer
+            peer = directory.meet(relay.peer_id, 0.0)
+            if number:
+                peer.failed(0.0)
+        for _ in range(8):
+            first = next(r for r, _ in world.two.reaching.relays._candidates() if directory.get(r))
+            assert first == world.relays[0].peer_id
+
+    in_world(body, relays=10)
+
+
+def test_a_relay_that_forgot_a_node_is_greeted_and_others_are_not() -> None:
+    async def body(world: World) -> None:
+        (relay,), two, greeted = world.relays, world.two, list[str]()
+        relays, chain = two.reaching.relays, world.swarm.member(2).chain
+        answers = False
+
+        async def greet(peer: str) -> bool:
+            greeted.append(peer)
+            with suppress(TransportError):
+                await relays.ask(peer, KEEP, b"", 0)  # as a greeting through this relay does
+            if answers:
+                relay.members.admit(chain, two.peer_id)
+            return answers
+
+        asked = counting(relay)
+        relay.members._forget(two.peer_id)
+        await two.keep()
+        assert not relays.kept()  # this node cannot greet yet
+        relays.introduce = greet
+        await asyncio.sleep(30.0)
+        await two.keep()
+        assert (len(greeted), len(asked)) == (1, 3)  # and not asked again in vain
+        answers = True
+        await asyncio.sleep(30.0)
+        await two.keep()
+        assert list(relays.kept()) == [relay.peer_id]
+        assert len(greeted) == 2
+        relay.dialable = False  # a refusal for another reason
+        await two.keep(2)
+        assert not relays.kept()
+        assert len(greeted) == 2
+
+    in_world(body, relays=1)
+
+
+class Unlinked(MemoryTransport):
+    """It is linked to whom it dialled only."""
+
+    linked = False
+
+    async def connected(self, peer: str) -> bool:
+        return self.linked
+
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
+        reached = await super().dial(addresses, patience)
+        self.linked = self.linked or reached > 0
+        return reached
+
+
+def test_a_relay_is_joined_once_it_is_dialled_and_a_member() -> None:
+    async def body(world: World) -> None:
+        (relay,), two, greeted = world.relays, world.two, list[str]()
+        two.inner.__class__ = Unlinked
+        relays, address = two.reaching.relays, f"/memory/p2p/{relay.peer_id}"
+        assert not await relays.joined(relay.peer_id, "", 1.0)
+        assert not await relays.joined(relay.peer_id, "/memory/p2p/nobody", 1.0)
+        assert await relays.joined(relay.peer_id, address, 1.0)
+
+        async def greet(peer: str) -> bool:
+            greeted.append(peer)
+            return len(greeted) > 1
+
+        two.members._forget(relay.peer_id)
+        assert not await relays.joined(relay.peer_id, address, 1.0)
+        relays.introduce = greet
+        assert not await relays.joined(relay.peer_id, address, 1.0)
+        assert await relays.joined(relay.peer_id, address, 1.0)
+
+    in_world(body, relays=1)

@@ -69,11 +69,11 @@ NEIGHBOUR = probed("gina", HOME, "open")
         ([alice("open"), bob("open")], True),
         ([alice("open"), bob("open"), carol("timeout")], True),  # one lies
         ([alice("open"), bob("refused"), carol("timeout")], False),
-        ([alice("open"), bob("timeout")], None),
+        ([alice("open"), bob("timeout")], False),  # one lies, and a relay does no harm
         ([alice("untried"), bob("open")], None),
         ([asked(alice("open"), "open"), asked(bob("open"), "untried")], True),
         ([asked(alice("open"), "timeout"), asked(bob("open"), "timeout")], False),
-        ([asked(alice("open"), "timeout"), asked(bob("open"), "open")], None),
+        ([asked(alice("open"), "timeout"), asked(bob("open"), "open")], False),
         ([alice("timeout", "open", port=7), bob("timeout", "open", port=8)], True),
         ([LAN, LAN_TOO], True),
         ([LAN, LAN_TOO, alice("timeout")], False),  # the Internet decides
@@ -99,6 +99,10 @@ def test_only_an_address_that_two_members_found_open_is_announced() -> None:
     ]
     assert found(v6) == [f"/ip6/2a01:9::1/tcp/{PORT}"]
     assert found([MACHINE, NEIGHBOUR]) == []
+    forwarded = [alice("open", "refused", port=7), bob("open", "refused", port=7)]
+    assert found(forwarded) == [f"/ip4/{HOME}/tcp/7"]
+    two = [alice("open", seen="11.9.9.9"), bob("open", seen="11.9.9.9")]
+    assert found([*two, carol("open"), probed("dora", "11.0.0.4", "open")]) == []  # half
     assert found([asked(alice("open"), "timeout"), asked(bob("open"), "timeout")]) == []
 
 
@@ -125,6 +129,7 @@ def test_only_an_address_that_two_members_found_open_is_announced() -> None:
         ),
         ("restricted", [alice("timeout", "timeout", port=7), bob("timeout")]),
         ("open", [alice("timeout", "open", port=7), bob("timeout", "open", port=8)]),
+        ("restricted", [asked(alice("timeout"), "timeout")]),  # it had no reason to ask one
         ("unknown", []),
         ("unknown", [MACHINE]),
         ("unknown", [alice("open"), bob("timeout")]),
@@ -160,6 +165,24 @@ def verdict(*probes: Probed, relays: tuple[Relay, ...] = ()) -> Verdict:
         ([NEIGHBOUR], "local", "direct on this network (seen by gina at 11.0.1.1:31330)", ""),
         (
             [alice("timeout"), bob("timeout")],
+            "unreachable",
+            "unreachable, because nothing answers at 11.0.1.1:31330 (asked: alice and bob)",
+            "forward TCP port 31330 of the router to this machine",
+        ),
+        (
+            [probed("dora", "192.168.1.12", "open")],  # the router lets its own network in
+            "local",
+            "direct on this network (seen by dora at 11.0.1.1:31330)",
+            "",
+        ),
+        (
+            [probed("dora", ALICE, "open", seen="192.168.1.11")],  # it sees what a proxy shows
+            "local",
+            "direct on this network (seen by dora at 192.168.1.11:31330)",
+            "",
+        ),
+        (
+            [alice("refused", "timeout", port=7), bob("timeout")],
             "unreachable",
             "unreachable, because nothing answers at 11.0.1.1:31330 (asked: alice and bob)",
             "forward TCP port 31330 of the router to this machine",
@@ -229,3 +252,11 @@ def test_what_a_node_knows_changes_with_the_probes_and_the_relays() -> None:
     assert reach.dialable() is True
     assert reach.found() == [f"/ip4/{HOME}/tcp/{PORT}"]
     assert reach.verdict().kind == "direct"
+
+
+def test_a_node_is_seen_by_members_of_the_internet() -> None:
+    reach = Reach()
+    reach.probes = (LAN, LAN_TOO, alice("timeout", port=9))
+    assert reach.seen() == (HOME, 9)
+    reach.probes = (LAN,)
+    assert reach.seen() is None

@@ -22,6 +22,11 @@ from swarm_node.policy.experience.mixture import (
 SETTINGS = MixtureSettings()
 
 
+def at(own: int) -> MixtureState:
+    """Without any observation, at `own` of 8 groups."""
+    return MixtureState(Mixture(own, 8 - own))
+
+
 def fed(
     state: MixtureState, probes: list[float], share: float = 0.5, rate: float = 2.0
 ) -> list[MixtureState]:
@@ -69,31 +74,36 @@ def test_what_costs_more_is_done_less() -> None:
     assert best(Costs(own=1.0, external=10.0, update=1.0)) == 8
 
 
-def test_the_start_keeps_the_limits() -> None:
-    assert start(SETTINGS, 4).current == Mixture(4, 4)
-    assert start(SETTINGS, 0).current == Mixture(1, 7)
-    assert start(SETTINGS, 99).current == Mixture(8, 0)
-    assert start(MixtureSettings(batch=1), 1).current == Mixture(1, 0)
+def test_it_starts_with_as_few_own_groups_as_the_limits_allow() -> None:
+    assert start(SETTINGS).current == Mixture(1, 7)
+    assert start(MixtureSettings(batch=16)).current == Mixture(2, 14)
+    assert start(MixtureSettings(batch=8, external_share=0.5)).current == Mixture(4, 4)
+    assert start(MixtureSettings(batch=1)).current == Mixture(1, 0)
 
 
-def test_nothing_moves_before_there_is_evidence() -> None:
-    state = start(SETTINGS, 8)
-    state = observe(state, Observation(4, 4, 40.0), SETTINGS)
-    assert state.current == Mixture(8, 0)
-    for _ in range(20):
-        state = observe(state, Observation(4, 4, 40.0), SETTINGS)
-    assert state.current == Mixture(1, 7)
+def test_strong_evidence_lowers_the_own_share_at_once() -> None:
+    assert observe(at(8), Observation(4, 4, 40.0), SETTINGS).current == Mixture(1, 7)
+
+
+def test_weak_evidence_moves_nothing() -> None:
+    for own in (3, 8):
+        assert observe(at(own), Observation(1, 0, 1.0), SETTINGS).current == Mixture(own, 8 - own)
+    assert observe(at(8), Observation(0, 0, 40.0), SETTINGS).current == Mixture(8, 0)
+
+
+def test_the_own_share_rises_by_a_group_per_update() -> None:
+    assert observe(at(2), Observation(64, 4, 0.0), SETTINGS).current == Mixture(3, 5)
 
 
 def test_a_node_that_nobody_offers_anything_trains_alone() -> None:
-    state = start(SETTINGS, 2)
+    state = at(2)
     for _ in range(40):
         state = observe(state, Observation(state.current.own, 1, 0.0), SETTINGS)
     assert state.current.external <= 1
 
 
 def test_the_estimate_of_p_is_surer_the_more_was_seen() -> None:
-    state = start(SETTINGS, 4)
+    state = at(4)
     errors = [state.share_error]
     for _ in range(10):
         state = observe(state, Observation(8, 2, 0.0), SETTINGS)
@@ -103,7 +113,7 @@ def test_the_estimate_of_p_is_surer_the_more_was_seen() -> None:
 
 
 def test_a_falling_probe_lowers_the_external_share_which_comes_back() -> None:
-    *_, before = fed(start(SETTINGS, 4), [0.5] * 5)
+    *_, before = fed(at(4), [0.5] * 5)
     assert before.current == Mixture(3, 5)
     falling = fed(before, [0.45, 0.40, 0.35, 0.30])
     assert falling[-1].allowance < 1.0
@@ -114,15 +124,15 @@ def test_a_falling_probe_lowers_the_external_share_which_comes_back() -> None:
 
 
 def test_a_rising_or_merely_noisy_probe_changes_nothing() -> None:
-    rising = fed(start(SETTINGS, 4), [0.1 + 0.01 * step for step in range(50)])
-    noisy = fed(start(SETTINGS, 4), [0.5, 0.54, 0.47, 0.52, 0.46, 0.53, 0.5, 0.48, 0.55] * 5)
+    rising = fed(at(4), [0.1 + 0.01 * step for step in range(50)])
+    noisy = fed(at(4), [0.5, 0.54, 0.47, 0.52, 0.46, 0.53, 0.5, 0.48, 0.55] * 5)
     assert {state.allowance for state in rising} == {1.0}
     assert min(state.allowance for state in noisy[3:]) == 1.0
 
 
 def test_two_nodes_that_adapt_together_do_not_swing() -> None:
     """Eight alike nodes: supply follows from what all of them sample."""
-    state, share, peers = start(SETTINGS, 8), 0.5, 7
+    state, share, peers = at(8), 0.5, 7
     chosen = []
     for _ in range(100):
         own = state.current.own

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from swarm_node.policy.experience.mixture import (
     Costs,
+    Mixture,
     MixtureSettings,
+    MixtureState,
     Observation,
     informative,
     observe,
@@ -21,7 +23,6 @@ mixture_settings = st.builds(
     batch=st.integers(1, 64),
     external_share=st.floats(0, 1),
     memory=st.floats(1, 1000),
-    evidence=st.floats(0, 100),
 )
 seconds = st.floats(0, 1e6)
 observations = st.builds(
@@ -36,11 +37,9 @@ observations = st.builds(
 )
 
 
-@given(mixture_settings, st.integers(0, 100), st.lists(observations, max_size=60))
-def test_limits_are_kept_whatever_is_seen(
-    limits: MixtureSettings, own: int, seen: list[Observation]
-) -> None:
-    state = start(limits, own)
+@given(mixture_settings, st.lists(observations, max_size=60))
+def test_limits_are_kept_whatever_is_seen(limits: MixtureSettings, seen: list[Observation]) -> None:
+    state = start(limits)
     for observation in [None, *seen]:
         if observation is not None:
             before, state = state, observe(state, observation, limits)
@@ -67,7 +66,7 @@ def test_alike_nodes_come_to_the_best_mixture(
 ) -> None:
     """Supply answers to what everybody samples, as in a swarm of alike nodes; rewards are drawn."""
     limits = MixtureSettings(external_share=1.0, memory=256.0)
-    state, rng = start(limits, first), random.Random(seed)
+    state, rng = MixtureState(Mixture(first, 8 - first)), random.Random(seed)
     for _ in range(600):
         own = state.current.own
         mixed = sum(rng.random() < share for _ in range(own))
@@ -85,7 +84,7 @@ def test_next_to_peers_that_do_not_adapt_it_misses_less_than_one_group(
     """Of the informative groups that the best I would give: steps of whole groups, and noise that
     is ignored, end the approach a little early."""
     limits = MixtureSettings(external_share=1.0)
-    state = start(limits, first)
+    state = MixtureState(Mixture(first, 8 - first))
     for _ in range(800):
         own = state.current.own
         state = observe(state, Observation(own, round(own * share), supply), limits)

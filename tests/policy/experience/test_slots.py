@@ -114,6 +114,19 @@ def test_interrupted_groups_hold_their_slots_and_a_batch_resumes_them() -> None:
         limit.end(5)
 
 
+def test_own_groups_wait_for_about_two_updates_as_these_really_take_them() -> None:
+    limit = slots(8, own=2, external=6, max_lag=8)
+    assert limit.free(0) == 16  # nothing of peers is here at the start
+    for _ in range(24):
+        limit.train(2)
+        limit.trained()
+    assert limit.free(0) == 4
+    for _ in range(24):
+        limit.train(8)
+        limit.trained()
+    assert limit.free(0) == 16
+
+
 def test_a_mixture_with_fewer_own_groups_takes_slots_away() -> None:
     held = buffer(own=4, external=4, max_lag=1)
     limit = Slots(held, 8)

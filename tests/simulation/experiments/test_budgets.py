@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarm_node.simulation.experiments.budgets import reward_at
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.experiments.arms import Arm
+from swarm_node.simulation.experiments.budgets import (
+    CostRatio,
+    answers_made,
+    at_equal_cost,
+    reward_at,
+)
 from swarm_node.simulation.report import HeldOut, SimulationReport
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.swarm import Scenario, simulate
@@ -28,3 +35,43 @@ def test_reward_is_read_off_between_measurements(report: SimulationReport) -> No
 
 def test_an_arm_that_made_nothing_for_a_while_has_no_slope_there(report: SimulationReport) -> None:
     assert reward_at(report, [0.0, 0.0, 0.0, 0.0, 4.0], 2.0) == pytest.approx(0.4)
+
+
+def with_groups(
+    report: SimulationReport, size: int, made: list[float], informative: list[float]
+) -> SimulationReport:
+    rounds = msgspec.structs.replace(report.rounds, made=made, informative=informative)
+    settings = {**report.settings, "sampling": {"group_size": size}}
+    return msgspec.structs.replace(report, rounds=rounds, settings=settings)
+
+
+def test_time_is_what_was_made_and_what_was_trained_on(report: SimulationReport) -> None:
+    # A batch of eight groups of eight, all informative, takes one batch of time at any ratio.
+    whole = with_groups(report, 8, [8.0] * 4, [8.0] * 4)
+    small = with_groups(report, 4, [16.0] * 4, [16.0] * 4)
+    for ratio in (CostRatio(70, 30), CostRatio(1, 1), CostRatio(0, 3)):
+        assert ratio.spent(whole) == pytest.approx([0, 1, 2, 3, 4])
+        assert ratio.spent(small) == pytest.approx([0, 1, 2, 3, 4])
+    shared = with_groups(report, 8, [2.0] * 4, [8.0] * 4)
+    assert CostRatio(70, 30).spent(shared)[-1] == pytest.approx(4 * (0.7 / 4 + 0.3))
+    assert (
+        answers_made(shared)[-1] == answers_made(with_groups(report, 2, [8.0] * 4, [0.0] * 4))[-1]
+    )
+
+
+def test_arms_are_compared_where_the_cheapest_ended(report: SimulationReport) -> None:
+    cheap = with_groups(report, 8, [2.0] * 4, [8.0] * 4)
+    dear = with_groups(report, 8, [4.0] * 4, [8.0] * 4)
+    arms = {Arm("cheap"): [cheap], Arm("dear"): [dear], Arm("told", supervised=True): [cheap]}
+    budget, found = at_equal_cost(arms, answers_made)
+    assert budget == 64
+    assert {arm.name: values for arm, values in found.items()} == {
+        "cheap": pytest.approx([0.5]),
+        "dear": pytest.approx([0.3]),
+    }
+
+
+@pytest.mark.parametrize("ratio", [(-1, 2), (0, 0), (float("nan"), 1), (1, float("inf"))])
+def test_an_impossible_cost_ratio_is_refused(ratio: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match="cost ratio"):
+        CostRatio(*ratio)

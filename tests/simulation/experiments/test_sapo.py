@@ -6,17 +6,20 @@ import math
 import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.experiments.arms import ARMS, expected_informative
-from swarm_node.simulation.experiments.estimates import declared_seeds, estimate
+from swarm_node.simulation.experiments.arms import ARMS, DEFAULT, expected_informative
+from swarm_node.simulation.experiments.budgets import BATCH_ANSWERS
+from swarm_node.simulation.experiments.estimates import area, declared_seeds, estimate, paired
 from swarm_node.simulation.experiments.sapo import Sapo
-from swarm_node.simulation.report import SimulationReport, load_report
+from swarm_node.simulation.report import HeldOut, SimulationReport, load_report
+from swarm_node.simulation.supervised import ROWS
 
-SMALL = Sapo(2, 1, 1, {}, "dense", ("4/4", "8/0"))
+SMALL = Sapo(2, 1, 1, {}, "dense", ("supervised", "4/4", "8/0", DEFAULT))
 
 
 def test_the_declared_seeds_never_change() -> None:
@@ -51,27 +54,51 @@ def test_expected_informative_groups_are_those_of_the_feasibility_study() -> Non
         assert found == pytest.approx(counts)
 
 
-def test_arms_fill_batches_of_eight_and_have_directories_of_their_own() -> None:
-    assert {arm.own + arm.external for arm in ARMS} == {8}
+def test_arms_train_on_as_many_answers_and_have_directories_of_their_own() -> None:
+    for arm in ARMS:
+        flags = arm.flags({})
+        if arm.name != DEFAULT and not arm.supervised:
+            groups = flags["experience.own"] + flags["experience.external"]
+            assert groups * flags["sampling.group_size"] == BATCH_ANSWERS == ROWS
     assert len({arm.directory for arm in ARMS}) == len(ARMS)
+
+
+def test_a_later_part_of_the_declared_seeds_can_be_asked_for() -> None:
+    assert Sapo(2, 1, 2, {}, "dense", first=2).declared() == {2: 1579712524, 3: 1174217370}
+
+
+def test_the_area_weighs_each_stretch_by_its_updates() -> None:
+    curve = HeldOut(0.0, 0.4, [(0, 0.0), (10, 0.2), (40, 0.4)])
+    report = load_report(Path(__file__).with_name("stored_report.json"))
+    assert report is not None
+    found = area(msgspec.structs.replace(report, held_out=curve))
+    assert found == pytest.approx((10 * 0.1 + 30 * 0.3) / 40)
+
+
+def test_a_paired_difference_ignores_what_the_seeds_share() -> None:
+    found = paired([0.3, 0.5, 0.7], [0.2, 0.4, 0.6])
+    assert found == pytest.approx((0.1, 0.0), abs=1e-12)
 
 
 def reports(place: Path) -> dict[Path, SimulationReport | None]:
     return {path: load_report(path) for path in sorted(place.rglob("report.json"))}
 
 
-@pytest.mark.slow(reason="simulates three swarms and measures them as an experiment does")
+@pytest.mark.slow(reason="simulates five swarms and measures them as an experiment does")
 def test_an_experiment_resumes_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     SMALL.run(tmp_path)
     first = reports(tmp_path)
-    assert [path.parent.parent.name for path in first] == ["4-4", "8-0"]
+    assert [path.parent.parent.name for path in first] == ["4-4", "8-0", DEFAULT, "supervised"]
     assert {path.parent.parent.parent.name for path in first} == {"dense-n2-r1"}
     shown = capsys.readouterr().out
     assert "1093.31" in shown
     assert "+95%" in shown
-    kept, broken = first
+    words = " ".join(shown.split())
+    for heading in ("70:30", "less that of the arm, paired by seed"):
+        assert heading in words
+    kept, broken = list(first)[:2]
     written = kept.stat().st_mtime_ns
     broken.write_text(broken.read_text()[:100])
     SMALL.run(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 
 from swarm_node.config import Settings
 from swarm_node.simulation.experiments import skeleton
+from swarm_node.simulation.experiments.arms import ARMS
 from swarm_node.simulation.experiments.broad import Broad
 from swarm_node.simulation.experiments.estimates import declared_seeds
 from swarm_node.simulation.experiments.sapo import Sapo
@@ -34,7 +35,7 @@ TWO = Sapo(1, 1, 1, {}, "dense", ("8/0", "8/0+filter"))
         (
             Sapo(2, 1, 1, {}, "sparse", model="tiny"),
             "sparse-n2-r1",
-            ["8-0", "8-0-filter", "6-2", "4-4", "2-6", "1-7", "adaptive"],
+            [arm.directory for arm in ARMS],
             "arms.png",
         ),
         (

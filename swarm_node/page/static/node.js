@@ -51,6 +51,7 @@ async function remember() {
       rows.push(...(await (await ask(`/v1/history?since=${since}`)).json()).rows);
       rows = rows.slice(-8192);
       drawMetric();
+      showSamples((await (await ask("/v1/samples")).json()).samples);
     } catch (error) {
       console.info(error.message);
     }
@@ -89,16 +90,18 @@ function show(snapshot) {
   showFamilies(snapshot);
   showNodes(snapshot);
   showTaught(snapshot);
-  showSamples(snapshot);
   showMachine(snapshot);
   drawRewards();
 }
 
 function showVerdict(snapshot) {
-  const found = snapshot.verdict;
-  if (found) verdict(found.kind, found.text, found.remedy);
-  else verdict(snapshot.state === "running" ? "good" : "warn", snapshot.state, "");
-  at("alarms").replaceChildren(...snapshot.alarms.map((said) => {
+  const [first, ...others] = snapshot.findings;
+  if (first) verdict(first.level, first.text, first.remedy);
+  else verdict("warning", snapshot.state, "");
+  const further = others.map((found) => found.text + (found.remedy ? ` → ${found.remedy}` : ""));
+  const known = new Set(snapshot.findings.map((found) => found.text));
+  const alarms = snapshot.alarms.filter((said) => !known.has(said.split(": ")[0]));
+  at("alarms").replaceChildren(...[...further, ...alarms].map((said) => {
     const item = document.createElement("li");
     item.textContent = said;
     return item;
@@ -206,8 +209,8 @@ function showTaught(snapshot) {
   });
 }
 
-function showSamples(snapshot) {
-  const samples = snapshot.samples ?? [];
+function showSamples(samples) {
+  const names = new Map((shown ? shown.peers : []).map((peer) => [peer.peer_id, peer.name]));
   at("samples-section").hidden = samples.length === 0;
   at("samples").replaceChildren(...samples.map((sample) => {
     const place = document.createElement("div"), head = document.createElement("p"), mark = document.createElement("span");
@@ -215,9 +218,10 @@ function showSamples(snapshot) {
     head.className = "small";
     mark.className = sample.reward >= 0.5 ? "right" : "wrong";
     mark.textContent = `${sample.reward >= 0.5 ? "✓" : "✗"} ${share(sample.reward)}`;
-    head.append(`${sample.family} · ${sample.who} · version ${count(sample.version)} · `, mark);
+    const who = sample.author ? `peer ${names.get(sample.author) || short(sample.author)}` : "this node";
+    head.append(`${sample.family} · ${who} · version ${count(sample.version)} · `, mark);
     const question = document.createElement("pre"), answer = document.createElement("pre");
-    question.textContent = sample.question;
+    question.textContent = sample.prompt;
     answer.textContent = sample.answer;
     place.append(head, question, answer);
     return place;

@@ -1,0 +1,63 @@
+"""`swarm-node env check`: whether an environment can be trained on, and by which model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
+from swarm_node.cli.refusals import RefusingGroup
+
+env_app = typer.Typer(
+    cls=RefusingGroup, no_args_is_help=True, help="Environments: tasks and their scorers."
+)
+
+
+@env_app.callback()
+def _env() -> None:
+    pass
+
+
+@env_app.command()
+def check(
+    name: Annotated[
+        str | None, typer.Argument(help="An environment, or module:factory of your own.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Whose answers are scored.")] = "tiny",
+    answers: Annotated[int, typer.Option(min=8, max=4096, help="How many answers.")] = 256,
+    config: ConfigOption = None,
+    assign: AssignOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check an environment before a node trains on it; exit code 1 if something is wrong.
+
+    It must import, derive the same tasks in every process, and score the same answer the same. What
+    a model answers right says whether it can learn there. `--set environment.options.KEY=VALUE`
+    gives options.
+    """
+    from swarm_node.cli.home import show
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.node.defaults import for_model
+    from swarm_node.node.env_check import check_environment
+    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.policy.models.config import Qwen2Config
+    from swarm_node.policy.models.model import resolve
+
+    flags: dict[str, Any] = {"environment.name": name, **parse_assignments(assign or [])}
+    settings = load_settings(flags, config=config)
+    directory = resolve(model)
+    settings = for_model(settings, Qwen2Config.from_directory(directory))
+    table, sampling = settings.environment, settings.sampling
+    found = asyncio.run(
+        check_environment(table.name, table.options, table.families, directory, sampling, answers)
+    )
+
+    def view() -> Any:
+        from swarm_node.cli.status_view import findings_view
+
+        return findings_view(found)
+
+    show(json, {"schema": SCHEMA, "checks": found}, view)
+    raise typer.Exit(int(any(said.level == "bad" for said in found)))

@@ -1,0 +1,198 @@
+"""The live views of a terminal: `join` and `top`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import time
+import tty
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from swarm_node.cli.samples_view import samples_view
+from swarm_node.cli.status_view import course, figures_view, findings_view
+from swarm_node.cli.views import peers_view, plain, short, span
+from swarm_node.node.first_lines import Line
+from swarm_node.node.screen import Screen, end_text
+from swarm_node.node.snapshot import Ended, Snapshot
+
+_REFRESH_SECONDS = 1.0
+_KEYS = "\\[q]uit \\[p]eers \\[s]amples"
+
+
+def live_screen() -> Screen | None:
+    """A screen that draws, if stderr is a terminal that can be drawn on."""
+    console = Console(stderr=True, highlight=False)
+    return LiveScreen(console) if console.is_terminal and not console.is_dumb_terminal else None
+
+
+class LiveScreen(Screen):
+    """Draws the steps of the start with a tick each, then the node. Log lines go above."""
+
+    draws = True
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began: tuple[str, float] | None = None
+        self._starting = Live(get_renderable=self._step, console=console, transient=True)
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._pages = Pages()
+        self._ended = ExitStack()
+
+    def __enter__(self) -> None:
+        self._starting.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._starting.stop()
+        self._ended.close()
+
+    def step(self, name: str) -> None:
+        self.done()
+        self._began = name, time.monotonic()
+
+    def tell(self, lines: Sequence[Line]) -> None:
+        if lines:
+            self._console.print(told(lines))
+
+    def attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        snapshot: Callable[[], Snapshot],
+        stop: Callable[[], None],
+    ) -> None:
+        self._ended.enter_context(single_keys(loop, lambda key: pressed(key)))
+
+        def pressed(key: str) -> None:
+            if key == "q":
+                stop()
+            self._pages.turn(key)
+            draw()
+
+        def draw() -> None:
+            shot = snapshot()
+            if shot.state != "starting":
+                self.done()
+                self._starting.stop()
+                self._live.start()
+                self._live.update(self._pages.drawn(shot), refresh=True)
+
+        def again() -> None:
+            draw()
+            timer[0] = loop.call_later(_REFRESH_SECONDS, again)
+
+        timer = [loop.call_soon(again)]
+        self._ended.callback(lambda: timer[0].cancel())
+        self._ended.callback(self._live.stop)
+
+    def detach(self) -> None:
+        self._ended.close()
+
+    def ended(self, ended: Ended) -> None:
+        self._ended.close()
+        self._console.print(f"stopped: {end_text(ended)}")
+
+    def done(self) -> None:
+        if self._began is not None:
+            (name, began), self._began = self._began, None
+            self._console.print(f"[green]✓[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
+
+    def _step(self) -> RenderableType:
+        if self._began is None:
+            return ""
+        name, began = self._began
+        return Spinner("dots", f"{name}… {time.monotonic() - began:.0f} s")
+
+
+class Pages:
+    """Which page a live view shows."""
+
+    def __init__(self) -> None:
+        self._page = ""
+
+    def turn(self, key: str) -> None:
+        """Take in a key: one of a page shows it, any other and the same again go back."""
+        self._page = key if key in ("p", "s") and key != self._page else ""
+
+    def drawn(self, shot: Snapshot) -> RenderableType:
+        """The page."""
+        if self._page == "p":
+            return Group(head(shot), peers_view(shot, {}))
+        if self._page == "s":
+            return Group(head(shot), samples_view(shot.examples, shot.peers))
+        return node_view(shot)
+
+
+def head(shot: Snapshot) -> RenderableType:
+    """Which node this is, in one line, and the keys."""
+    where = shot.addresses[0].partition("/p2p/")[0] if shot.addresses else shot.state
+    name = shot.membership.name if shot.membership is not None else ""
+    words = (shot.swarm, shot.model, f"{name} {short(shot.peer_id)}".strip(), where)
+    text = " · ".join((*map(plain, words), f"up {span(shot.seconds)}"))
+    return Text.from_markup(f"[bold]{text}[/]  [dim]{_KEYS}[/]")
+
+
+def node_view(shot: Snapshot) -> RenderableType:
+    """A node in a few lines: who it is, the verdict, how it goes."""
+    rows, last = list(course(shot)), shot.update
+    if last is not None:
+        text = f"loss {last.loss:.2g}, reward {last.mean_reward:.2f}, KL {last.kl:.1g}"
+        rows.append(("last update", f"{text}, entropy {last.entropy:.2g}"))
+    return Group(head(shot), findings_view(shot.findings), figures_view(rows))
+
+
+def told(lines: Sequence[Line]) -> RenderableType:
+    """Lines about the start, in two columns."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for line in lines:
+        colour = "yellow" if line.warning else ""
+        event = Text(f"{'! ' * line.warning + line.event:10}", style=colour or "bold")
+        table.add_row(event, Text(line.text, style=colour))
+    return table
+
+
+@contextmanager
+def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None]) -> Iterator[None]:
+    """Gives each key that is typed to `pressed`, and shows none; Ctrl-C still interrupts. Without a
+    terminal there are no keys."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, lambda: pressed(os.read(descriptor, 16).decode("ascii", "ignore")))
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+async def watch(
+    console: Console, poll: Callable[[], Awaitable[Snapshot]], seconds: float = _REFRESH_SECONDS
+) -> None:
+    """Draw a node until "q": `poll` gives its snapshot."""
+    loop, pages, over, key = asyncio.get_running_loop(), Pages(), asyncio.Event(), asyncio.Event()
+
+    def pressed(typed: str) -> None:
+        if typed == "q":
+            over.set()
+        pages.turn(typed)
+        key.set()
+
+    with Live(console=console, auto_refresh=False, screen=True) as live, single_keys(loop, pressed):
+        while not over.is_set():
+            live.update(pages.drawn(await poll()), refresh=True)
+            key.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(key.wait(), seconds)

@@ -1,0 +1,39 @@
+"""Shows sample answers in a terminal, escaped: peers wrote some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from swarm_node.cli.views import plain, short
+from swarm_node.node.samples import SampleRow
+from swarm_node.node.snapshot import PeerRow
+
+
+def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> RenderableType:
+    """Each family's question with the answers that were given to questions of that family."""
+    if not rows:
+        return "no answers yet: the node has just started"
+    names = {peer.peer_id: peer.name for peer in peers}
+    shown: list[RenderableType] = []
+    for family in dict.fromkeys(row.family for row in rows):
+        table = Table.grid(padding=(0, 1))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for row in rows:
+            if row.family != family:
+                continue
+            who = names.get(row.author) or short(row.author) if row.author else "own"
+            mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
+            answer = plain(_line(row.answer)) or "(nothing)"
+            question = f"{plain(_line(row.prompt))} → [bold]{answer}[/] {mark}"
+            table.add_row(f"  {plain(who)} v{row.version}", question)
+        shown += [f"[bold]{plain(family)}[/]", table]
+    legend = "v: the policy version that answered; ✓ ✗ as scored here"
+    return Group(*shown, f"[dim]{legend}[/]")
+
+
+def _line(text: str) -> str:
+    return " ⏎ ".join(filter(None, map(str.strip, text.splitlines())))

@@ -1,0 +1,106 @@
+"""`swarm-node samples`, `top` and `logs`: looking at the running node."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarm_node.cli.home import ask, chosen_home, show
+from swarm_node.cli.options import HomeOption, JsonOption
+from swarm_node.errors import HomeError, SwarmNodeError
+
+_POLL_SECONDS = 0.3
+
+
+def samples(home: HomeOption = None, json: JsonOption = False) -> None:
+    """Show answers of the running node and of its peers: the question, right or wrong.
+
+    Of each family: the first own answer since the start, the newest one, and the newest that a peer
+    gave right. Nothing in an answer can write into the terminal.
+    """
+    from swarm_node.cli.samples_view import samples_view
+
+    async def both(client: Any) -> Any:
+        return await client.samples(), await client.status()
+
+    report, snapshot = ask(home, both)
+    show(json, report, lambda: samples_view(report.samples, snapshot.peers))
+
+
+def top(home: HomeOption = None) -> None:
+    """Watch the running node, as `join` draws it. q or Ctrl-C leaves it running."""
+    from rich.console import Console
+
+    from swarm_node.cli.live import watch
+    from swarm_node.node.control import ControlClient
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        raise SwarmNodeError(
+            "top draws on a terminal: use `swarm-node status`, or `swarm-node logs --follow`"
+        )
+    client = ControlClient(chosen_home(home).control_file)
+    try:
+        asyncio.run(watch(console, client.status))
+    except KeyboardInterrupt:
+        return
+
+
+def logs(
+    home: HomeOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new lines until Ctrl-C.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many at first.")] = 50,
+    json: JsonOption = False,
+) -> None:
+    """Show the log of this home's node, which it keeps whether or not it runs."""
+    from swarm_node.durable import Journal
+    from swarm_node.node.logs import MAX_LOG_BYTES, line_of
+
+    place = chosen_home(home)
+    journal = Journal(place.log, MAX_LOG_BYTES)
+    kept = [*journal.lines()]
+    if not kept and not follow:
+        raise HomeError(f"{place.path} has no log: `swarm-node join` writes it")
+    try:
+        for line in kept[len(kept) - min(lines, len(kept)) :]:
+            typer.echo(line_of(line, json))
+        for line in _newer(place.log) if follow else ():
+            typer.echo(line_of(line, json))
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return
+
+
+def _newer(path: Path) -> Iterator[bytes]:
+    """The lines that are written into a log from now on; it may be moved away at any time."""
+    file = path.open("rb") if path.exists() else None
+    if file is not None:
+        file.seek(0, 2)
+    while True:
+        line = file.readline() if file is not None else b""
+        if line:
+            yield line
+            continue
+        moved = path.exists() and (
+            file is None or path.stat().st_ino != _inode(file) or path.stat().st_size < file.tell()
+        )
+        if moved:
+            if file is not None:
+                file.close()
+            file = path.open("rb")
+            continue
+        time.sleep(_POLL_SECONDS)
+
+
+def _inode(file: Any) -> int:
+    import os
+
+    return os.fstat(file.fileno()).st_ino

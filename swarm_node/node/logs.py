@@ -1,0 +1,124 @@
+"""Where log lines go: to the terminal or the service manager, and into `node.log` in the home."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any, Literal
+
+import structlog
+
+from swarm_node.durable import Journal
+
+LogFormat = Literal["auto", "text", "json"]
+#: Two files of this size are kept.
+MAX_LOG_BYTES = 4 << 20
+#: What an event may carry for people, in the place of its fields.
+SAID = "said"
+_Event = MutableMapping[str, Any]
+
+
+def set_up_logging(
+    verbose: bool, log_format: LogFormat = "auto", *, warnings_only: bool = False
+) -> None:
+    """Log to stderr, so that stdout is the answer: a line of text for each event, or a JSON object.
+    hivemind's warnings are logged, too. With `warnings_only`, others go into the log file alone."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _keep,
+            *([_only_warnings] if warnings_only else []),
+            as_json if log_format == "json" else as_text,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if verbose else logging.INFO
+        ),
+        logger_factory=lambda *_: _Stderr(),
+    )
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Forward) for handler in root.handlers):
+        root.addHandler(_Forward())
+
+
+def keep_log(journal: Journal | None) -> None:
+    """Write every event into `journal` from now on, as JSON; into none for None."""
+    _Kept.journal = journal
+
+
+def as_text(_: object, __: str, event: _Event) -> str:
+    """An event in one line: time, what happened, fields. Nothing in it can move a cursor."""
+    when, level = event.pop("timestamp"), event.pop("level")
+    what, said, trace = event.pop("event"), event.pop(SAID, None), event.pop("exception", "")
+    fields = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
+    words = [when[:19] + "Z", level.upper() if level != "info" else "", str(what)]
+    line = " ".join(filter(None, [*words, fields if said is None else str(said)]))
+    return printable(line) + (f"\n{trace}" if trace else "")
+
+
+def as_json(_: object, __: str, event: _Event) -> str:
+    """An event as a JSON object."""
+    return json.dumps({key: value for key, value in event.items() if key != SAID}, default=str)
+
+
+def line_of(line: bytes, as_is: bool) -> str:
+    """A line of the log in the home, as it is or for people."""
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    try:
+        event = json.loads(text)
+        return text if as_is else as_text(None, "", event)
+    except (ValueError, KeyError, AttributeError):  # a crash cut it
+        return printable(text)
+
+
+def printable(text: str) -> str:
+    """A text of anybody in one line without control characters."""
+    return "".join(c if c.isprintable() else " " if c == "\n" else "?" for c in text)
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
+
+
+def _keep(_: object, __: str, event: _Event) -> _Event:
+    if _Kept.journal is not None:
+        with suppress(OSError):  # a full disk ends no node, and the line still goes to stderr
+            _Kept.journal.append(as_json(_, __, event).encode("utf-8", "replace"))
+    return event
+
+
+def _only_warnings(_: object, __: str, event: _Event) -> _Event:
+    if event["level"] in ("debug", "info"):
+        raise structlog.DropEvent
+    return event
+
+
+class _Kept:
+    """structlog is configured for the process, so the journal is the process's, too."""
+
+    journal: Journal | None = None
+
+
+class _Stderr:
+    """Writes to what is stderr now: a live view takes it over, to draw lines above itself."""
+
+    def msg(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    debug = info = warning = error = critical = exception = msg
+
+
+class _Forward(logging.Handler):
+    """Hands records of the standard library's logging on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _log.log(record.levelno, record.getMessage(), logger=record.name)
+
+
+_log = structlog.get_logger(__name__)

@@ -1,0 +1,51 @@
+"""The line that every arm of an experiment is held against: a node that is told right answers.
+
+It takes the same optimizer steps on as many rows as the others, and each row is the right answer to
+a fresh task. No arm that finds its answers by sampling can be expected above it for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.models.build_tiny import CorpusItem
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.policy.training.worker import UpdateResult
+from swarm_node.rollout import Provenance
+
+#: Right answers per update: as many as a batch of eight groups of eight has answers.
+ROWS = 64
+
+
+class SupervisedTrainer(InlineTrainer):
+    """Trains on ROWS right answers of `corpus` in place of each batch. Their ratio and advantage
+    are 1, which is supervised learning."""
+
+    def __init__(
+        self, *places: Any, codec: Codec, corpus: Iterator[CorpusItem], **others: Any
+    ) -> None:
+        """`places` and `others` are those of an `InlineTrainer`."""
+        super().__init__(*places, **others)
+        self._codec = codec
+        self._corpus = corpus
+
+    async def update(self, batch: Batch) -> UpdateResult:
+        return await super().update(Batch(tuple(self._row() for _ in range(ROWS))))
+
+    def _row(self) -> TrainRow:
+        item, codec = next(self._corpus), self._codec
+        answer = (*codec.encode_answer(item.answer), codec.eos_id)
+        return TrainRow(
+            np.asarray(codec.encode_prompt(item.question), np.uint32),
+            np.asarray(answer, np.uint32),
+            None,
+            1.0,
+            Provenance.OWN,  # nothing of a peer's that could be left out for being unlikely
+            None,
+            0,
+        )

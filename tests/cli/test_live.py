@@ -1,0 +1,152 @@
+"""What `join` and `top` draw on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import termios
+from pathlib import Path
+
+import pytest
+from builders import quiet_snapshot
+from rich.console import Console, RenderableType
+
+from swarm_node.cli.live import LiveScreen, Pages, live_screen, node_view, single_keys, told
+from swarm_node.node.first_lines import Line
+from swarm_node.node.samples import SampleRow
+from swarm_node.node.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
+from swarm_node.node.verdict import findings
+
+
+def drawn(view: RenderableType, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(view)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def node(**changes: object) -> Snapshot:
+    fields = {
+        "swarm": "team a",
+        "addresses": ["/ip4/192.0.2.2/tcp/58175/p2p/12D3KooW"],
+        "membership": MembershipRow("laptop", "boss", 0, 2_000_000_000, "member"),
+        "evals": [EvalPoint(float(n), n, n / 10, n / 10, None, {}) for n in range(10)],
+        "update": UpdateRow(0.0007, 1.0, 0.86, 0.0, 8e-5, 100, 0.1, 1.3),
+        "examples": [SampleRow("gcd", "gcd of 12\n\nand 18?", "6", 1.0, 7)],
+        **changes,
+    }
+    shot = quiet_snapshot(**fields)
+    return quiet_snapshot(**fields, findings=findings(shot))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_node_in_a_few_lines_at_every_width(width: int) -> None:
+    text = drawn(node_view(node()), width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 14
+    assert "team a · tiny · laptop …12D3KooW · /ip4/192.0.2.2/tcp/58175" in " ".join(text.split())
+    for said in ("▲ learning alone", "held out", "0.00 ▁", "█ 0.90", "KL 8e-05", "[q]uit"):
+        assert said in text
+
+
+def test_keys_turn_pages_and_turn_back() -> None:
+    pages = Pages()
+    first = drawn(pages.drawn(node()), 100)
+    for key, expected in (("p", "no peers yet"), ("s", "gcd of 12 ⏎ and 18?")):
+        pages.turn(key)
+        assert expected in drawn(pages.drawn(node()), 100)
+        pages.turn(key)
+        assert drawn(pages.drawn(node()), 100) == first
+    pages.turn("p")
+    pages.turn("x")
+    assert drawn(pages.drawn(node()), 100) == first
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_first_lines_fit_the_terminal(width: int) -> None:
+    lines = [
+        Line("device", "CPU, 12 GB of main memory free", {}),
+        Line("clock", "nothing sets it\n→ install chrony", {}, warning=True),
+        Line("listening", "/ip4/192.0.2.2/tcp/31330/p2p/" + "x" * 200, {}),
+    ]
+    shown = drawn(told(lines), width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.startswith("device ")
+    assert "! clock" in shown
+    assert "".join(shown.split()).count("x" * 200) == 1
+
+
+def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    screen = LiveScreen(console)
+    stopped: list[bool] = []
+
+    async def main() -> None:
+        states, asked = ["running", "running", "starting"], asyncio.Event()
+
+        def snapshot() -> Snapshot:
+            state = states.pop()
+            if not states:  # the one before was drawn
+                asked.set()
+            return node(state=state)
+
+        screen.attach(asyncio.get_running_loop(), snapshot, lambda: stopped.append(True))
+        async with asyncio.timeout(60):
+            await asked.wait()
+        screen.detach()
+
+    with screen:
+        screen.step("home")
+        screen.step("trainer")
+        asyncio.run(main())
+        screen.ended(Ended(6384, 0.8, True))
+    assert isinstance(console.file, io.StringIO)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    places = [
+        text.index(said)
+        for said in (
+            "✓ home",
+            "✓ trainer",
+            "learning alone",
+            "stopped: update 6,384 finished, checkpoint stored (0.8 s)",
+        )
+    ]
+    assert places == sorted(places)
+    assert stopped == []
+
+
+def test_nothing_is_drawn_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert live_screen() is None
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    assert live_screen() is None
+
+
+def test_keys_are_read_singly_and_the_terminal_is_as_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+
+    async def main(terminal: io.TextIOWrapper) -> list[str]:
+        monkeypatch.setattr("sys.stdin", terminal)
+        pressed: list[str] = []
+        heard = asyncio.Event()
+
+        def press(key: str) -> None:
+            pressed.append(key)
+            heard.set()
+
+        with single_keys(asyncio.get_running_loop(), press):
+            os.write(ours, b"p")  # no line end
+            async with asyncio.timeout(60):
+                await heard.wait()
+        return pressed
+
+    with os.fdopen(theirs, "r") as terminal:
+        assert asyncio.run(main(terminal)) == ["p"]
+        assert termios.tcgetattr(terminal.fileno()) == before
+    os.close(ours)

@@ -1,0 +1,133 @@
+"""`samples`, `top` and `logs`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from builders import quiet_snapshot
+from rich.console import Console
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.cli.samples_view import samples_view
+from swarm_node.durable import Journal
+from swarm_node.node.control import ControlClient, ControlServer
+from swarm_node.node.history import HistoryReport
+from swarm_node.node.samples import SampleRow
+from swarm_node.node.snapshot import EvalPoint, NetworkReport, PeerRow
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
+ROWS = [
+    SampleRow("gcd", "gcd of 12\nand 18?", "Yes", 0.0, 0),
+    SampleRow("gcd", "gcd of 4 and 6?", "2", 1.0, 6640),
+    SampleRow("gcd", "gcd of 3 and 9?", "", 1.0, 7, "12D3KooWxxxxxxxx12345678"),
+    SampleRow("primes", HOSTILE, HOSTILE, 1.0, 7, HOSTILE),
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    known = [PeerRow("12D3KooWxxxxxxxx12345678", 7, 1.0, 1, 1, 0, [], name="laptop-2")]
+    console.print(samples_view(ROWS, known))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    for said in ("gcd own v0 gcd of 12 ⏎ and 18? → Yes ✗", "v6640", "→ 2 ✓", "laptop-2", "nothing"):
+        assert said in words
+    assert "[bold]markup" in words, "nothing is read as markup"
+
+
+def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
+    async def network() -> NetworkReport:
+        raise AssertionError
+
+    async def evaluate() -> EvalPoint:
+        raise AssertionError
+
+    async def main() -> subprocess.CompletedProcess[str]:
+        server = ControlServer(
+            tmp_path / "control.json",
+            snapshot=quiet_snapshot,
+            history=lambda since: HistoryReport(1, []),
+            network=network,
+            evaluate=evaluate,
+            stop=lambda: None,
+            samples=lambda: ROWS,
+        )
+        await server.start()
+        assert (await ControlClient(tmp_path / "control.json").samples()).samples == ROWS
+        command = [sys.executable, "-m", "swarm_node", "samples", "--json", "--home", str(tmp_path)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+        await server.close()
+        return done
+
+    done = asyncio.run(main())
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    assert (listed["schema"], len(listed["samples"])) == (1, 4)
+
+
+def test_top_needs_a_terminal(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["top", "--home", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "swarm-node status" in done.stderr
+
+
+def test_logs_are_for_people_or_as_they_are(tmp_path: Path) -> None:
+    def run(*options: str) -> str:
+        done = CliRunner().invoke(app, ["logs", "--home", str(tmp_path), *options])
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
+
+    none = CliRunner().invoke(app, ["logs", "--home", str(tmp_path)])
+    assert none.exit_code == 1
+    assert "swarm-node join" in none.stderr
+    journal = Journal(tmp_path / "node.log", 1 << 20)
+    for number in range(3):
+        event = {"event": "progress", "level": "info", "timestamp": "2026-11-22T13:00:00.5Z"}
+        journal.append(json.dumps({**event, "version": number}).encode())
+    journal.append(b'{"event": "cut \x1b[31m')
+    shown = run().splitlines()
+    assert shown[0] == "2026-11-22T13:00:00Z progress version=0"
+    assert shown[3] == '{"event": "cut ?[31m'
+    assert run("-n", "2").count("\n") == 2
+    assert run("-n", "0") == ""
+    assert json.loads(run("--json", "-n", "2").splitlines()[0])["version"] == 2
+
+
+def test_logs_follow_a_file_that_is_moved_away(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "node.log", 150)
+    command = [sys.executable, "-m", "swarm_node", "logs", "-f", "--json", "--home", str(tmp_path)]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    seen: list[int] = []
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not ended.wait(0.2):
+            journal.append(json.dumps({"event": "x" * 40, "number": number}).encode())
+            number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert reader.stdout is not None
+        while len(seen) < 8:
+            seen.append(json.loads(reader.stdout.readline())["number"])
+    finally:
+        ended.set()
+        writer.join()
+        reader.kill()
+        reader.communicate()
+    assert seen == sorted(set(seen))
+    assert (tmp_path / "node.log.1").exists()

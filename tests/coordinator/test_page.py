@@ -1,0 +1,80 @@
+"""The page of the swarm: who may see it, and what a browser makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coordinator_runs import Hand, Running, coordinator, found, request, sealed_report
+from page_server import CHROMIUM, FLAGS
+from swarm_keys import Swarm
+
+from coordinator.admin import AdminClient
+from swarm_node.page.entrance import Key
+from swarm_node.simulation.seeded import EPOCH
+
+
+async def test_a_pass_is_for_looking(tmp_path: Path) -> None:
+    async with coordinator(tmp_path / "c", Swarm(), Hand(1000.0)) as running:
+        place, _, key = (await AdminClient(running.data).page()).rpartition("/#")
+
+        async def ask(method: str, path: str, token: str, sent: bytes = b"") -> int:
+            headers = {"Authorization": f"Bearer {token}"}
+            return (await request(method, place + path, sent, headers))[0]
+
+        assert await ask("GET", "/v1/picture", key) == 401
+        body = b'{"key":"%b"}' % key.encode()
+        status, answer = await request("POST", place + "/v1/enter", body, {})
+        assert status == 200
+        assert (await request("POST", place + "/v1/enter", body, {}))[0] == 401
+        for path in ("/v1/picture", "/v1/codes", "/v1/trusted"):
+            assert await ask("GET", path, answer["token"]) == 200
+        for method, path in (("POST", "/v1/codes"), ("PUT", "/v1/trusted"), ("POST", "/v1/key")):
+            assert await ask(method, path, answer["token"], b"{}") == 401
+        public = await request("GET", running.url + "/", b"", {})
+        assert public[0] == 404  # members of the public get no page
+        assert len(Key(key).key) > 40
+
+
+async def _told(running: Running, swarm: Swarm, hand: Hand) -> None:
+    members = [swarm.member(number) for number in (1, 2)]
+    for minute in range(4):
+        for one, other in (members, members[::-1]):
+            report = sealed_report(
+                one,
+                EPOCH + hand.seconds,
+                held_out=(("gcd", minute / 4), ("chess", 0.5)),
+                published=10 * minute,
+                peers=(found(other, 5),),
+            )
+            assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
+        hand.seconds += 60
+
+
+@pytest.mark.slow(reason="starts a browser")
+@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_path: Path) -> None:
+    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
+    axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="NOT RUN: needs axe")
+    swarm, hand = Swarm(), Hand(1000.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        await _told(running, swarm, hand)
+        async with driver.async_playwright() as started:
+            browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            for width, scheme in ((1280, "light"), (360, "dark")):
+                page = await browser.new_page(
+                    viewport={"width": width, "height": 800}, color_scheme=scheme
+                )
+                errors: list[Any] = []
+                page.on("pageerror", lambda error: errors.append(error))  # noqa: B023
+                await page.goto(await AdminClient(running.data).page())
+                await driver.expect(page.locator("#nodes tbody tr")).to_have_count(2)
+                await driver.expect(page.locator("#said")).to_have_text("2 of 2 members report")
+                await driver.expect(page.locator("#chart canvas")).to_be_visible()
+                await driver.expect(page.locator("#held")).to_have_text("0.625")
+                assert errors == []
+                result = await axe.Axe().run(page)
+                assert result.violations_count == 0, result.generate_report()
+                assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            await browser.close()

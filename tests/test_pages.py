@@ -1,0 +1,52 @@
+"""The commands that the pages name exist, with the options that they give them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import ROOT
+from typer.main import get_command
+
+from swarm_node.cli.main import app
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: What follows a command in a shell.
+_END = re.compile(r"\s(#|&&|\|\|?|>|;)|$", re.MULTILINE)
+
+
+def commands(text: str) -> Iterator[str]:
+    """Every command of a page that is not a sentence: in a block of code or between backquotes."""
+    text = text.replace("\\\n", " ")
+    for block in re.findall(r"^```(?:console|bash)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from re.findall(r"swarm-node (?=[a-z-]+(?:\s|$))(?!-)[^\n`]*", block)
+    yield from re.findall(r"`(?:[A-Z_]+=\S+ )?(swarm-node [a-z-][^`\n]*)`", text)
+
+
+def fault(command: str) -> str:
+    """What is wrong with a command, "" if nothing is."""
+    end = _END.search(command)
+    words = shlex.split(command[: end.start() if end else None].replace("…", ""))[1:]
+    place = get_command(app)
+    while words and hasattr(place, "commands") and not words[0].startswith("-"):
+        if words[0] not in place.commands:
+            return f"no command {words[0]}"
+        place = place.commands[words.pop(0)]
+    known = {name for option in place.params for name in (*option.opts, *option.secondary_opts)}
+    given = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
+    return ", ".join(f"no option {name}" for name in sorted(given - known - {"--help"}))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_names_only_commands_that_exist(page: Path) -> None:
+    wrong = {said: fault(said) for said in commands(page.read_text())}
+    assert {said: why for said, why in wrong.items() if why} == {}
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    text = "Run `swarm-node statsu`.\n```console\nswarm-node join --modle tiny  # why --no\n```\n"
+    assert list(map(fault, commands(text))) == ["no option --modle", "no command statsu"]
+    assert fault("swarm-node issuer use FILE && swarm-node nothing") == ""

@@ -1,0 +1,52 @@
+"""docs/troubleshooting.md has every reason of a refusal, by whose fault it is, and every fault."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from builders import ROOT
+
+from swarm_node.p2p.conduct import REASONS, Blame
+
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+SECTIONS = {
+    Blame.NONE: "### Nobody's fault",
+    Blame.USELESS: "### Of no use here",
+    Blame.VIOLATION: "### The protocol was broken",
+}
+
+
+def rows(heading: str) -> list[str]:
+    """The first cells of the table below a heading, without their backquotes."""
+    section = PAGE.split(f"\n{heading}\n")[1].split("\n## ")[0].split("\n### ")[0]
+    return re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
+
+
+def faults() -> Iterator[str]:
+    """Every fault that the code counts; one that is made of a reason ends with "…"."""
+    for path in sorted((ROOT / "swarm_node").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Subscript(value=ast.Attribute(attr="faults" | "_faults"), slice=named):
+                    yield named.value if isinstance(named, ast.Constant) else _beginning(named)
+                case ast.Assign(value=ast.Call(func=ast.Name("Counter"), args=[ast.Dict() as one])):
+                    yield from (key.value for key in one.keys if isinstance(key, ast.Constant))
+
+
+def _beginning(named: ast.expr) -> str:
+    assert isinstance(named, ast.JoinedStr), ast.unparse(named)
+    assert isinstance(named.values[0], ast.Constant), ast.unparse(named)
+    return f"{named.values[0].value}…"
+
+
+# That `REASONS` has all reasons of the code is held by tests/p2p/test_conduct.py.
+@pytest.mark.parametrize("blame", SECTIONS)
+def test_every_reason_of_a_refusal_stands_in_the_table_of_its_class(blame: Blame) -> None:
+    assert rows(SECTIONS[blame]) == sorted(why for why, said in REASONS.items() if said is blame)
+
+
+def test_every_fault_is_explained_and_none_is_invented() -> None:
+    assert rows("## Faults") == sorted(set(faults()))

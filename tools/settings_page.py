@@ -1,0 +1,77 @@
+"""docs/settings.md, written from the settings' model: `make settings-page`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from swarm_node.cli.config import Key, explain_settings
+from swarm_node.config import RETIRED, Settings
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+_HEAD = """\
+# Settings
+
+`make settings-page` writes this page from [config.py](../swarm_node/config.py). `swarm-node config`
+shows the same with the values in force on a machine, and where each comes from.
+
+The first of these sources that names a setting decides:
+
+| source | how `experience.own` is written there |
+| --- | --- |
+| command line | `--set experience.own=6`; the common ones have a flag of their own (`--own 6`) |
+| environment variable | `SWARM_NODE_EXPERIENCE__OWN=6` |
+| TOML file (`--config FILE`, `SWARM_NODE_CONFIG`) | `[experience]`, below it `own = 6` |
+| default | the column below |
+
+A key that does not exist, and a value out of its range, end the start with a message that names the
+key. `1..8` is a range with both ends, `>0..1` one without 0. A list is written `["a", "b"]`
+everywhere. The strongest source with a key of `environment.options` replaces this table as a whole.
+`-` is an empty value.
+"""
+_RETIRED = """\
+## Settings of earlier versions
+
+Each is refused by name, with what took its place.
+
+| setting | instead |
+| --- | --- |
+"""
+
+
+def settings_page() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    keys = explain_settings({}, environ={})
+    for table, members in groupby(keys, lambda key: key.name.rpartition(".")[0]):
+        model = Settings.model_fields[table].annotation if table else None
+        title = f"{table}: {_first_line(model)}" if table else "Of the node"
+        parts.append(f"## {title}\n\n| setting | accepted | default | meaning |\n")
+        parts.append("| --- | --- | --- | --- |\n" + "".join(map(_row, members)))
+    parts.append(_RETIRED)
+    parts[-1] += "".join(f"| `{key}` | {_cell(text)} |\n" for key, text in RETIRED.items())
+    joined = "\n".join(parts)
+    return joined.replace("meaning |\n\n|", "meaning |\n|")
+
+
+def _first_line(model: object) -> str:
+    line = (model.__doc__ or "").partition("\n")[0].rstrip(".")
+    return line[:1].lower() + line[1:]
+
+
+def _row(key: Key) -> str:
+    default = "of the user: `swarm-node config`" if key.name == "home" else _default(key.default)
+    return f"| `{key.name}` | {_cell(key.choices)} | {default} | {_cell(key.description)} |\n"
+
+
+def _default(value: object) -> str:
+    return "-" if value is None or value in ("", [], {}) else f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    """Text inside a table of Markdown."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(settings_page())
