@@ -34,6 +34,7 @@ from swarm_node.cli.options import (
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.cli.support import support_bundle
 from swarm_node.cli.track import track
 from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
@@ -178,6 +179,7 @@ app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
 app.command(rich_help_panel=_BASIC)(track)
+app.command(name="support-bundle", rich_help_panel=_BASIC)(support_bundle)
 for command in (watching.samples, watching.top, watching.logs):
     app.command(rich_help_panel=_BASIC)(command)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
