@@ -11,9 +11,12 @@ import pytest
 from builders import ROOT
 from typer.main import get_command
 
+from coordinator.main import app as coordinator
 from swarm_node.cli.main import app
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+APPS = {"swarm-node": app, "swarm-coordinator": coordinator}
+_NAMES = f"(?:{'|'.join(APPS)})"
 #: What follows a command in a shell.
 _END = re.compile(r"\s(#|&&|\|\|?|>|;)|$", re.MULTILINE)
 
@@ -22,15 +25,15 @@ def commands(text: str) -> Iterator[str]:
     """Every command of a page that is not a sentence: in a block of code or between backquotes."""
     text = text.replace("\\\n", " ")
     for block in re.findall(r"^```(?:console|bash)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        yield from re.findall(r"swarm-node (?=[a-z-]+(?:\s|$))(?!-)[^\n`]*", block)
-    yield from re.findall(r"`(?:[A-Z_]+=\S+ )?(swarm-node [a-z-][^`\n]*)`", text)
+        yield from re.findall(rf"{_NAMES} (?=[a-z-]+(?:\s|$))(?!-)[^\n`]*", block)
+    yield from re.findall(rf"`(?:[A-Z_]+=\S+ )?({_NAMES} [a-z-][^`\n]*)`", text)
 
 
 def fault(command: str) -> str:
     """What is wrong with a command, "" if nothing is."""
     end = _END.search(command)
-    words = shlex.split(command[: end.start() if end else None].replace("…", ""))[1:]
-    place = get_command(app)
+    name, *words = shlex.split(command[: end.start() if end else None].replace("…", ""))
+    place = get_command(APPS[name])
     while words and hasattr(place, "commands") and not words[0].startswith("-"):
         if words[0] not in place.commands:
             return f"no command {words[0]}"
@@ -50,3 +53,4 @@ def test_a_command_that_does_not_exist_is_found() -> None:
     text = "Run `swarm-node statsu`.\n```console\nswarm-node join --modle tiny  # why --no\n```\n"
     assert list(map(fault, commands(text))) == ["no option --modle", "no command statsu"]
     assert fault("swarm-node issuer use FILE && swarm-node nothing") == ""
+    assert fault("swarm-coordinator serv") == "no command serv"

@@ -25,6 +25,15 @@ def rows(heading: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
 
 
+def coordinators() -> Iterator[str]:
+    """Every reason for which a coordinator refuses a request."""
+    for path in sorted((ROOT / "coordinator").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name("Rejected"), args=[ast.Constant(str(reason)), *_]):
+                    yield reason
+
+
 def faults() -> Iterator[str]:
     """Every fault that the code counts; one that is made of a reason ends with "…"."""
     for path in sorted((ROOT / "swarm_node").rglob("*.py")):
@@ -46,6 +55,10 @@ def _beginning(named: ast.expr) -> str:
 @pytest.mark.parametrize("blame", SECTIONS)
 def test_every_reason_of_a_refusal_stands_in_the_table_of_its_class(blame: Blame) -> None:
     assert rows(SECTIONS[blame]) == sorted(why for why, said in REASONS.items() if said is blame)
+
+
+def test_every_further_reason_of_a_coordinator_stands_in_its_table() -> None:
+    assert rows("### By a coordinator") == sorted(set(coordinators()) - set(REASONS))
 
 
 def test_every_fault_is_explained_and_none_is_invented() -> None:
