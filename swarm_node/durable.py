@@ -61,10 +61,12 @@ class Journal:
                 line = line if file.read(1) == b"\n" else b"\n" + line  # a crash cut a line
             file.write(line + b"\n")
 
-    def lines(self) -> Iterator[bytes]:
-        """All lines, the oldest first; one that a crash cut may be among them."""
-        for path in (self.old, self.path):
+    def lines(self, since: int | None = None) -> Iterator[bytes]:
+        """All lines, the oldest first, or those after `since` bytes of the newer file; one that a
+        crash cut may be among them."""
+        for path in (self.old, self.path) if since is None else (self.path,):
             with suppress(OSError), path.open("rb") as file:
+                file.seek(since or 0)
                 yield from file
 
 

@@ -114,6 +114,7 @@ def _smoke(command: Path, version: str) -> None:
     if said != f"swarm-node {version}":
         raise SystemExit(f"--version says {said!r}, and the version is {version}")
     _run(command, "plan", "--model", "qwen2.5-0.5b", "--vram", "8GB")
+    _run(command.with_name("swarm-coordinator"), "--help")
     with tempfile.TemporaryDirectory() as home:
         log = WORK / "node.log"
         with log.open("wb") as output:
@@ -136,7 +137,7 @@ def _smoke(command: Path, version: str) -> None:
 
 def _wait(command: Path, home: str, node: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    asked = [command, "status", "--healthy", "--home", home]
+    asked = [str(command), "status", "--healthy", "--home", home]
     while subprocess.run(asked, env=_environ(), capture_output=True, check=False).returncode:
         if node.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"the node does not run: {log}")

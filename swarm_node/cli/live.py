@@ -97,7 +97,7 @@ class LiveScreen(Screen):
 
     def ended(self, ended: Ended) -> None:
         self._ended.close()
-        self._console.print(f"stopped: {end_text(ended)}", soft_wrap=True)
+        self._console.print(f"stopped: {end_text(ended)}")
 
     def done(self) -> None:
         if self._began is not None:

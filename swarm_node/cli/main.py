@@ -34,6 +34,8 @@ from swarm_node.cli.options import (
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
 from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.cli.support import support_bundle
+from swarm_node.cli.track import track
 from swarm_node.cli.train_host import train_host
 from swarm_node.errors import SwarmNodeError
 
@@ -176,6 +178,8 @@ for command in (
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
+app.command(rich_help_panel=_BASIC)(track)
+app.command(name="support-bundle", rich_help_panel=_BASIC)(support_bundle)
 for command in (watching.samples, watching.top, watching.logs):
     app.command(rich_help_panel=_BASIC)(command)
 app.command(name="train-host", rich_help_panel=_NETWORK)(train_host)
@@ -222,9 +226,9 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     """Show the peers that the running node knows, and what it made of what they sent.
 
     Each has the name of its ticket, the end of its peer id, until when it is a member or why it is
-    none, how many of its groups came here of those that it published, its share of what was trained
-    on, a lower bound of the share of its groups that are of use, and what was refused and why. The
-    last line says how they reach this node.
+    none, how many of its groups came here of those that it published, how many it took, its share
+    of what was trained on, a lower bound of the share of its groups that are of use, and what was
+    refused and why. The last line says how they reach this node.
     `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view

@@ -17,21 +17,22 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
     if not rows:
         return "no answers yet: the node has just started"
     names = {peer.peer_id: peer.name for peer in peers}
-    table = Table.grid(padding=(0, 1, 0, 0))
-    for _ in range(3):
+    shown: list[RenderableType] = []
+    for family in dict.fromkeys(row.family for row in rows):
+        table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    family = ""
-    for row in rows:
-        if row.family != family:
-            table.add_row("", "", "", "") if family else None
-            family = row.family
-        who = names.get(row.author) or short(row.author) if row.author else "own"
-        mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
-        table.add_row(plain(row.family), plain(who), f"v{row.version}", plain(_line(row.prompt)))
-        table.add_row("", "", mark, f"[bold]{plain(_line(row.answer)) or '(nothing)'}[/]")
-    legend = "v: the policy version that answered; ✓ right, ✗ wrong, as scored here"
-    return Group(table, f"[dim]{legend}[/]")
+        table.add_column(overflow="fold")
+        for row in rows:
+            if row.family != family:
+                continue
+            who = names.get(row.author) or short(row.author) if row.author else "own"
+            mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
+            answer = plain(_line(row.answer)) or "(nothing)"
+            question = f"{plain(_line(row.prompt))} → [bold]{answer}[/] {mark}"
+            table.add_row(f"  {plain(who)} v{row.version}", question)
+        shown += [f"[bold]{plain(family)}[/]", table]
+    legend = "v: the policy version that answered; ✓ ✗ as scored here"
+    return Group(*shown, f"[dim]{legend}[/]")
 
 
 def _line(text: str) -> str:

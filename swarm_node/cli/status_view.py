@@ -8,7 +8,7 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from swarm_node.cli.views import counts, day_of, plain, relay_name, short, span
+from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
 from swarm_node.node.snapshot import EvalPoint, MembershipRow, Said, Snapshot
 
 #: The sign and the colour of a finding, by its level.
@@ -66,7 +66,7 @@ def examples_view(shot: Snapshot) -> Iterator[str]:
 def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """Names and values, for `figures_view`."""
     yield "node", f"{shot.model}, {short(shot.peer_id)}, {shot.state} for {span(shot.seconds)}"
-    yield "swarm", f"{shot.swarm}, {len(shot.peers)} peers known"
+    yield "swarm", f"{shot.swarm}, {number_of(len(shot.peers), 'peer')} known"
     yield "membership", _membership(shot.membership)
     yield "reach", shot.reach.text if shot.reach else "not known yet"
     if shot.reach is not None and shot.reach.remedy:
@@ -118,7 +118,7 @@ def gave(shot: Snapshot) -> str:
 def got(shot: Snapshot) -> str:
     """Groups of peers, and how many were trained on."""
     givers = sum(peer.received > 0 for peer in shot.peers)
-    text = f"{shot.groups.received:,} groups from {givers} peers"
+    text = f"{number_of(shot.groups.received, 'group')} from {number_of(givers, 'peer')}"
     return f"{text}, {shot.groups.trained_external:,} trained on"
 
 

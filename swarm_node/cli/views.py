@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,44 +20,69 @@ _CHOICES: Mapping[str, Mapping[Any, Choice]] = {
 }
 
 
-class Column(NamedTuple):
-    """A column of the peers' table: its title, the cell of a row, and whether it may be cut."""
+#: Narrower terminals get two lines for each peer in the place of a table.
+_TABLE_WIDTH = 90
 
-    title: str
-    cell: Callable[[PeerRow], str]
-    whole: bool = True
+
+class PeersView:
+    """One row per known peer, the most recently seen first, then former members. `known_as` has the
+    names that the owner of this home gave to issuer keys (hex). It fits 60 columns."""
+
+    def __init__(self, snapshot: Snapshot, known_as: Mapping[str, str]) -> None:
+        self._rows = (*snapshot.peers, *snapshot.former)
+        self._known_as = known_as
+        self._reach = snapshot.reach
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._rows:
+            yield "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
+            return
+        wide = options.max_width >= _TABLE_WIDTH
+        yield from [self._table()] if wide else map(self._lines, self._rows)
+        for peer in self._rows:
+            if said := self._remarks(peer):
+                yield plain(f"{_who(peer, self._known_as)} {short(peer.peer_id)}: {said}")
+        if self._reach is not None:
+            yield plain(f"this node: {self._reach.text}")
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        titles = ("name", "peer", "member", "seen", "gave you", "took", "share", "score", "link")
+        for title in titles:
+            table.add_column(title, no_wrap=title != "name", overflow="fold")
+        for peer in self._rows:
+            cells = (
+                _who(peer, self._known_as),
+                short(peer.peer_id),
+                standing(peer),
+                span(peer.seconds_since_seen),
+                f"{peer.received} of {peer.published}",
+                str(peer.took),
+                f"{peer.share:.0%}",
+                f"{peer.score:.2f}",
+                _link(peer),
+            )
+            table.add_row(*map(plain, cells))
+        return table
+
+    def _lines(self, peer: PeerRow) -> str:
+        who = f"{_who(peer, self._known_as)} {short(peer.peer_id)}"
+        seen = f"{standing(peer)}, seen {span(peer.seconds_since_seen)} ago, {_link(peer)}"
+        gave = f"gave you {peer.received} of {peer.published}, took {peer.took}"
+        worth = f"share {peer.share:.0%}, score {peer.score:.2f}"
+        return f"{plain(f'{who} {seen}')}\n  {gave}, {worth}"
+
+    def _remarks(self, peer: PeerRow) -> str:
+        said = [f"via {relay_name(peer.via, self._rows, self._known_as)}"] if peer.via else []
+        said += [f"refused {counts(peer.refused)}"] if peer.refused or peer.left_seconds else []
+        said += [f"left alone for {span(peer.left_seconds)}"] if peer.left_seconds else []
+        said += [f"uses {peer.environment}"] if peer.environment else []
+        return "; ".join(said)
 
 
 def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableType:
-    """One row per known peer, the most recently seen first, then former members. `known_as` has the
-    names that the owner of this home gave to issuer keys (hex). It fits 80 columns."""
-    if not snapshot.peers and not snapshot.former:
-        return "no peers yet: give a ticket to another machine (`swarm-node invite --help`)"
-    columns = (
-        Column("name", lambda peer: _who(peer, known_as), whole=False),
-        Column("peer", lambda peer: short(peer.peer_id)),
-        Column("member", standing),
-        Column("seen", lambda peer: span(peer.seconds_since_seen)),
-        Column("groups", lambda peer: f"{peer.received} of {peer.published}"),
-        Column("share", lambda peer: f"{peer.share:.0%}"),
-        Column("score", lambda peer: f"{peer.score:.2f}"),
-        Column("link", _link),
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column.title, no_wrap=column.whole, overflow="fold")
-    rows, notes = (*snapshot.peers, *snapshot.former), []
-    for peer in rows:
-        table.add_row(*(plain(column.cell(peer)) for column in columns))
-        said = [f"via {relay_name(peer.via, rows, known_as)}"] if peer.via else []
-        said += [f"refused {counts(peer.refused)}"] if peer.refused or peer.left_seconds else []
-        said += [f"left alone for {span(peer.left_seconds)}"] if peer.left_seconds else []
-        if said:
-            who = f"{_who(peer, known_as)} {short(peer.peer_id)}"
-            notes.append(plain(f"{who}: {'; '.join(said)}"))
-    if snapshot.reach is not None:
-        notes.append(plain(f"this node: {snapshot.reach.text}"))
-    return Group(table, *notes)
+    """See `PeersView`."""
+    return PeersView(snapshot, known_as)
 
 
 def short(peer_id: str) -> str:
@@ -90,6 +115,11 @@ def relay_name(
 def plain(text: str) -> str:
     """A text of anybody as the terminal shows it: no control characters, no markup."""
     return escape("".join(c if c.isprintable() else "?" for c in text))
+
+
+def number_of(count: int, thing: str) -> str:
+    """ "1 peer", "2 peers"."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
 def day_of(seconds: float) -> str:

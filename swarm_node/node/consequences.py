@@ -96,7 +96,13 @@ def watch(shared: Shared, own_id: str, now: float) -> None:
         "judging": next((p for p in peers if shared.effort.exceeds(p.peer_id, now)), None),
         "author": _largest(shared, peers, own_id),
         "refusals": max(
-            (p for p in peers if _MANY_REFUSALS <= p.standing.useless > p.standing.useful),
+            (
+                peer
+                for peer in peers
+                if _MANY_REFUSALS <= peer.standing.useless > peer.standing.useful
+                # The verdict names both environments.
+                and max(peer.rejected, key=peer.rejected.__getitem__, default="") != "environment"
+            ),
             key=lambda peer: peer.standing.useless,
             default=None,
         ),

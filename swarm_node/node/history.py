@@ -198,10 +198,10 @@ class MetricsFile:
         except OSError as error:
             raise HomeError(f"cannot write {self._journal.path}: {error.strerror}") from error
 
-    def read(self) -> Iterator[HistoryRow]:
-        """The rows of earlier runs, the oldest first. Lines that a crash cut, or another version
-        wrote, are left out."""
+    def read(self, since: int | None = None) -> Iterator[HistoryRow]:
+        """The rows of earlier runs, the oldest first, or those after `since` bytes of the newer
+        file. Lines that a crash cut, or another version wrote, are left out."""
         decoder = msgspec.json.Decoder(HistoryRow)
-        for line in self._journal.lines():
+        for line in self._journal.lines(since):
             with suppress(ValueError, RecursionError):
                 yield decoder.decode(line)

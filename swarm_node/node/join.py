@@ -31,7 +31,7 @@ from swarm_node.node.service import notify
 from swarm_node.p2p.ticket import parse_ticket
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.hub import Download
-from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.models.model import TINY, Model, resolve
 from swarm_node.policy.placement import hardware
 
 _MAX_TICKET_FILE = 16 * 1024
@@ -82,7 +82,7 @@ def _join(settings: Settings, code: str | None, screen: Screen) -> None:
         screen.tell([download_line(wanted)])
 
     directory = resolve(settings.model, admit, download)
-    if not downloads:
+    if not downloads and settings.model != TINY:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )

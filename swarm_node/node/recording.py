@@ -133,6 +133,6 @@ class Recorder:
             trained_external=groups.trained_external,
             rejected=tally.rejected.total(),
             said=f"version {self._parts.trainer.version}, held out {held_out or '-'}, "
-            f"{rate:.1f} updates/s, {peers} peers, gave {groups.taken}, got {groups.received}, "
+            f"{rate:.1f} updates/s, peers {peers}, gave {groups.taken}, got {groups.received}, "
             f"trained on {groups.trained_own} own and {groups.trained_external} of peers",
         )

@@ -219,7 +219,7 @@ def test_numbers_mean_what_they_say() -> None:
     assert "19.0 own, 0.5 of peers (3%)" in text, "not the setting, which is 4 and 4"
     assert "111,650 groups made, 3,200 announced, 1,310 taken by peers" in text
     assert "3% of the last 256 have unlike rewards" in text
-    assert "3,063 groups from 1 peers, 3,000 trained on" in text
+    assert "3,063 groups from 1 peer, 3,000 trained on" in text
     refused = next(line for line in text.splitlines() if line.startswith("refused"))
     assert refused.split() == ["refused", "2", "stale"]
     assert "29 requests to peers that were away" in text

@@ -42,14 +42,7 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
     assert all(character.isprintable() or character == "\n" for character in text)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    for said in (
-        "gcd own v0 gcd of 12 ⏎ and 18?",
-        "✗ Yes",
-        "v6640",
-        "✓ 2",
-        "laptop-2",
-        "(nothing)",
-    ):
+    for said in ("gcd own v0 gcd of 12 ⏎ and 18? → Yes ✗", "v6640", "→ 2 ✓", "laptop-2", "nothing"):
         assert said in words
     assert "[bold]markup" in words, "nothing is read as markup"
 

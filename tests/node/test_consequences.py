@@ -109,6 +109,11 @@ def test_many_refusals_of_a_peer_raise_an_alarm_that_says_why(shared: Shared) ->
         peer.standing.served()
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}
+    for _ in range(20):
+        shared.directory.meet("elsewhere", 0.0)
+        shared.directory.refused("elsewhere", "environment", 0.0)
+    watch(shared, OWN, 0.0)
+    assert shared.tally.alarms == {}, "the verdict names both environments"
 
 
 def test_rows_say_score_reasons_share_and_pause(shared: Shared) -> None:

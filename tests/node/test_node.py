@@ -41,7 +41,11 @@ def test_a_node_learns_until_its_last_update_and_a_later_one_continues(tmp_path:
         settings = small_settings(run__updates=updates)
         parts = world.parts(settings)
         node = assemble(settings, world.memberships[0], parts)
-        await node.run()
+        steps: list[str] = []
+        ended = await node.run(on_step=steps.append)
+        assert steps == ["tasks", "trainer", "sampler", "network"]
+        assert ended is not None
+        assert (ended.updates, ended.stored) == (updates, True)
         assert_closed(world, parts)
         return node
 
@@ -119,7 +123,7 @@ def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(tmp_pat
         with pytest.raises(SwarmNodeError, match="still starting"):
             await node.evaluate()
         node.stop()
-        await life
+        assert await life is None
         assert running == []
         assert loop.time() == 5
         assert_closed(world, parts)

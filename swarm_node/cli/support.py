@@ -1,0 +1,187 @@
+"""`swarm-node support-bundle`: what somebody who helps must see, without any secret.
+
+Parts are chosen one by one: no file of the home is copied as it is. Then every secret that the home
+holds is looked for in what was collected, in every usual notation, and taken out.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from swarm_node.cli.home import chosen_home
+from swarm_node.cli.options import ConfigOption, HomeOption
+from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+
+if TYPE_CHECKING:
+    from swarm_node.node.home import Home
+
+_LINES: Final = 5000
+_PACKAGES: Final = (
+    *("swarm-node", "torch", "vllm", "transformers", "hivemind", "libp2p", "msgspec", "aiohttp"),
+    *("reasoning-gym", "cryptography", "peft", "bitsandbytes"),
+)
+#: Files that are a secret, or hold some as texts of JSON.
+_KEYS: Final = ("node.key", "root.key", "issuer.key", "site.key", "metrics.token")
+_HOLDERS: Final = ("swarm.json", "control.json")
+_SECRET_FIELDS: Final = ("secret", "token")
+_GONE: Final = b"[taken out]"
+_README: Final = """\
+Made by `swarm-node support-bundle`. It has no key, secret, token or ticket, and no weights.
+It names peers and their addresses, and holds questions and answers: read it before you pass it on.
+
+{parts}
+"""
+
+
+def support_bundle(
+    home: HomeOption = None,
+    config: ConfigOption = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("swarm-node-support.zip"),
+) -> None:
+    """Collect what somebody who helps you must see: versions, checks, settings, status, log.
+
+    No key, secret, token or ticket is in it. It names peers and their addresses: read it before you
+    pass it on.
+    """
+    place = chosen_home(home)
+    secrets = known_secrets(place.path)
+    parts = {name: cleaned(part, secrets) for name, part in _collected(place, config)}
+    listed = "\n".join(f"{name}  {len(part)} bytes" for name, part in parts.items())
+    parts["README.txt"] = _README.format(parts=listed).encode()
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise HomeError(f"cannot make {out} ({error.strerror}): choose another --out") from error
+    with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z:
+        for name, part in parts.items():
+            z.writestr(name, part)
+    typer.echo(f"{out}\n{listed}")
+    typer.echo("It names peers and their addresses: read it before you pass it on.", err=True)
+
+
+def _collected(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each part. One that cannot be had says why."""
+    makers: Mapping[str, Callable[[], Any]] = {
+        "versions.json": _versions,
+        "checks.json": lambda: _checks(place, config),
+        "settings.json": lambda: _settings(place, config),
+        "status.json": lambda: _status(place),
+        "home.json": lambda: _listing(place.path),
+    }
+    for name, make in makers.items():
+        try:
+            found = make()
+        except SwarmNodeError as error:
+            found = {"missing": str(error)}
+        yield name, json.dumps(found, indent=1, default=str).encode()
+    for name, path in (("log.jsonl", place.log), ("metrics.jsonl", place.metrics)):
+        yield name, b"".join(_tail(path))
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
+    from swarm_node.cli.doctor import find
+    from swarm_node.config import load_settings
+
+    settings = load_settings({"home": place.path}, config=config)
+    return [finding._asdict() for finding in find(settings)]
+
+
+def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
+    from swarm_node.cli.config import explain_settings
+
+    flags = {"home": place.path}
+    return [key._asdict() for key in explain_settings(flags, config=config) if key.name != "ticket"]
+
+
+def _status(place: Home) -> Any:
+    import asyncio
+
+    import msgspec
+
+    from swarm_node.node.control import ControlClient
+
+    try:
+        snapshot = asyncio.run(ControlClient(place.control_file).status())
+    except NotRunningError as error:
+        return {"missing": str(error)}
+    return msgspec.to_builtins(snapshot)
+
+
+def _listing(home: Path) -> list[dict[str, Any]]:
+    """Names, sizes and modes, no contents."""
+    found = []
+    for path in sorted(home.rglob("*"))[:_LINES]:
+        with suppress(OSError):
+            known = path.lstat()
+            row = {"name": str(path.relative_to(home)), "mode": oct(known.st_mode)}
+            found.append({**row, "size": known.st_size, "modified": known.st_mtime})
+    return found
+
+
+def _tail(path: Path) -> list[bytes]:
+    from swarm_node.durable import Journal
+
+    return [*Journal(path, 0).lines()][-_LINES:]
+
+
+def known_secrets(home: Path) -> list[bytes]:
+    """Every secret in a home, in the notations in which it could be written."""
+    found: list[bytes] = []
+    for name in _KEYS:
+        with suppress(OSError):
+            held = (home / name).read_bytes()
+            found += [*_notations(held), *_notations(held.strip())]
+    for name in _HOLDERS:
+        with suppress(OSError, ValueError):
+            fields = json.loads((home / name).read_text())
+            for text in filter(None, map(fields.get, _SECRET_FIELDS)):
+                found.append(str(text).encode())
+                with suppress(ValueError):
+                    found += _notations(bytes.fromhex(str(text)))
+    return sorted({each for each in found if len(each) >= 16}, key=len, reverse=True)
+
+
+def _notations(secret: bytes) -> Iterable[bytes]:
+    import base58
+
+    plain, url = base64.b64encode(secret), base64.urlsafe_b64encode(secret)
+    found = (
+        *(
+            secret,
+            repr(secret).encode()[2:-1],
+            secret.hex().encode(),
+            secret.hex().upper().encode(),
+        ),
+        *(plain, plain.rstrip(b"="), url, url.rstrip(b"="), base58.b58encode(secret)),
+    )
+    escaped = (json.dumps(each.decode("latin-1")).encode()[1:-1] for each in found)
+    return (*found, *escaped)
+
+
+def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
+    """A part without these secrets, and without tickets."""
+    from swarm_node.p2p.ticket import PREFIX
+
+    for secret in secrets:
+        part = part.replace(secret, _GONE)
+    return re.sub(re.escape(PREFIX.encode()) + rb"[\w-]+", _GONE, part)

@@ -1,0 +1,94 @@
+"""`swarm-node support-bundle`: what is in it, and what must not be."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+import zipfile
+from pathlib import Path
+
+import base58
+import pytest
+from page_server import row
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.cli.support import cleaned, known_secrets
+from swarm_node.node.history import MetricsFile
+from swarm_node.node.home import Home
+from swarm_node.p2p.ticket import PREFIX
+
+TOKEN = secrets.token_urlsafe(32)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home that wrote each of its secrets into its log, in several notations."""
+    place = Home(tmp_path / "home")
+    now = time.time()
+    place.found_swarm("team", now)
+    place.site_key()
+    ticket = place.invite([], now=now, valid_seconds=3600, member_seconds=3600)
+    (place.path / "metrics.token").write_text(TOKEN)
+    (place.path / "control.json").write_text(
+        json.dumps({"port": 1, "token": TOKEN[::-1], "pid": 1})
+    )
+    MetricsFile(place.metrics).append(row(1))
+    said = [
+        ticket,
+        *(note.decode("latin-1") for secret in _secrets(place) for note in _notes(secret)),
+    ]
+    place.log.write_text("".join(json.dumps({"event": text}) + "\n" for text in said))
+    return place
+
+
+def _secrets(place: Home) -> list[bytes]:
+    """Every secret of the home, as bytes."""
+    keys = [place.path / name for name in ("node.key", "root.key", "issuer.key", "site.key")]
+    return [*(key.read_bytes() for key in keys), place.swarm().secret]
+
+
+def _notes(secret: bytes) -> list[bytes]:
+    return [
+        *(secret.hex().encode(), base64.b64encode(secret), base64.urlsafe_b64encode(secret)),
+        *(base58.b58encode(secret), secret, repr(secret).encode()),
+    ]
+
+
+def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "bundle.zip"
+    arguments = ["support-bundle", "--home", str(home.path), "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert out.stat().st_mode & 0o077 == 0
+    with zipfile.ZipFile(out) as bundle:
+        parts = {name: bundle.read(name) for name in bundle.namelist()}
+    everything = b"".join(parts.values())
+    for secret in _secrets(home):
+        for note in _notes(secret):
+            assert note not in everything
+            assert json.dumps(note.decode("latin-1")).encode()[1:-1] not in everything
+    assert PREFIX.encode() not in everything
+    assert TOKEN.encode() not in everything
+    assert TOKEN[::-1].encode() not in everything
+    assert {row["subject"] for row in json.loads(parts["checks.json"])} >= {"memory", "clock"}
+    assert "torch" in json.loads(parts["versions.json"])
+    assert any(row["name"] == "experience.own" for row in json.loads(parts["settings.json"]))
+    assert "no node is running" in json.loads(parts["status.json"])["missing"]
+    assert any(row["name"] == "root.key" for row in json.loads(parts["home.json"]))
+    assert parts["log.jsonl"].count(b"taken out") > 20
+    assert json.loads(parts["metrics.jsonl"])["updates"] == 1
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 1
+    assert "choose another --out" in again.output
+
+
+def test_what_is_no_secret_stays() -> None:
+    part = b"peer 12D3KooWxyz listens on /ip4/192.0.2.1/tcp/7, loss 0.25"
+    assert cleaned(part, [b"x" * 16]) == part
+
+
+def test_a_home_without_secrets_has_none(tmp_path: Path) -> None:
+    assert known_secrets(tmp_path) == []
