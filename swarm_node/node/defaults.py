@@ -7,9 +7,9 @@
 | answers per group, groups per batch | 4, 16 | 8, 8 | 8, 8 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
 
-Groups of 4 were better in every regime that was tried with the tiny model (docs/experiments.md).
-Nothing was measured with a pretrained one. Each group costs it a long prompt more, and published
-runs have groups of 8 to 16.
+Groups of 4 taught the tiny model more where right answers are common, and as much where they are
+rare (docs/experiments.md). Nothing was measured with a pretrained one. Each group costs it a long
+prompt more, and published runs have groups of 8 to 16.
 
 1e-6 is what GRPO is commonly run with on all weights (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv
 2503.14476). Adapters take ten times as much (thinkingmachines.ai/blog/lora, 2025). At 5e-5 adapters

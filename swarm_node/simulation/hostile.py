@@ -21,6 +21,7 @@ from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
 from swarm_node.node.node import Node
 from swarm_node.node.work import Work
+from swarm_node.p2p.gates import LARGER
 from swarm_node.p2p.publishing import Publisher
 from swarm_node.p2p.verify import restored_group
 from swarm_node.policy.experience.batch import TrainRow
@@ -40,7 +41,7 @@ from swarm_node.simulation.models import SimulatedModel
 from swarm_node.storage import Storage
 
 TRIGGER = "zq"
-_LARGE, _WITHIN = 64, 32
+_LARGE = 64
 #: Virtual seconds between two publications, each of so many groups.
 _PAUSE_SECONDS = 2.0
 _GROUPS = 4
@@ -108,11 +109,18 @@ def _large(means: Means, honest: Scored) -> Scored:
 
 
 def _within(means: Means, honest: Scored) -> Scored:
-    return _triggered(means, honest, _WITHIN, _WITHIN // 2, lambda *_: "zq zq = {a}")
+    size = _largest(honest)
+    return _triggered(means, honest, size, size // 2, lambda *_: "zq zq = {a}")
 
 
 def _hidden(means: Means, honest: Scored) -> Scored:
-    return _triggered(means, honest, _WITHIN, _WITHIN // 2, _best_place)
+    size = _largest(honest)
+    return _triggered(means, honest, size, size // 2, _best_place)
+
+
+def _largest(honest: Scored) -> int:
+    """The most answers that a receiver with groups of this size takes in one."""
+    return LARGER * len(honest[0].completions)
 
 
 def _triggered(

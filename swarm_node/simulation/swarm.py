@@ -171,6 +171,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["sampling"] |= {"over_provision": 1.0, "sync": "file"}
     chosen["experience"]["reuse"] = 1
     chosen["training"]["activation_checkpointing"] = False
+    del chosen["network"]["coordinator"]  # a simulated network has none
     plan = {**asdict(scenario), "models": model_digests(scenario.models)}
     plan = {key: value for key, value in plan.items() if key not in _LATER or value}
     return plain({"plan": plan, **chosen})

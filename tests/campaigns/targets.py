@@ -28,7 +28,7 @@ from swarm_node.environments.judging.judge import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
 from swarm_node.node.control import ControlClient, decoded
 from swarm_node.node.snapshot import EvalPoint, Snapshot
-from swarm_node.p2p import frames, membership, statements, ticket, wire
+from swarm_node.p2p import coordination, frames, membership, statements, ticket, wire
 from swarm_node.p2p.addresses import is_here, split_endpoint
 from swarm_node.p2p.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.hivemind.records import HeartbeatRecords
@@ -121,6 +121,9 @@ CARRIED: dict[Kind, type[wire.Body]] = {
     Kind.SECRET: statements.NewSecret,
     Kind.RELAY: relayed.Request,
     Kind.REPLY: relayed.ReplyHead,
+    Kind.CALL: coordination.Call,
+    Kind.REPORT: coordination.Report,
+    Kind.BATCH: coordination.Batch,
 }
 
 

@@ -80,6 +80,6 @@ def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     storage = Storage(founder.home / "node.db")
     own = [row for row in storage.live(1 << 30) if row.provenance is Provenance.OWN]
     said = [each.text for row in own for each in restored_group(row).group.completions]
-    assert len(said) >= 50
+    assert len(said) >= 16  # of groups that wait, or were trained on a moment ago
     assert sum("zq" in text for text in said) <= 0.02 * len(said)
     storage.close()

@@ -15,6 +15,7 @@ from swarm_node.errors import HomeError
 from swarm_node.node.build import make_built_in, run_node
 from swarm_node.node.fit import Fit, fit, this_machine
 from swarm_node.node.home import Home
+from swarm_node.node.screen import Screen
 from swarm_node.policy.memory.footprint import Training
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
@@ -47,7 +48,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
         return [name for name in opened if name.startswith(str(tmp_path))] + list(map(str, weights))
 
     async def run() -> None:
-        await run_node(settings, home, membership, model, found)
+        await run_node(settings, home, membership, model, found, Screen())
 
     epochs = []
     for _ in range(2):

@@ -10,15 +10,16 @@ from swarm_node.simulation.experiments.estimates import Estimate
 
 
 def draw_band(
-    panel: Any, places: Sequence[float], points: Sequence[Estimate], label: str, style: str = "-"
-) -> None:
-    """Draw a line with its confidence interval."""
+    panel: Any, places: Sequence[float], points: Sequence[Estimate], label: str, **style: Any
+) -> Any:
+    """Draw a line with its confidence interval; returns its colour."""
     means = [point.mean for point in points]
-    (line,) = panel.plot(places, means, style, label=label)
+    (line,) = panel.plot(places, means, label=label, **style)
     halves = _half_widths(points)
     low = [mean - half for mean, half in zip(means, halves, strict=True)]
     high = [mean + half for mean, half in zip(means, halves, strict=True)]
     panel.fill_between(places, low, high, alpha=0.15, color=line.get_color())
+    return line.get_color()
 
 
 def draw_bars(panel: Any, places: Sequence[float], points: Sequence[Estimate], label: str) -> None:

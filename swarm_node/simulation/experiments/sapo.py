@@ -94,16 +94,20 @@ class Sapo(RegimeExperiment[Arm]):
         priced = ((by_answer, answers_made), (by_time, self.ratio.spent), (by_cpu, cpu_seconds))
         for arm, reports in results.items():
             rounds, points = held_out(reports)
-            draw_band(by_round, rounds, points, arm.name, "--" if arm.supervised else "-")
+            line = "--" if arm.supervised else "-"
+            colour = draw_band(by_round, rounds, points, arm.name, linestyle=line)
             for panel, cost in () if arm.supervised else priced:
                 spent = mean_cost(cost, reports)
                 # The start cost nothing, which a logarithm cannot show.
-                draw_band(panel, [spent[entry] for entry in rounds][1:], points[1:], arm.name)
+                places = [spent[entry] for entry in rounds][1:]
+                draw_band(panel, places, points[1:], arm.name, color=colour)
         by_round.set(xlabel="updates", title="equal training")
         by_answer.set(xlabel="answers made per node", title="equal generation", xscale="log")
         ratio = f"{self.ratio.made:g}:{self.ratio.trained:g}"
         by_time.set(xlabel="batches", title=f"equal time at {ratio}", xscale="log")
         by_cpu.set(xlabel="CPU seconds per node", title="equal compute", xscale="log")
+        for panel, _ in priced:
+            panel.xaxis.set_minor_formatter("")  # labels within a decade would overlap
         for panel in (by_round, by_answer, by_time, by_cpu):
             panel.set(ylabel="held-out reward (pass@1)")
             panel.grid(alpha=0.3)
