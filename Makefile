@@ -82,24 +82,24 @@ $(TRL_STAMP): benchmarks/trl-requirements.txt
 
 # docs/settings.md from the settings' model; a test says when it is stale.
 settings-page: setup
-	$(BIN)/python tools/settings_page.py
+	$(BIN)/python .ci/tools/settings_page.py
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.
 site: $(SITE_STAMP)
-	$(SITE_VENV)/bin/python tools/build_site.py
+	$(SITE_VENV)/bin/python .ci/tools/build_site.py
 
-$(SITE_STAMP): tools/site-requirements.txt
+$(SITE_STAMP): .ci/tools/site-requirements.txt
 	$(PYTHON) -m venv $(SITE_VENV)
-	$(SITE_VENV)/bin/python -m pip install --quiet --requirement tools/site-requirements.txt
+	$(SITE_VENV)/bin/python -m pip install --quiet --requirement .ci/tools/site-requirements.txt
 	touch $(SITE_STAMP)
 
 # Wheel, sdist, a node of them, SBOM and checksums in dist/: all of a release but the upload.
 release: $(RELEASE_STAMP)
-	$(RELEASE_VENV)/bin/python tools/release.py
+	$(RELEASE_VENV)/bin/python .ci/tools/release.py
 
-$(RELEASE_STAMP): tools/release-requirements.txt
+$(RELEASE_STAMP): .ci/tools/release-requirements.txt
 	$(PYTHON) -m venv $(RELEASE_VENV)
-	$(RELEASE_VENV)/bin/python -m pip install --quiet --requirement tools/release-requirements.txt
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --requirement .ci/tools/release-requirements.txt
 	touch $(RELEASE_STAMP)
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.

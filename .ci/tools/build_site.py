@@ -13,7 +13,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORK, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 _LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<target>[^)#\s:]+)(?P<rest>#[^)]*)?\)")
@@ -73,7 +73,7 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     docs = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))]
     stage(ROOT, WORK / "pages", [*PAGES, *docs])
-    shutil.copyfile(ROOT / "tools" / "mkdocs.yml", WORK / "mkdocs.yml")
+    shutil.copyfile(ROOT / ".ci" / "tools" / "mkdocs.yml", WORK / "mkdocs.yml")
     subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", SITE],
         cwd=WORK,

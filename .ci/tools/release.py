@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
 #: What the wheel installs, and what the sdist has besides.
 PACKAGES = ("swarm_node/", "coordinator/")

@@ -8,7 +8,7 @@ from pathlib import Path
 from swarm_node.cli.config import Key, explain_settings
 from swarm_node.config import RETIRED, Settings
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """\
 # Settings
 
