@@ -83,6 +83,7 @@ $(TRL_STAMP): benchmarks/trl-requirements.txt
 # docs/settings.md from the settings' model; a test says when it is stale.
 settings-page: setup
 	$(BIN)/python .ci/tools/settings_page.py
+	$(BIN)/python .ci/tools/schemas.py
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.
 site: $(SITE_STAMP)

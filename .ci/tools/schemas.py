@@ -1,0 +1,34 @@
+"""docs/schemas/*.json, written from the types of what commands print: `make settings-page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from swarm_node.node.history import HistoryReport
+from swarm_node.node.samples import SamplesReport
+from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
+
+PLACE = Path(__file__).resolve().parents[2] / "docs" / "schemas"
+#: File name -> what it describes.
+TYPES = {
+    "status": Snapshot,
+    "eval": EvalPoint,
+    "samples": SamplesReport,
+    "history": HistoryReport,
+    "network": NetworkReport,
+}
+
+
+def schema(name: str) -> str:
+    """The JSON Schema (2020-12) of one of these."""
+    found = msgspec.json.schema(TYPES[name])
+    named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    return msgspec.json.format(msgspec.json.encode(named), indent=1).decode() + "\n"
+
+
+if __name__ == "__main__":
+    PLACE.mkdir(exist_ok=True)
+    for name in TYPES:
+        (PLACE / f"{name}.json").write_text(schema(name))
