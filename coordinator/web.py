@@ -32,6 +32,7 @@ from swarm_node.p2p.coordination import MAX_SHOWN_BYTES, MAX_TARGET_CHARS
 from swarm_node.p2p.gates import PeerGates, TokenBucket
 from swarm_node.p2p.members import Member
 from swarm_node.p2p.wire import printable
+from swarm_node.page.entrance import bearer
 
 #: Connections at once: in all, and of one address.
 MAX_CONNECTIONS: Final = 1024
@@ -188,7 +189,7 @@ class Api:
         if route.who == "admin":
             wanted = f"Bearer {self._token}".encode()
             right = hmac.compare_digest(given.encode("utf-8", "replace"), wanted) or (
-                request.method == "GET" and self._admits(given.removeprefix("Bearer "))
+                request.method == "GET" and self._admits(bearer(given))
             )
             return None if right else Rejected("token", "missing or wrong token")
         assert self._authenticate is not None, "an application with members authenticates them"

@@ -33,7 +33,7 @@ from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.samples import SampleRow, SamplesReport
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
-from swarm_node.page.entrance import Entrance, Key
+from swarm_node.page.entrance import Entrance, Key, bearer
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
 
@@ -136,7 +136,7 @@ class ControlServer:
             raise web.HTTPForbidden(text="wrong Host header")
         if request.match_info.handler is serve_file or request.path == "/v1/enter":
             return await handler(request)
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        given = bearer(request.headers.get("Authorization", ""))
         tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
         known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
         if not any(known) and not (request.method == "GET" and self._entrance.admits(given)):

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from swarm_node import __version__
-from swarm_node.node.recording import SEEN_SECONDS
-from swarm_node.node.snapshot import PeerRow, Snapshot
+from swarm_node.node.snapshot import SEEN_SECONDS, PeerRow, Snapshot
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 

@@ -17,6 +17,7 @@ from swarm_node.node.home import Membership
 from swarm_node.node.parts import Parts, Shared, Tally
 from swarm_node.node.snapshot import (
     SCHEMA,
+    SEEN_SECONDS,
     BusyRow,
     MembershipRow,
     NetworkReport,
@@ -32,7 +33,6 @@ from swarm_node.p2p.reach.verdict import Relay
 _SHOWN_EVALS = 2000
 _SHOWN_PEERS = 200
 _EXAMPLES = 3
-_SEEN_SECONDS = 60.0
 
 
 def take_snapshot(
@@ -140,7 +140,7 @@ async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport)
     return NetworkReport(
         reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
         addresses=parts.transport.addresses(),
-        peers=len(shared.directory.live(parts.clock.now(), _SEEN_SECONDS)),
+        peers=len(shared.directory.live(parts.clock.now(), SEEN_SECONDS)),
         heartbeats=None if heard is None else len(heard),
         seconds=seconds,
         fault=fault,

@@ -9,11 +9,10 @@ import structlog
 from swarm_node.errors import HomeError
 from swarm_node.node.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals, means
 from swarm_node.node.parts import Parts, Shared
-from swarm_node.node.snapshot import EvalPoint
+from swarm_node.node.snapshot import SEEN_SECONDS, EvalPoint
 
 _TICK_SECONDS = 1.0
 _REPORT_SECONDS = 15.0
-SEEN_SECONDS = 60.0
 _log = structlog.get_logger(__name__)
 
 

@@ -17,6 +17,8 @@ from swarm_node.p2p.stewards import in_last_third
 from swarm_node.policy.experience.mixture import MixtureState
 
 SCHEMA = 1
+#: Who was heard within so many seconds is there.
+SEEN_SECONDS = 60.0
 
 
 class EvalPoint(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from swarm_node.environments.reasoning_gym.environment import PRESETS
-from swarm_node.node.snapshot import PeerRow, Said, Snapshot
+from swarm_node.node.snapshot import SEEN_SECONDS, PeerRow, Said, Snapshot
 from swarm_node.p2p.conduct import BLAMELESS
 
 #: Own groups before a verdict on their rewards.
@@ -13,7 +13,6 @@ ENOUGH_GROUPS = 64
 #: With a smaller share of groups of unlike rewards hardly anything is learnt.
 _FEW_MIXED = 0.05
 _SATURATED = 0.8
-_SEEN_SECONDS = 60.0
 #: A node that makes no update for so long has stalled: seconds, and so many usual intervals.
 _STALLED_SECONDS, _STALLED_INTERVALS = 300.0, 10.0
 #: Before its first update a node may sample for long.
@@ -93,7 +92,7 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
 def _environments(shot: Snapshot) -> Iterator[Said]:
     told: dict[str, list[str]] = {}
     for peer in shot.peers:
-        if peer.environment and peer.seconds_since_seen <= _SEEN_SECONDS:
+        if peer.environment and peer.seconds_since_seen <= SEEN_SECONDS:
             told.setdefault(peer.environment, []).append(who(peer))
     for theirs, names in sorted(told.items()):
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -133,7 +132,7 @@ def _refused(shot: Snapshot) -> Iterator[Said]:
 
 def _company(shot: Snapshot) -> Said:
     learns = "learning" if shot.updates else "sampling"
-    if any(peer.seconds_since_seen <= _SEEN_SECONDS for peer in shot.peers):
+    if any(peer.seconds_since_seen <= SEEN_SECONDS for peer in shot.peers):
         return Said("sharing", "good", f"{learns} and sharing")
     if shot.peers or shot.former:
         text, remedy = f"{learns} alone: no peer answers now", "`swarm-node doctor --network`"

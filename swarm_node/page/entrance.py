@@ -35,6 +35,12 @@ class Pass(msgspec.Struct, frozen=True):
     token: str
 
 
+def bearer(header: str) -> str:
+    """The token in a header `Authorization: Bearer TOKEN`, "" in any other."""
+    scheme, _, token = header.partition(" ")
+    return token if scheme == "Bearer" else ""
+
+
 class Entrance:
     """Keys and passes of one server. `now` is a clock in seconds that never steps back."""
 

@@ -1,6 +1,6 @@
 """Keys that let a browser in once."""
 
-from swarm_node.page.entrance import Entrance, Key
+from swarm_node.page.entrance import Entrance, Key, bearer
 
 
 def test_a_key_gives_one_pass_and_a_pass_admits() -> None:
@@ -31,3 +31,10 @@ def test_keys_and_passes_are_bounded_and_the_newest_hold() -> None:
     passes = [entrance.enter(entrance.key()) for _ in range(65)]
     tokens = [given.token for given in passes if given is not None]
     assert [entrance.admits(token) for token in tokens] == [False, *[True] * 64]
+
+
+def test_a_token_has_its_scheme_before_it() -> None:
+    assert bearer("Bearer abc") == "abc"
+    assert [bearer(text) for text in ("abc", "", "Basic abc", "bearer abc", "Bearerabc")] == [
+        ""
+    ] * 5
