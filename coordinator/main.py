@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarm_node import __version__
 from swarm_node.cli.members import date_of, seconds_of
+from swarm_node.cli.options import version_option
 from swarm_node.cli.refusals import RefusingGroup
 from swarm_node.errors import ConfigError
 
@@ -36,17 +36,9 @@ _DATA = Path("coordinator-data")
 _LONGEST_CODE = 366 * 86_400
 
 
-def _version(show: bool) -> None:
-    if show:
-        typer.echo(f"swarm-coordinator {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, version_option("swarm-coordinator")] = False,
 ) -> None:
     pass
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from swarm_node import __version__
 from swarm_node.cli import members, watching
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.backup import backup, restore
@@ -30,6 +29,7 @@ from swarm_node.cli.options import (
     ModelOption,
     SamplerOption,
     TicketFileOption,
+    version_option,
 )
 from swarm_node.cli.page import open_page
 from swarm_node.cli.plan import plan
@@ -52,17 +52,9 @@ model_app = typer.Typer(no_args_is_help=True, help="Models that ship with the pr
 _BASIC, _MEMBERS, _NETWORK = "Basic", "Members", "Network"
 
 
-def _version(show: bool) -> None:
-    if show:
-        typer.echo(f"swarm-node {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, version_option("swarm-node")] = False,
 ) -> None:
     pass
 

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from swarm_node import __version__
+
+
+def version_option(program: str) -> Any:
+    """The option `--version` of a program."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"{program} {__version__}")
+            raise typer.Exit
+
+    return typer.Option("--version", callback=show, is_eager=True, help="Show the version.")
+
 
 HomeOption = Annotated[
     Path | None,
