@@ -15,7 +15,8 @@ from swarm_node.errors import ConfigError
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import SimulationReport, load_report, save_report
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 pytestmark = pytest.mark.slow(reason="runs whole swarms")
 
