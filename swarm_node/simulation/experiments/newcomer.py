@@ -44,7 +44,7 @@ class Reached(NamedTuple):
 @dataclass(frozen=True)
 class Newcomer(RegimeExperiment[str]):
     """A node joins `nodes` others after `rounds` updates and does half as many. Nodes alone do
-    `rounds`."""
+    `rounds`, and with default settings, which learn slowly, twice as many."""
 
     name = "newcomer"
     picture = "newcomer.png"
@@ -58,7 +58,8 @@ class Newcomer(RegimeExperiment[str]):
         cases = {_JOINS: Case(_JOINS, joins, self.flags)}
         for name, chosen in _ARMS.items():
             (arm,) = chosen_arms((chosen,))
-            scenario = replace(alone, supervised=arm.supervised)
+            count = rounds * (2 if name == _ALONE else 1)
+            scenario = replace(alone, rounds=count, supervised=arm.supervised)
             cases[name] = Case(name.replace("+", "-"), scenario, arm.flags(self.flags))
         return cases
 
