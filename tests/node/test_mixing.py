@@ -69,9 +69,10 @@ def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
     assert life.buffer.mixture.own >= 7
 
 
-def test_offers_of_peers_that_are_refused_count_less() -> None:
+@pytest.mark.parametrize("reason", ["zero_advantage", "copied"])
+def test_offers_of_peers_that_are_refused_count_less(reason: str) -> None:
     trusted, doubted = Life("auto"), Life("auto")
-    doubted.tally.rejected["zero_advantage"] = 99
+    doubted.tally.rejected[reason] = 99
     doubted.tally.rejected["quota"] = 10**6  # nobody's fault
     for _ in range(60):
         trusted.update(offered=6)
