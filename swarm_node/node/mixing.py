@@ -68,6 +68,7 @@ class Mixer:
                     update=tally.last_update.seconds if tally.last_update else 0.0,
                 ),
                 probe=self._probe.own if self._probe and self._probe is not probe else None,
+                left=self._buffer.left,
             )
             self.state = observe(self.state, seen, self._settings)
             self._buffer.aim(self.state.current)
