@@ -115,6 +115,8 @@ experiments: setup
 	$(BIN)/swarm-node experiment staleness --report losses-report $(ONE_NODE) \
 		--corrections dapo,dr_grpo,decoupled,tis,icepop,cispo,gspo,dppo,tba --lags 0,4,16
 	$(BIN)/swarm-node experiment broad
+	$(BIN)/swarm-node experiment attack --plan quarter --nodes 8 --rounds 40
+	$(BIN)/swarm-node experiment newcomer --rounds 120
 
 # An hour or two on one core. Results are in docs/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns

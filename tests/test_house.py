@@ -163,6 +163,16 @@ def test_a_planted_import_breaks_the_contracts(tmp_path: Path) -> None:
         assert arrow in after.stdout, after.stdout
 
 
+def test_a_citation_names_the_version() -> None:
+    version, cited = (
+        re.search(r"^version\b\W+([\d.]+)", (ROOT / name).read_text(), re.MULTILINE)
+        for name in ("pyproject.toml", "CITATION.cff")
+    )
+    assert version is not None
+    assert cited is not None
+    assert version[1] == cited[1]
+
+
 def test_every_link_of_a_page_leads_somewhere_and_the_index_names_every_page() -> None:
     links = {page: set(re.findall(r"\]\(([^)#\s]+)", page.read_text())) for page in PAGES}
     assert [
