@@ -12,8 +12,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """\
 # Settings
 
-`make settings-page` writes this page from [config.py](../swarm_node/config.py). `swarm-node config`
-shows the same with the values in force on a machine, and where each comes from.
+`make settings-page` writes this page from [model.py](../swarm_node/config/model.py).
+`swarm-node config` shows the same with the values in force on a machine, and where each comes from.
 
 The first of these sources that names a setting decides:
 

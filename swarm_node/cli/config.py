@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from swarm_node.config import Settings, Table, dotted_keys, load_settings, settings_keys, sources
+from swarm_node.config import Settings, Table, load_settings, settings_keys
+from swarm_node.config.sources import dotted_keys, sources
 
 
 class Key(NamedTuple):
