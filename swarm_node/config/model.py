@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr
+from pydantic.fields import FieldInfo
 
 from swarm_node.p2p.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
@@ -16,6 +17,8 @@ from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
+#: Of a field which a running node takes over: `Node.adopt` has the other half.
+_AT_ONCE: dict[str, JsonValue] = {"at_once": True}
 
 
 class Table(BaseModel):
@@ -49,7 +52,9 @@ class Network(Table):
         "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."
     )
     relay: Literal["auto", "off", "serve"] = Field(
-        "auto", description="Forward requests for members behind NAT; auto: if peers can dial us."
+        "auto",
+        description="Forward requests for members behind NAT; auto: if peers can dial us.",
+        json_schema_extra=_AT_ONCE,
     )
 
 
@@ -131,12 +136,23 @@ class Run(Table):
     """How long a node runs, where, and how often it measures and saves."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
-    updates: int = Field(0, ge=0, description="Stop after this many updates; 0 means never.")
-    eval_seconds: Seconds = Field(
-        20.0, description="Seconds between measurements of held-out reward."
+    updates: int = Field(
+        0,
+        ge=0,
+        description="Stop after this many updates; 0 means never.",
+        json_schema_extra=_AT_ONCE,
     )
-    eval_tasks: int = Field(16, ge=1, le=4096, description="Held-out tasks per family.")
-    checkpoint_updates: int = Field(50, ge=1, description="Updates between checkpoints.")
+    eval_seconds: Seconds = Field(
+        20.0,
+        description="Seconds between measurements of held-out reward.",
+        json_schema_extra=_AT_ONCE,
+    )
+    eval_tasks: int = Field(
+        16, ge=1, le=4096, description="Held-out tasks per family.", json_schema_extra=_AT_ONCE
+    )
+    checkpoint_updates: int = Field(
+        50, ge=1, description="Updates between checkpoints.", json_schema_extra=_AT_ONCE
+    )
     threads: int = Field(1, ge=1, le=256, description="Torch threads of sampler and trainer.")
     device: str = Field(
         "auto",
@@ -176,7 +192,11 @@ class Settings(Table):
     ticket: SecretStr | None = Field(
         None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
     )
-    verbose: bool = Field(False, description="Log every rejection and failed request.")
+    verbose: bool = Field(
+        False,
+        description="Log every rejection and failed request.",
+        json_schema_extra=_AT_ONCE,
+    )
     log_format: Literal["auto", "text", "json"] = Field(
         "auto", description="What join writes; auto: a live view on a terminal, text elsewhere."
     )
@@ -197,3 +217,41 @@ def settings_keys() -> Iterator[tuple[str, str]]:
                 yield f"{name}.{inner}", inner_field.description or ""
         else:
             yield name, field.description or ""
+
+
+def field_of(key: str) -> FieldInfo:
+    """The field of a dotted key."""
+    table, _, inner = key.partition(".")
+    field = Settings.model_fields[table]
+    model = field.annotation
+    if inner and isinstance(model, type) and issubclass(model, Table):
+        return model.model_fields[inner]
+    return field
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    """The value of a dotted key."""
+    table, _, inner = key.partition(".")
+    value = getattr(settings, table)
+    return getattr(value, inner) if inner else value
+
+
+def at_once(key: str) -> bool:
+    """Whether a running node can take over another value; others need a restart."""
+    return field_of(key).json_schema_extra is _AT_ONCE
+
+
+def differing(before: Settings, after: Settings) -> list[str]:
+    """The keys whose values differ."""
+    return [key for key, _ in settings_keys() if value_of(before, key) != value_of(after, key)]
+
+
+def with_values(settings: Settings, other: Settings, keys: Iterable[str]) -> Settings:
+    """`settings` with the values that `other` has for `keys`."""
+    for key in keys:
+        table, _, inner = key.partition(".")
+        value = value_of(other, key)
+        if inner:
+            value = getattr(settings, table).model_copy(update={inner: value})
+        settings = settings.model_copy(update={table: value})
+    return settings

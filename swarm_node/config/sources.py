@@ -12,6 +12,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from swarm_node.config.model import Settings, settings_keys
 from swarm_node.errors import ConfigError
 
 ENV_PREFIX = "SWARM_NODE_"
+MAX_FILE_BYTES = 64 * 1024
 #: Variables that are no settings: the path of the settings file.
 _ENV_OTHER = {"SWARM_NODE_CONFIG"}
 #: Tables with keys of the user's own. The stronger source replaces the whole table.
@@ -54,26 +56,77 @@ RETIRED: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What names settings: `flags` by dotted key (None means "not given"), variables, and the file
+    `config`, or else the one in SWARM_NODE_CONFIG."""
+
+    flags: Mapping[str, Any]
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    config: Path | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """The settings file, None without one."""
+        named = self.config or self.environ.get("SWARM_NODE_CONFIG")
+        return Path(named) if named else None
+
+    def load(self) -> Settings:
+        """Read and merge them now.
+
+        Raises:
+            ConfigError: an unknown or retired key, an impossible value or an unreadable file; the
+                message names it.
+        """
+        merged: dict[str, Any] = {}
+        for _, values in self._named(text_of(self.file)):
+            _merge(merged, values)
+        return validated(merged)
+
+    def origins(self) -> dict[str, str]:
+        """The source that decides each key, for those that are no default: the file with a line,
+        the variable, or "command line".
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        text = text_of(self.file)
+        found = {key: source for source, values in self._named(text) for key in dotted_keys(values)}
+        lines, file = lines_of(text), str(self.file)
+        return {
+            key: f"{file}:{lines[key]}" if source == file else source
+            for key, source in found.items()
+        }
+
+    def overridden(self) -> dict[str, str]:
+        """The keys that the file names and a stronger source decides, with that source.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        (_, weakest), *stronger = self._named(text_of(self.file))
+        named = set(dotted_keys(weakest))
+        return {
+            key: source for source, values in stronger for key in named & set(dotted_keys(values))
+        }
+
+    def _named(self, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """(name of the source, nested values), the weakest source first."""
+        yield str(self.file), _checked(read_toml(text, self.file))
+        for key, given in _from_environ(self.environ).items():
+            yield variable_of(key), _checked(_nest({key: _parse_value(given)}))
+        flags = {key: value for key, value in self.flags.items() if value is not None}
+        yield "command line", _checked(_nest(flags))
+
+
 def load_settings(
     flags: Mapping[str, Any],
     *,
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """Merge the sources. `flags` maps dotted keys to values; None means "not given".
-
-    Raises:
-        ConfigError: an unknown or retired key, an impossible value or an unreadable file; the
-            message names it.
-    """
-    environ = os.environ if environ is None else environ
-    merged: dict[str, Any] = {}
-    for _, values in sources(flags, environ, config):
-        _merge(merged, values)
-    try:
-        return Settings.model_validate(merged)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_explain(error))) from None
+    """See `Sources.load`."""
+    return Sources(flags, os.environ if environ is None else environ, config).load()
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
@@ -86,42 +139,82 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     for item in assignments:
         key, separator, text = item.partition("=")
         if not separator or not key:
-            raise ConfigError(f"--set takes KEY=VALUE, such as experience.own=6, not {item!r}")
+            raise ConfigError(f"write KEY=VALUE, such as experience.own=6, not {item!r}")
         parsed[key.strip()] = _parse_value(text)
     return parsed
 
 
-def _config_from(environ: Mapping[str, str]) -> Path | None:
-    named = environ.get("SWARM_NODE_CONFIG")
-    return Path(named) if named else None
+def validated(values: Mapping[str, Any]) -> Settings:
+    """Nested values as settings.
+
+    Raises:
+        ConfigError: a key is unknown or retired, or a value impossible; the message names it.
+    """
+    try:
+        return Settings.model_validate(_checked(values))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(error))) from None
 
 
-def _read_toml(path: Path | None) -> dict[str, Any]:
+def text_of(path: Path | None) -> str:
+    """What a settings file says; nothing without one.
+
+    Raises:
+        ConfigError: it cannot be read, or is too long.
+    """
     if path is None:
-        return {}
+        return ""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes: shorten it")
+        return raw.decode()
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def sources(
-    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name of the source, nested values), the weakest source first."""
-    file = config or _config_from(environ)
-    yield str(file), _checked(_read_toml(file))
-    variables = _from_environ(environ)
-    for key, text in variables.items():
-        yield variable_of(key), _checked(_nest({key: _parse_value(text)}))
-    given = {key: value for key, value in flags.items() if value is not None}
-    yield "command line", _checked(_nest(given))
+def read_toml(text: str, path: Path | None) -> dict[str, Any]:
+    """The values in the text of the file `path`.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
+def lines_of(text: str) -> dict[str, int]:
+    """The line, from 1, on which a TOML file begins to name each key. A statement ends at the first
+    line end at which it is TOML by itself."""
+    found: dict[str, int] = {}
+    table: list[str] = []
+    begin, statement = 1, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        statement += line + "\n"
+        try:
+            parsed = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        if statement.lstrip().startswith("["):
+            table = []
+            while isinstance(parsed, dict) and parsed:
+                ((name, parsed),) = parsed.items()
+                table.append(name)
+        elif parsed:
+            for name in reversed(table):
+                parsed = {name: parsed}
+            for key in dotted_keys(parsed):
+                found.setdefault(key, begin)
+        begin, statement = number + 1, ""
+    return found
+
+
+def _checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """`values`, if none of its keys is retired.
 
     Raises:
@@ -176,7 +269,7 @@ def _parse_value(text: str) -> Any:
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in flat.items():
-        *tables, last = _key_parts(key)
+        *tables, last = key_parts(key)
         place = nested
         for table in tables:
             place = place.setdefault(table, {})
@@ -184,7 +277,7 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _key_parts(key: str) -> list[str]:
+def key_parts(key: str) -> list[str]:
     """`experience.own` in two parts, `environment.options.path` in three: the rest after a table of
     the user's own keys is one key."""
     table, dot, inner = key.partition(".")
