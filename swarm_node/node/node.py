@@ -36,6 +36,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
@@ -164,6 +165,7 @@ class Node:
         if self._opened is None:
             raise SwarmNodeError("the node is still starting; try again in a few seconds")
         point = await self._opened.evaluator.measure()
+        point = replace(point, alone=self._tally.groups.trained_external == 0)
         self._tally.evals.append(point)
         return point
 
