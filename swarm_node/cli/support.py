@@ -107,7 +107,7 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
 
 
 def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
-    from swarm_node.cli.config import explain_settings
+    from swarm_node.cli.config_view import explain_settings
 
     flags = {"home": place.path}
     return [key._asdict() for key in explain_settings(flags, config=config) if key.name != "ticket"]

@@ -238,7 +238,7 @@ def _coordinating(
         keeper=parts.office,
         clock=parts.clock,
         rng=_rng("coordinate", settings, membership.identity.peer_id),
-        alarms=shared.tally.alarms,
+        tally=shared.tally,
     )
 
 

@@ -108,6 +108,7 @@ def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str
         "seconds_since_update": since_update,
         "seconds_between_updates": between,
         "recent": tally.samples.recent(),
+        "coordinator": tally.coordinator,
         "examples": tally.samples.examples(_EXAMPLES),
         "tokens": TokensRow(tally.sums.sampled_tokens, tally.sums.trained_tokens),
     }

@@ -10,7 +10,7 @@ from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.history import MetricsFile, Ring
 from swarm_node.node.samples import Samples
-from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.node.snapshot import CoordinatorRow, EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.node.taught import Taught
 from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
@@ -130,6 +130,7 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    coordinator: CoordinatorRow | None = None
 
 
 @dataclass(frozen=True)

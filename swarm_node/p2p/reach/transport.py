@@ -118,7 +118,7 @@ class ReachingTransport:
         self._lan = lan
         self._identity = identity
         self._swarm_id = swarm_id
-        self._mode = mode
+        self.mode = mode
         self._dialable = dialable
         self._members = members
         self._directory = directory
@@ -173,7 +173,7 @@ class ReachingTransport:
     @property
     def serves(self) -> bool:
         """Whether this node forwards requests of others now."""
-        return self._mode == "serve" or (self._mode == "auto" and self._dialable() is True)
+        return self.mode == "serve" or (self.mode == "auto" and self._dialable() is True)
 
     @property
     def carried(self) -> Carried:
