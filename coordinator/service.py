@@ -20,7 +20,6 @@ from coordinator.store import MAX_MEMBERS, Store
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.addresses import parse_address
 from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.p2p.coordination import (
     Finding,
@@ -219,15 +218,6 @@ class Service:
 
     async def batches(self, since: int) -> api.Batches:
         return api.Batches(await self.store.run(self.store.batches, since))
-
-    def addresses(self, most: int) -> list[str]:
-        """Addresses of members that were introduced lately, one of each."""
-        found = []
-        for presence in self._introductions.sample(self._rng, self._clock.wall()):
-            heard = self._members.hear(presence)
-            if not isinstance(heard, Rejected):
-                found += [a for a in heard.head.addresses if parse_address(a) is not None][:1]
-        return found[:most]
 
     def members(self, after: str, limit: int) -> api.MemberRows:
         """A page of all members that were here."""

@@ -51,7 +51,7 @@ CREATE TABLE codes (
 );
 CREATE TABLE tickets (
     key TEXT PRIMARY KEY, text TEXT NOT NULL, expires INTEGER NOT NULL,
-    code INTEGER, peer_id TEXT
+    code INTEGER, newcomer BLOB
 ) WITHOUT ROWID;
 """
 _HISTORY = "id, at, peer_id, version, held_out, published, received, trained_own, trained_external"
@@ -258,7 +258,7 @@ class Store:
             done = self._db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
             return done.rowcount > 0
 
-    def redeem(self, digest: bytes, peer_id: str, now: float) -> str | Rejected:
+    def redeem(self, digest: bytes, newcomer: bytes, now: float) -> str | Rejected:
         """The text of a ticket for a code, counted once for each newcomer. Reasons: "unknown_code",
         "withdrawn", "expired", "used_up", "no_tickets"."""
         with self._writing():
@@ -271,7 +271,7 @@ class Store:
             if withdrawn:
                 return Rejected("withdrawn", "this code was withdrawn: ask for another")
             again = self._db.execute(
-                "SELECT text FROM tickets WHERE code = ? AND peer_id = ?", (code, peer_id)
+                "SELECT text FROM tickets WHERE code = ? AND newcomer = ?", (code, newcomer)
             ).fetchone()
             if again is not None:
                 return str(again[0])
@@ -287,7 +287,7 @@ class Store:
             if free is None:
                 return Rejected("no_tickets", "no ticket is left here: ask the swarm's owner")
             self._db.execute(
-                "UPDATE tickets SET code = ?, peer_id = ? WHERE key = ?", (code, peer_id, free[0])
+                "UPDATE tickets SET code = ?, newcomer = ? WHERE key = ?", (code, newcomer, free[0])
             )
             self._db.execute("UPDATE codes SET left = left - 1 WHERE id = ?", (code,))
             return str(free[1])
