@@ -36,6 +36,7 @@ from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
 from swarm_node.page.entrance import Entrance, Key, bearer
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
+from swarm_node.page.listening import Listening
 
 _MAX_BODY = 64 * 1024
 _MAX_ANSWER = 16 * 1024 * 1024
@@ -74,13 +75,14 @@ class ControlServer:
         self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
-        self._runner: web.AppRunner | None = None
+        self._listening: Listening | None = None
 
     async def start(self) -> None:
         """Listen and write the address file.
 
         Raises:
             HomeError: the file cannot be written.
+            MachineError: it cannot listen.
         """
         app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
         app.add_routes(
@@ -99,10 +101,8 @@ class ControlServer:
                 web.post("/v1/stop", self._post_stop),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        port = self._runner.addresses[0][1]
+        self._listening = Listening(app, "127.0.0.1", 0)
+        port = await self._listening.start()
         address = _Address(port=port, token=self._token, pid=os.getpid())
         try:
             replace_private(self._file, msgspec.json.encode(address))
@@ -112,18 +112,18 @@ class ControlServer:
             ]
             replace_private(self._beside(_TARGET), msgspec.json.encode(target))
         except OSError as error:
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listening.close()
+            self._listening = None
             raise HomeError(f"cannot write {self._file}: {error.strerror}") from error
 
     async def close(self) -> None:
         """Stop listening and take the address file away."""
-        if self._runner is not None:
+        if self._listening is not None:
             for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
                 file.unlink(missing_ok=True)
             self._events.end()
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listening.close()
+            self._listening = None
 
     def _beside(self, name: str) -> Path:
         return self._file.with_name(name)

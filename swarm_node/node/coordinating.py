@@ -205,13 +205,13 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
 
 
 def hints_of(reputation: api.Reputation) -> dict[str, float]:
-    """What a reputation does to the weights of peers: who has less than half of the median share
-    loses in proportion. Who is not rated loses nothing. Pure."""
+    """What a reputation does to the weights of peers: where an issuer has less than half of the
+    median share, its members lose in proportion. Who is not rated loses nothing. Pure."""
     enough = reputation.median / 2
     return {
-        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.share / enough
+        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / enough
         for row in reputation.rows
-        if row.share < enough
+        if row.issuer_share < enough
     }
 
 

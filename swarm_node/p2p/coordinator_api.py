@@ -99,16 +99,18 @@ class Batches(Struct, frozen=True):
 
 
 class ReputationRow(Struct, frozen=True):
-    """A member's `share` of all trust, in [0, 1]. `raters` members reported about it."""
+    """A member's `share` of all trust, in [0, 1], and that of all rated members of its issuer.
+    `raters` members reported about it."""
 
     peer_id: PeerId
     share: Share
+    issuer_share: Share
     raters: Counter
 
 
 class Reputation(Struct, frozen=True):
     """Members about whom others reported, the least trusted first; how many there are, and the
-    median of their shares."""
+    median of their issuers' shares."""
 
     count: Counter
     median: Share

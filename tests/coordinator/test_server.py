@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_runs import Hand, Running, coordinator, sealed_report
+from coordinator_runs import Hand, Running, coordinator, request, sealed_report
 from swarm_keys import DAY, Swarm
 
 from coordinator.routes import ADMIN, PUBLIC, Route
@@ -115,7 +115,26 @@ async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_pa
             assert (await running.admin(route.method, target))[0] in (200, 400, 404), target
             assert (await running.ask(route.method, target, by=member))[0] in (200, 404, 405)
             hand.seconds += 20
-        assert (running.data / "admin.token").stat().st_mode & 0o077 == 0
+        tokens = [running.data / name for name in ("admin.token", "metrics.token")]
+        assert [token.stat().st_mode & 0o077 for token in tokens] == [0, 0]
+        scraper = {"Authorization": f"Bearer {tokens[1].read_text()}"}
+        for route in ADMIN:
+            url = f"http://127.0.0.1:{running.admin_port}{_target(route)}"
+            status, _ = await request(route.method, url, b"", scraper)
+            assert status == (
+                200 if route.path == "/metrics" else 400 if route.who == "anybody" else 401
+            )
+
+
+async def test_the_tokens_of_a_run_end_with_it(tmp_path: Path) -> None:
+    """Whoever listens at its port after a crash is shown them by Prometheus and by the commands."""
+    swarm, hand, shown = Swarm(), Hand(START), []
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        shown += [(running.data / name).read_text() for name in ("admin.token", "metrics.token")]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for token in shown:
+            url = f"http://127.0.0.1:{running.admin_port}/metrics"
+            assert (await request("GET", url, b"", {"Authorization": f"Bearer {token}"}))[0] == 401
 
 
 async def test_a_signed_request_is_answered_once_and_only_as_it_was_signed(tmp_path: Path) -> None:
