@@ -5,8 +5,8 @@ every port of this machine, whoever listens there. So `swarm-node open` gets a k
 one minute and one use. It stands behind the # of the address, which browsers do not send. The page
 exchanges it for a pass, keeps that in the storage of its own origin, and sends it with each
 request. A pass is good for looking, until the node ends. Other users of the machine see the
-arguments of a browser, and so the address: a key that comes a second time ends the pass that it gave
-(RFC 6749, 4.1.2).
+arguments of a browser, and so the address: a key that comes a second time ends the pass that it
+gave (RFC 6749, 4.1.2).
 """
 
 from __future__ import annotations

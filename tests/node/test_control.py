@@ -231,7 +231,7 @@ async def _serving(place: Path, snapshot: Snapshot = SNAPSHOT) -> AsyncIterator[
 def test_another_user_of_the_machine_cannot_take_all_files_that_a_node_may_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HEAD_SECONDS", 20.0)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 5.0)
 
     async def main() -> None:
         async with _serving(tmp_path), asyncio.timeout(120):
