@@ -42,9 +42,9 @@ from swarm_node.p2p.members import Keeper
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.wire import pack
 
-#: Between two rounds: with few peers, at first, and at most. A coordinator that comes back has the
-#: whole picture within the latter.
-_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 60.0
+#: Between two rounds: with few peers, at first, and at most, give or take a fifth. A coordinator
+#: that comes back has the whole picture within a minute.
+_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
 REPORT_SECONDS: Final = 300.0
 #: Requests for batches in a round, after a long time off.
 _MOST_PAGES = 8
