@@ -80,6 +80,9 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
                 assert await status(None) in inside, target
                 continue
             assert await status(None) == 401, target
+            operator = {"Authorization": f"Bearer {running.token}"}
+            given = await request(route.method, running.url + target, b"", operator)
+            assert given[0] == 401, "the operator is no member"
             assert await status(member) in inside, target
             assert await status(revoked) == 403, target
             assert await status(forged) == 403, target
@@ -102,8 +105,10 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
 
 async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(START)
-    member = swarm.member(1)
+    member, revoked = swarm.member(1), swarm.member(2)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
+        asked = api.Introduction(swarm.presence(member, START), 1, _revoked_list(swarm, revoked))
+        assert (await running.ask("POST", "/v1/introductions", asked, by=member))[0] == 200
         operator = Running(running.admin_port, running.admin_port, running.data, hand)
         for route in ADMIN:
             target = _target(route)
@@ -112,6 +117,7 @@ async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_pa
                 continue
             assert (await operator.ask(route.method, target))[0] == 401
             assert (await operator.ask(route.method, target, by=member))[0] == 401
+            assert (await operator.ask(route.method, target, by=revoked))[0] == 401
             assert (await running.admin(route.method, target))[0] in (200, 400, 404), target
             assert (await running.ask(route.method, target, by=member))[0] in (200, 404, 405)
             hand.seconds += 20
