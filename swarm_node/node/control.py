@@ -12,11 +12,12 @@ so that no web page can reach it by DNS rebinding.
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
     GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
-    POST /v1/enter      exchange a key for a pass; a pass is good for GET alone
+    POST /v1/enter      exchange a key for a pass; a pass is good for GET, but for /v1/network
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import secrets
@@ -39,6 +40,8 @@ from swarm_node.page.files import serve_file
 from swarm_node.page.listening import Listening
 
 _MAX_BODY = 64 * 1024
+_BODY_SECONDS = 10.0
+_NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
 #: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
@@ -88,7 +91,7 @@ class ControlServer:
         app.add_routes(
             [
                 web.get("/v1/status", self._get_status),
-                web.get("/v1/network", self._get_network),
+                web.get(_NETWORK, self._get_network),
                 web.get("/v1/history", self._get_history),
                 web.get("/v1/samples", self._get_samples),
                 web.get("/v1/events", self._events.serve),
@@ -139,7 +142,8 @@ class ControlServer:
         given = bearer(request.headers.get("Authorization", ""))
         tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
         known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
-        if not any(known) and not (request.method == "GET" and self._entrance.admits(given)):
+        looks = request.method == "GET" and request.path != _NETWORK  # which has members work
+        if not any(known) and not (looks and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
@@ -149,9 +153,13 @@ class ControlServer:
     async def _post_enter(self, request: web.Request) -> web.Response:
         """The key is the body: an address would be in the browser's history."""
         try:
-            given = self._entrance.enter(msgspec.json.decode(await request.read(), type=Key))
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.read()
+            given = self._entrance.enter(msgspec.json.decode(body, type=Key))
         except (ValueError, RecursionError):
             raise web.HTTPBadRequest(text="this is no key") from None
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text="a key arrives at once") from None
         if given is None:
             raise web.HTTPUnauthorized(text="this key was used, or is too old")
         return _json(given)
@@ -244,7 +252,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/network", 60), NetworkReport)
+        return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""

@@ -256,6 +256,46 @@ async def _ended(reader: asyncio.StreamReader) -> None:
         assert await reader.read() == b""
 
 
+def test_a_key_that_does_not_arrive_holds_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.node.control._BODY_SECONDS", 0.3)
+
+    async def main() -> None:
+        async with _serving(tmp_path), asyncio.timeout(60):
+            port = json.loads((tmp_path / "control.json").read_text())["port"]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"POST /v1/enter HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+            writer.write(f"{head}Content-Length: 99\r\n\r\n{{".encode())
+            assert b" 408 " in await reader.read()
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_pass_looks_at_the_node_and_has_no_member_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with _serving(tmp_path):
+            place, _, key = (await ControlClient(tmp_path / "control.json").page()).rpartition("/#")
+            async with ClientSession(place) as session:
+                async with session.post("/v1/enter", json={"key": key}) as response:
+                    given = (await response.json())["token"]
+                headers = {"Authorization": f"Bearer {given}"}
+                for method, path, expected in (
+                    ("GET", "/v1/status", 200),
+                    ("GET", "/v1/samples", 200),
+                    ("GET", "/v1/history", 200),
+                    ("GET", "/v1/network", 401),
+                    ("POST", "/v1/eval", 401),
+                    ("POST", "/v1/stop", 401),
+                    ("POST", "/v1/key", 401),
+                ):
+                    async with session.request(method, path, headers=headers) as response:
+                        assert response.status == expected, path
+
+    asyncio.run(main())
+
+
 def test_a_page_that_stopped_reading_does_not_hold_up_the_end_of_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
