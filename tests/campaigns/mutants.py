@@ -68,6 +68,21 @@ MODULES: dict[str, list[str]] = {
     "p2p/reach/relaying.py": [],
     "p2p/reach/transport.py": [],
     "p2p/reach/verdict.py": [],
+    "node/control.py": ["tests/page/test_entrance.py"],
+    "page/entrance.py": ["tests/coordinator/test_page.py"],
+    "page/listening.py": ["tests/coordinator/test_web.py", "tests/node/test_control.py"],
+    "coordinator/introductions.py": [],
+    "coordinator/redemptions.py": [],
+    "coordinator/reputation.py": [],
+    "coordinator/service.py": [
+        "tests/coordinator/test_server.py",
+        "tests/coordinator/test_reports.py",
+    ],
+    "coordinator/store.py": [
+        "tests/coordinator/test_reports.py",
+        "tests/coordinator/test_redemptions.py",
+    ],
+    "coordinator/web.py": ["tests/coordinator/test_server.py", "tests/coordinator/test_page.py"],
 }
 _LET_IN = ("_allow", "_admit", "check_size")
 #: A test that takes as long hangs. The slowest takes 6 s on an idle machine.
@@ -217,11 +232,15 @@ class Campaign:
         skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "benchmarks")
         shutil.copytree(self.root, self.copy, ignore=skipped)
 
+    def _file(self, module: str) -> Path:
+        """Where a module lies in the copy."""
+        return self.copy / ("" if module.startswith("coordinator/") else "swarm_node") / module
+
     def wanted(self, only: Sequence[str]) -> dict[str, list[Mutant]]:
         """The guards of each module, those whose names contain one of `only`."""
         wanted = {}
         for module in MODULES:
-            file = self.copy / "swarm_node" / module
+            file = self._file(module)
             found = mutants(module, file.read_text()) if file.exists() else []
             wanted[module] = [each for each in found if any(part in each.name for part in only)]
         return {module: found for module, found in wanted.items() if found}
@@ -240,7 +259,7 @@ class Campaign:
 
     def killer(self, mutant: Mutant, rooms: dict[str, list[str]]) -> str | None:
         """The room whose tests fail without the guard, None if all pass."""
-        file = self.copy / "swarm_node" / mutant.module
+        file = self._file(mutant.module)
         source = file.read_text()
         file.write_text(mutant.apply(source))
         try:
