@@ -55,7 +55,7 @@ MODULES: dict[str, list[str]] = {
     "p2p/admission.py": [],
     "p2p/serving.py": _EXCHANGE,
     "p2p/verify.py": _EXCHANGE,
-    "p2p/asking.py": _EXCHANGE,
+    "p2p/asking.py": [],
     "p2p/pulling.py": _EXCHANGE,
     "p2p/meeting.py": _EXCHANGE,
     "p2p/reach/circuit.py": [],

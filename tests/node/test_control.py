@@ -281,6 +281,8 @@ def test_a_pass_looks_at_the_node_and_has_no_member_work(tmp_path: Path) -> None
                 async with session.post("/v1/enter", json={"key": key}) as response:
                     given = (await response.json())["token"]
                 headers = {"Authorization": f"Bearer {given}"}
+                async with session.post("/v1/enter", json={"key": "x" * 43}) as response:
+                    assert response.status == 401
                 for method, path, expected in (
                     ("GET", "/v1/status", 200),
                     ("GET", "/v1/samples", 200),
@@ -292,6 +294,48 @@ def test_a_pass_looks_at_the_node_and_has_no_member_work(tmp_path: Path) -> None
                 ):
                     async with session.request(method, path, headers=headers) as response:
                         assert response.status == expected, path
+
+    asyncio.run(main())
+
+
+def test_a_page_is_told_of_each_measurement_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.page.events.PERIOD", 0.01)
+
+    async def main() -> None:
+        measured = msgspec.structs.replace(SNAPSHOT, evals=[POINT])
+        async with _serving(tmp_path, measured):
+            address = json.loads((tmp_path / "control.json").read_text())
+            headers = {"Authorization": f"Bearer {address['token']}"}
+            url = f"http://127.0.0.1:{address['port']}/v1/events"
+            async with ClientSession(headers=headers) as session, session.get(url) as response:
+                told = []
+                while len(told) < 3:
+                    line = await response.content.readline()
+                    if line.startswith(b"data: "):
+                        told.append(len(json.loads(line[6:])["evals"]))
+            assert told == [1, 0, 0]
+
+    asyncio.run(main())
+
+
+def test_what_answers_much_or_knows_no_token_is_not_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program may have the port of a node that died."""
+
+    async def main() -> None:
+        async with _serving(tmp_path):
+            file = tmp_path / "control.json"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("swarm_node.node.control._MAX_ANSWER", 100)
+                with pytest.raises(NotRunningError, match="swarm-node join"):
+                    await ControlClient(file).status()
+            address = json.loads(file.read_text())
+            file.write_text(json.dumps({**address, "token": "another"}))
+            with pytest.raises(NotRunningError, match="swarm-node join"):
+                await ControlClient(file).status()
 
     asyncio.run(main())
 

@@ -1,0 +1,116 @@
+"""What a node asks of a peer, over the real parts of two nodes in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from light_nodes import Counting, LightNode, address_of, virtual
+from swarm_keys import DAY, Swarm
+
+from swarm_node.clock import Clock
+from swarm_node.errors import TransportError
+from swarm_node.p2p.identity import public_key_of
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.peers import Peer
+from swarm_node.p2p.serving import HELLO, NO_MEMBER, NOT_HERE, PEERS, UNKNOWN_MEMBER
+from swarm_node.p2p.statements import revocations, state
+from swarm_node.p2p.transport import Handler
+from swarm_node.simulation.seeded import EPOCH
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+
+class _Transport(Counting, MemoryTransport):
+    """Counts the requests that were sent, answered or not."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sent: list[str] = []
+
+    async def request(self, peer: str, protocol: str, *args: Any, **kwargs: Any) -> bytes:
+        self.sent.append(protocol)
+        return await super().request(peer, protocol, *args, **kwargs)
+
+
+Scene = Callable[[Swarm, LightNode, Peer], Awaitable[None]]
+
+
+def _play(place: Path, scene: Scene, *reasons: str) -> None:
+    """Two nodes. The second refuses requests of the first for these reasons, one after another, and
+    then answers. The scene gets the first, and what it knows of the second."""
+
+    async def run(loop: VirtualTimeLoop) -> None:
+        swarm, network = Swarm(), MemoryNetwork(random.Random(0))
+        nodes = [_node(place, virtual(loop), network, swarm, number) for number in (1, 2)]
+        one, two = nodes
+        two.transport.serve(PEERS, _refusing(reasons))
+        for node in nodes:
+            await node.transport.start()
+        await scene(swarm, one, one.directory.meet(two.peer_id, loop.time()))
+        for node in nodes:
+            await node.transport.stop()
+            node.storage.close()
+
+    run_virtual(run)
+
+
+def _node(
+    place: Path, clock: Clock, network: MemoryNetwork, swarm: Swarm, number: int
+) -> LightNode:
+    member = swarm.member(number)
+    return LightNode(place, clock, _Transport(network, member.identity), member)
+
+
+async def _ask(one: LightNode, peer: Peer) -> bytes | None:
+    peer.addresses = (address_of(one.membership).replace(one.peer_id, peer.peer_id),)
+    return await one.exchange.asker.ask(peer, PEERS, b"\x91\x08", max_reply=65_536)
+
+
+def _refusing(reasons: Sequence[str]) -> Handler:
+    left = list(reasons)
+
+    async def answer(caller: str, payload: bytes) -> bytes:
+        if left:
+            raise TransportError(left.pop(0))
+        return b"answered"
+
+    return answer
+
+
+def test_a_peer_that_forgot_this_node_is_greeted_anew_and_asked_again(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        assert await _ask(one, peer) == b"answered"
+        assert one.transport.sent == [HELLO, PEERS, HELLO, PEERS]
+
+    _play(tmp_path, scene, UNKNOWN_MEMBER)
+
+
+@pytest.mark.parametrize("reason", [NOT_HERE, f"{NO_MEMBER}: expired", "busy"])
+def test_any_other_refusal_is_taken_as_it_is(tmp_path: Path, reason: str) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        assert await _ask(one, peer) is None
+        assert one.transport.sent == [HELLO, PEERS]
+        gone = reason == NOT_HERE
+        assert one.rejected == {"not_here" if gone else "unreachable": 1}
+        assert (peer.failures == 0) == gone, "a peer need not hold a group"
+        assert (peer.refusal != "") == reason.startswith(NO_MEMBER), "only this is for its owner"
+
+    _play(tmp_path, scene, reason)
+
+
+def test_who_was_expelled_is_asked_nothing(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        assert await _ask(one, peer) == b"answered"
+        keys = [public_key_of(peer.peer_id)]
+        body = revocations(1, EPOCH, EPOCH + DAY, keys)
+        lists = one.exchange.asker._credentials.lists
+        assert lists.offer(state(swarm.root.key, b"", swarm.info, body)) is None
+        one.transport.sent.clear()
+        assert await _ask(one, peer) is None
+        assert one.transport.sent == []
+        assert one.rejected == {"revoked": 1}
+
+    _play(tmp_path, scene)
