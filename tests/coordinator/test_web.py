@@ -92,10 +92,14 @@ async def test_a_body_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
             assert b" 400 " in await _closes(reader)
 
 
-async def test_connections_of_an_address_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "limit", ["coordinator.server.MAX_OF_ADDRESS", "swarm_node.page.listening.MAX_CONNECTIONS"]
+)
+async def test_connections_are_bounded_in_all_and_of_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr("coordinator.server.MAX_OF_ADDRESS", 5)
+    monkeypatch.setattr(limit, 5)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 600.0)  # nothing else closes them
     async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
         asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
         async with AsyncExitStack() as held:
@@ -123,6 +127,7 @@ async def test_connections_of_an_ipv6_site_are_those_of_one_address(
 ) -> None:
     """Only one address of ::/64 is here, so each connection says that it comes from another."""
     monkeypatch.setattr("coordinator.server.MAX_OF_ADDRESS", 3)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 600.0)
     number = itertools.count(1)
     real = asyncio.selector_events._SelectorSocketTransport.get_extra_info
 

@@ -64,9 +64,10 @@ def _node(
     return LightNode(place, clock, _Transport(network, member.identity), member)
 
 
-async def _ask(one: LightNode, peer: Peer) -> bytes | None:
+async def _ask(one: LightNode, peer: Peer, **changes: Any) -> bytes | None:
     peer.addresses = (address_of(one.membership).replace(one.peer_id, peer.peer_id),)
-    return await one.exchange.asker.ask(peer, PEERS, b"\x91\x08", max_reply=65_536)
+    how = {"max_reply": 65_536, **changes}
+    return await one.exchange.asker.ask(peer, PEERS, b"\x91\x08", **how)
 
 
 def _refusing(reasons: Sequence[str]) -> Handler:
@@ -84,6 +85,8 @@ def test_a_peer_that_forgot_this_node_is_greeted_anew_and_asked_again(tmp_path: 
     async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
         assert await _ask(one, peer) == b"answered"
         assert one.transport.sent == [HELLO, PEERS, HELLO, PEERS]
+        assert await _ask(one, peer) == b"answered", "a member is asked again and again"
+        assert not one.rejected
 
     _play(tmp_path, scene, UNKNOWN_MEMBER)
 
@@ -112,5 +115,18 @@ def test_who_was_expelled_is_asked_nothing(tmp_path: Path) -> None:
         assert await _ask(one, peer) is None
         assert one.transport.sent == []
         assert one.rejected == {"revoked": 1}
+
+    _play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("stated_by", ["the protocol", "the peer", "another"])
+def test_a_reply_that_is_too_long_is_the_fault_of_who_stated_its_length(
+    tmp_path: Path, stated_by: str
+) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        said = {"the protocol": None, "the peer": peer.peer_id, "another": "12D3KooWother"}
+        assert await _ask(one, peer, max_reply=5, stated_by=said[stated_by]) is None
+        assert one.rejected == {"size": 1}
+        assert (peer.standing.offences == 1) == (stated_by != "another")
 
     _play(tmp_path, scene)
