@@ -114,6 +114,11 @@ class Mutant:
         return source[: self.start] + self.new + source[self.start + len(self.old) :]
 
 
+def file_of(module: str, root: Path = ROOT) -> Path:
+    """Where a module lies in a tree."""
+    return root / ("" if module.startswith("coordinator/") else "swarm_node") / module
+
+
 def mutants(module: str, source: str) -> list[Mutant]:
     """Every guard of a module."""
     lines = source.splitlines(keepends=True)
@@ -232,15 +237,11 @@ class Campaign:
         skipped = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "benchmarks")
         shutil.copytree(self.root, self.copy, ignore=skipped)
 
-    def _file(self, module: str) -> Path:
-        """Where a module lies in the copy."""
-        return self.copy / ("" if module.startswith("coordinator/") else "swarm_node") / module
-
     def wanted(self, only: Sequence[str]) -> dict[str, list[Mutant]]:
         """The guards of each module, those whose names contain one of `only`."""
         wanted = {}
         for module in MODULES:
-            file = self._file(module)
+            file = file_of(module, self.copy)
             found = mutants(module, file.read_text()) if file.exists() else []
             wanted[module] = [each for each in found if any(part in each.name for part in only)]
         return {module: found for module, found in wanted.items() if found}
@@ -259,7 +260,7 @@ class Campaign:
 
     def killer(self, mutant: Mutant, rooms: dict[str, list[str]]) -> str | None:
         """The room whose tests fail without the guard, None if all pass."""
-        file = self._file(mutant.module)
+        file = file_of(mutant.module, self.copy)
         source = file.read_text()
         file.write_text(mutant.apply(source))
         try:

@@ -21,6 +21,11 @@ def test_trust_goes_to_who_was_useful_to_who_is_trusted() -> None:
 
 def test_nobody_rates_itself_and_strangers_do_not_count() -> None:
     issuer = {"a": "i", "b": "j"}
+    assert trust({"b": {"b": 50.0, "a": 1.0}}, issuer, {"b"}) == trust(
+        {"b": {"a": 1.0}}, issuer, {"b"}
+    )
+    itself = rated({"a": 0.5, "b": 0.5}, issuer, {"a": {"a": 9.0, "b": 1.0}})
+    assert [row.peer_id for row in itself.rows] == ["b"]
     alone = trust({}, issuer, {"a"})
     assert trust(
         {"a": {"a": 50.0}, "stranger": {"b": 9.0}, "b": {"nobody": 1.0}}, issuer, {"a"}

@@ -98,6 +98,8 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
                 await status(member, issued_ms=int((EPOCH + hand.seconds + 301) * 1000)) == 401
             ), target
             hand.seconds += 20  # the limit of requests of a member
+        _, page = await running.ask("GET", "/v1/members", by=member)
+        assert [row["peer_id"] for row in page["rows"]] == [member.identity.peer_id], "no others"
         hand.seconds = 11 * DAY
         assert (await running.ask("GET", "/v1/members", by=expired))[0] == 403
         assert (await running.ask("GET", "/v1/members", by=late))[0] == 200

@@ -13,7 +13,10 @@ from swarm_keys import DAY, Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
-from swarm_node.p2p.identity import public_key_of
+from swarm_node.p2p import wire
+from swarm_node.p2p.envelope import Kind, seal
+from swarm_node.p2p.identity import Identity, public_key_of
+from swarm_node.p2p.membership import create_swarm
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Peer
 from swarm_node.p2p.serving import HELLO, NO_MEMBER, NOT_HERE, PEERS, UNKNOWN_MEMBER
@@ -38,7 +41,9 @@ class _Transport(Counting, MemoryTransport):
 Scene = Callable[[Swarm, LightNode, Peer], Awaitable[None]]
 
 
-def _play(place: Path, scene: Scene, *reasons: str) -> None:
+def _play(
+    place: Path, scene: Scene, *reasons: str, greets: Handler | None = None, runs: bool = True
+) -> None:
     """Two nodes. The second refuses requests of the first for these reasons, one after another, and
     then answers. The scene gets the first, and what it knows of the second."""
 
@@ -47,7 +52,9 @@ def _play(place: Path, scene: Scene, *reasons: str) -> None:
         nodes = [_node(place, virtual(loop), network, swarm, number) for number in (1, 2)]
         one, two = nodes
         two.transport.serve(PEERS, _refusing(reasons))
-        for node in nodes:
+        if greets is not None:
+            two.transport.serve(HELLO, greets)
+        for node in nodes if runs else nodes[:1]:
             await node.transport.start()
         await scene(swarm, one, one.directory.meet(two.peer_id, loop.time()))
         for node in nodes:
@@ -128,5 +135,66 @@ def test_a_reply_that_is_too_long_is_the_fault_of_who_stated_its_length(
         assert await _ask(one, peer, max_reply=5, stated_by=said[stated_by]) is None
         assert one.rejected == {"size": 1}
         assert (peer.standing.offences == 1) == (stated_by != "another")
+
+    _play(tmp_path, scene)
+
+
+def test_who_answers_at_none_of_its_addresses_is_sent_nothing(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        assert await _ask(one, peer) is None
+        assert one.transport.sent == []
+        assert one.rejected == {"unreachable": 1}
+
+    _play(tmp_path, scene, runs=False)
+
+
+def test_who_is_connected_is_greeted_whatever_its_addresses_are(tmp_path: Path) -> None:
+    """A member that missed a change of the secret answers no dial."""
+
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        peer.addresses = ("/ip4/192.0.2.1/tcp/7/p2p/" + peer.peer_id,)
+        assert await one.exchange.asker.greet(peer)
+
+    _play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("reason", "name"),
+    [("schema", ""), ("signature", "day shift"), ("wrong_subject", "night shift")],
+)
+def test_a_greeting_that_is_none_or_of_no_member_is_refused(
+    tmp_path: Path, reason: str, name: str
+) -> None:
+    async def greets(caller: str, payload: bytes) -> bytes:
+        other = Swarm()
+        other.info = create_swarm(name or "x", other.root.key, bytes(32))
+        chain = other.chain(Identity.generate(), other.issuer("owner"), "owner")
+        hello = wire.HelloReply(chain, "", (), 0, 0)
+        return wire.pack(hello) if name else b"junk"
+
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        assert swarm.info.name == "night shift"
+        assert not await one.exchange.asker.greet(peer)
+        assert one.rejected == {reason: 1, "unreachable": 1}
+        assert peer.standing.offences == 1
+        assert not peer.greeted
+
+    _play(tmp_path, scene, greets=greets)
+
+
+def test_an_envelope_is_its_authors_or_refused_and_counted(tmp_path: Path) -> None:
+    async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
+        author = Identity.generate()
+        raw = seal(author, swarm.info.swarm_id, Kind.HEAD, b"body")
+        opened = one.exchange.asker.opened
+        for by in (author.peer_id, None):
+            found = opened(raw, Kind.HEAD, 1024, by)
+            assert found is not None
+            assert found.body == b"body"
+        assert not one.rejected
+        assert opened(raw, Kind.HEAD, 1024, peer.peer_id) is None
+        assert opened(raw, Kind.RECORD, 1024, None) is None
+        assert one.rejected == {"author": 1, "kind": 1}
+        assert peer.standing.offences == 1
 
     _play(tmp_path, scene)
