@@ -220,6 +220,16 @@ async def test_a_revocation_list_comes_in_with_one_member_and_goes_out_to_all(
         assert (status, answer["reason"]) == (403, "revoked"), "the list survives a restart"
 
 
+async def test_who_brings_the_list_that_expels_it_is_told_so(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two = swarm.member(1), swarm.member(2)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        asked = api.Introduction(swarm.presence(one, START), 1, _revoked_list(swarm, one))
+        _, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
+        assert answer["reason"] == "revoked"
+        assert (await _leave(running, swarm, two))[0]["presences"] == []
+
+
 async def test_a_forged_list_expels_nobody(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(START)
     one, two = swarm.member(1), swarm.member(2)
