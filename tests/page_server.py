@@ -84,10 +84,12 @@ def snapshot(**changes: Any) -> Snapshot:
 
 
 class Served:
-    """A control server on a thread of its own; `now` and `rows` are what it shows."""
+    """A control server on a thread of its own; `now` and `rows` are what it shows, `stopped` how
+    often it was told to stop."""
 
     def __init__(self, file: Path, now: Snapshot, rows: Sequence[HistoryRow]) -> None:
         self.file, self.now, self.rows = file, now, list(rows)
+        self.stopped = 0
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
@@ -106,11 +108,27 @@ class Served:
         self._loop.close()
 
     async def _serve(self) -> None:
+<<<<<<< HEAD
         server = control_server(
+=======
+        def stop() -> None:
+            self.stopped += 1
+
+        async def unasked() -> Any:
+            raise AssertionError("a page does not ask for this")
+
+        server = ControlServer(
+>>>>>>> attack2
             self.file,
             snapshot=lambda: self.now,
             history=lambda since: HistoryReport(1, [r for r in self.rows if r.time > since]),
             samples=lambda: [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")],
+<<<<<<< HEAD
+=======
+            network=unasked,
+            evaluate=unasked,
+            stop=stop,
+>>>>>>> attack2
         )
         await server.start()
         self._ready.set()

@@ -44,9 +44,9 @@ from swarm_node.p2p.members import Keeper
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.wire import pack
 
-#: Between two rounds: with few peers, at first, and at most. A coordinator that comes back has the
-#: whole picture within the latter.
-_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 60.0
+#: Between two rounds: with few peers, at first, and at most, give or take a fifth. A coordinator
+#: that comes back has the whole picture within a minute.
+_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
 REPORT_SECONDS: Final = 300.0
 #: Requests for batches in a round, after a long time off.
 _MOST_PAGES = 8
@@ -217,13 +217,13 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
 
 
 def hints_of(reputation: api.Reputation) -> dict[str, float]:
-    """What a reputation does to the weights of peers: who has less than half of the median share
-    loses in proportion. Who is not rated loses nothing. Pure."""
+    """What a reputation does to the weights of peers: where an issuer has less than half of the
+    median share, its members lose in proportion. Who is not rated loses nothing. Pure."""
     enough = reputation.median / 2
     return {
-        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.share / enough
+        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / enough
         for row in reputation.rows
-        if row.share < enough
+        if row.issuer_share < enough
     }
 
 

@@ -152,7 +152,7 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
     from swarm_node.node.coordinator_client import redeem
 
     home.create()
-    ticket = asyncio.run(redeem(url, code, home.identity().peer_id, time.time))
+    ticket = asyncio.run(redeem(url, code, home.identity(), time.time))
     return settings.model_copy(update={"ticket": SecretStr(ticket)})
 
 

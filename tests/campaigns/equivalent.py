@@ -19,4 +19,8 @@ EQUIVALENT: dict[str, str] = {
     "p2p/admission.py Severed.__contains__: isinstance(peer, str)": "no other key is in the table",
     "p2p/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
+    "p2p/asking.py Asker.ask: isinstance(error, RefusedError)": "no other error quotes a peer",
+    "p2p/asking.py Asker.reject: peer_id is None": "the directory knows nobody without an id",
+    "p2p/asking.py Asker._greet: not reached": "whom a dial reached is connected",
+    "page/entrance.py Key.key: 64": "a request has 64 KiB at most, and the key is only looked up",
 }

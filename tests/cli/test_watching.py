@@ -15,6 +15,7 @@ from control_servers import serving
 from rich.console import Console
 from typer.testing import CliRunner
 
+from swarm_node.cli.home import json_of
 from swarm_node.cli.main import app
 from swarm_node.cli.samples_view import samples_view
 from swarm_node.durable import Journal
@@ -59,6 +60,14 @@ def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
     assert (listed["schema"], len(listed["samples"])) == (1, 4)
+
+
+def test_json_has_all_that_peers_wrote_and_moves_no_cursor() -> None:
+    hostile = "\x9b2J\x7f\u202eevil\U000e0041 é 中 \x1b[2J\u2028"
+    text = json_of({"samples": [hostile]})
+    assert text.isprintable()
+    assert json.loads(text) == {"samples": [hostile]}
+    assert "é 中" in text
 
 
 def test_top_needs_a_terminal(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from coordinator_runs import Hand, Running, coordinator, found, sealed_report
 from swarm_keys import Swarm
 
+from coordinator.reputation import trust
 from coordinator.store import Store
 from swarm_node.node.home import Membership
 from swarm_node.p2p import coordinator_api as api
@@ -142,12 +146,96 @@ async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trus
         assert answer["reason"] == "unknown_member"
 
 
+def _fill(store: Store, peer_id: str, issuer: str, times: Iterable[float]) -> None:
+    for at in times:
+        store.report(peer_id, b"r", api.HistoryRow(0, at, peer_id, 0, None, 0, 0, 0, 0), issuer)
+
+
+def test_a_ticket_with_many_keys_pushes_no_history_of_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store.MAX_HISTORY", 100)
+    store = Store(tmp_path / "c.db")
+    for issuer in ("one", "two"):
+        _fill(store, issuer, issuer, range(20))
+    for key in range(40):
+        _fill(store, f"key {key}", "crowd", range(20, 26))
+        store.tidy(30.0, ())
+    kept = Counter(row.peer_id for row in store.history(0, 0.0, 1000))
+    assert (kept["one"], kept["two"]) == (20, 20)
+    assert 50 < kept.total() <= 100
+    assert max(kept) == "two"
+    assert "key 39" in kept, "the newest stay"
+    store.close()
+
+
+def test_history_from_a_time_on_does_not_walk_over_what_came_before(tmp_path: Path) -> None:
+    store, steps = Store(tmp_path / "c.db"), [0]
+
+    def step() -> None:
+        steps[0] += 1
+
+    _fill(store, "one", "one", range(2000))
+    store._db.set_progress_handler(step, 100)
+    assert store.history(0, 9e9, 10) == []
+    assert [row.at for row in store.history(0, 1990.0, 5)] == [1990, 1991, 1992, 1993, 1994]
+    assert [row.at for row in store.history(1996, 1000.0, 5)] == [1996, 1997, 1998, 1999]
+    assert steps[0] < 10
+    store.close()
+
+
+async def test_a_new_key_costs_no_write_of_the_disk_before_the_next_tick(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        written = tmp_path / "c" / "coordinator.db-wal"
+        before = written.stat().st_size
+        for n in range(1, 9):
+            one = swarm.member(n, many, "many")
+            assert (await running.ask("GET", "/v1/reputation", by=one))[0] == 200
+        assert written.stat().st_size == before
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        _, page = await running.ask("GET", "/v1/members", by=one)
+        assert len(page["rows"]) == 8
+
+
+async def test_a_ticket_with_many_keys_leaves_the_disk_to_reports_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.service._ISSUER_REPORTS", (0.1, 3.0))
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    keys = [swarm.member(n, many, "many") for n in range(2, 7)]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert [await _report(running, key) for key in keys] == [200] * 3 + [429] * 2
+        assert await _report(running, swarm.member(1)) == 200
+        hand.seconds += 60
+        assert await _report(running, keys[4]) == 200
+
+
+async def test_no_request_waits_while_trust_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    where: list[threading.Thread] = []
+
+    def noted(*given: Any) -> dict[str, float]:
+        where.append(threading.current_thread())
+        return trust(*given)
+
+    monkeypatch.setattr("coordinator.service.trust", noted)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert (await running.admin("PUT", "/v1/trusted", api.Trusted(["x"])))[0] == 200
+    assert len(where) == 2
+    assert threading.main_thread() not in where
+
+
 def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     day = 86_400.0
     for minute in range(0, 48 * 60, 5):
         row = api.HistoryRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
-        store.report("one", b"r", row)
+        store.report("one", b"r", row, "i")
     store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]
     assert len([at for at in kept if at < day]) == 24
