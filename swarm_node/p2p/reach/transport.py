@@ -222,13 +222,14 @@ class ReachingTransport:
             await self._lan.announce(heartbeat, own_networks(self._inner.addresses()))
         await self._inner.publish_heartbeat(heartbeat, ttl)
 
-    async def heartbeats(self) -> dict[str, bytes] | None:
+    @property
+    def has_table(self) -> bool:
+        return self._inner.has_table
+
+    async def heartbeats(self) -> dict[str, bytes]:
         """See `Transport.heartbeats`; besides the table, what was heard on the own networks."""
-        table = await self._inner.heartbeats()
+        found = await self._inner.heartbeats()
         near = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
-        if not near:
-            return table
-        found = table or {}
         newer = (p for p in near if self._issued(near[p], p) > self._issued(found.get(p, b""), p))
         return {**found, **{peer: near[peer] for peer in newer}}
 

@@ -25,6 +25,7 @@ from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.keeping import KEEP
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
+from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import RELAY, RELAYED, Onward
 from swarm_node.simulation.seeded import Seeded
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
@@ -393,6 +394,23 @@ class Nodes:
     async def stop(self) -> None:
         for node in self.nodes:
             await node.stop()
+
+
+def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presences(
+    tmp_path: Path,
+) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm = Nodes(loop, tmp_path, count=6, hidden=0)
+        without, other = (node.transport for node in swarm.nodes[:2])
+        assert isinstance(without, SilentTransport)
+        assert isinstance(other, SilentTransport)
+        without.has_table = False
+        await asyncio.sleep(600.0)
+        assert await without.heartbeats()  # as those that came over the own network
+        assert without.reached[PEERS] > 3 * other.reached[PEERS]
+        await swarm.stop()
+
+    run_virtual(main)
 
 
 def test_whole_nodes_behind_nat_find_and_list_each_other(tmp_path: Path) -> None:
