@@ -89,6 +89,13 @@ def scene(bed: Bed, place: Path, *arguments: str) -> Iterator[Scene]:
         made.end()
 
 
+def row(made: Scene, host: str, other: str) -> dict[str, Any]:
+    """What the status of one host's node says of another's; {} while it knows it not."""
+    peer_id = made.peer_ids()[other]
+    rows = (made.status(host) or {"peers": []})["peers"]
+    return next((each for each in rows if each["peer_id"] == peer_id), {})
+
+
 def groups_by_author(node: RunningNode) -> dict[str, int]:
     """peer id -> groups of that author that came to a node; {} while it does not answer."""
     done = node.run("peers", "--json")

@@ -109,16 +109,19 @@ class Puncher:
 
     async def punch(self, peer: str) -> bool | None:
         """Whether `peer`, which a relay reaches, has a direct link in the end. None while this node
-        does not know where it is. Of two that could both ask, the one with the lower peer id does:
-        two SYNs from each end would be in each other's way."""
+        does not know where it is, or the peer does not help: it may not know yet either. Of two
+        that could both ask, the one with the lower peer id does: two SYNs from each end would be in
+        each other's way."""
         own = self._place()
-        if own is None:
+        if own is None or own.nat == "unknown":
             return None
         if own.nat not in _DIALS or (own.nat in _HOLDS and self._own_id > peer):
             return False
         raw = await self._ask(peer, wire.pack(Punch(str(own))))
-        there = _open(raw) if raw else None
-        if there is None or isinstance(there, Rejected):
+        if not raw:
+            return None
+        there = _open(raw)
+        if isinstance(there, Rejected):
             return False
         return await self._dial([f"{there.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
 

@@ -61,10 +61,18 @@ def test_who_is_asked_is_dialled_where_it_says() -> None:
     assert sides.dialled == [f"{THERE}/p2p/b"]
 
 
-@pytest.mark.parametrize("reply", [None, b"", b"junk", wire.pack(Punch("/ip4/10.0.0.1/tcp/1"))])
-def test_a_peer_that_does_not_help_is_not_dialled(reply: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("reply", "ends"),
+    [
+        (None, None),  # it may not know yet where it is
+        (b"", None),
+        (b"junk", False),
+        (wire.pack(Punch("/ip4/10.0.0.1/tcp/1")), False),
+    ],
+)
+def test_a_peer_that_does_not_help_is_not_dialled(reply: bytes | None, ends: bool | None) -> None:
     sides = Sides("restricted", reply=reply)
-    assert asyncio.run(sides.puncher.punch("b")) is False
+    assert asyncio.run(sides.puncher.punch("b")) is ends
     assert sides.dialled == []
 
 
@@ -76,12 +84,14 @@ def test_who_can_only_answer_or_not_be_met_asks_nobody() -> None:
         ("reject", "c", True),  # nobody could hold a SYN for the other
         ("symmetric", "a", False),
         ("none", "a", False),
-        ("unknown", "a", False),
     ):
         sides = Sides(nat, own)  # type: ignore[arg-type]
-        assert asyncio.run(sides.puncher.punch("b")) is False
+        assert asyncio.run(sides.puncher.punch("b")) is (None if asks else False)
         assert bool(sides.asked) is asks, (nat, own)
-    assert asyncio.run(Sides(None).puncher.punch("b")) is None
+    for unknown in (None, "unknown"):
+        sides = Sides(unknown)  # type: ignore[arg-type]
+        assert asyncio.run(sides.puncher.punch("b")) is None
+        assert not sides.asked
 
 
 @pytest.mark.parametrize("nat", ["restricted", "address"])

@@ -360,6 +360,52 @@ def test_a_peer_that_can_be_reached_directly_is_not_relayed_for_long() -> None:
     in_world(body)
 
 
+def test_a_peer_that_may_not_know_yet_where_it_is_is_asked_again_ever_more_seldom() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, times = world.one, []
+        one.directory.meet(world.two.peer_id, 0.0)
+
+        async def punch(peer: str) -> None:
+            times.append(world.loop.time())
+
+        one.reaching.punch = punch
+        begun = world.loop.time()
+        while world.loop.time() < begun + 600.0:
+            await one.reaching.upgrade()
+            await asyncio.sleep(2.0)
+        assert sum(time < begun + 5.0 for time in times) >= 2
+        assert sum(time > begun + 300.0 for time in times) <= 3
+
+    in_world(body)
+
+
+def test_a_direct_link_that_is_lost_is_opened_anew_at_once() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two, punched = world.one, world.two, []
+        one.directory.meet(two.peer_id, 0.0)
+
+        async def punch(peer: str) -> bool:
+            world.network.hide([one.peer_id])  # two can be dialled
+            punched.append(peer)
+            return bool(await one.inner.dial([f"/memory/p2p/{two.peer_id}"]))
+
+        one.reaching.punch = punch
+        for times in (1, 2):
+            await one.asks(two)
+            assert one.reaching.usage.via[two.peer_id]
+            await one.reaching.upgrade()
+            await one.asks(two)
+            assert one.reaching.usage.via[two.peer_id] == ""
+            assert punched == times * [two.peer_id]
+            world.network.hide([one.peer_id, two.peer_id])  # and forgets all links
+            for each in (one, two):
+                await each.keep()
+
+    in_world(body)
+
+
 def test_nobody_is_its_own_relay_and_a_relay_of_a_peer_needs_no_other() -> None:
     async def body(world: World) -> None:
         await world.joined()
