@@ -28,7 +28,9 @@ class Scene:
         self._ticket = ""
         self._ids: dict[str, str] = {}
 
-    def start(self, host: str, *further: str) -> RunningNode:
+    def start(
+        self, host: str, *further: str, listen: str = f"/ip4/0.0.0.0/tcp/{PORT}"
+    ) -> RunningNode:
         """Start the node of a host, with `further` arguments of its own. It joins the swarm of the
         first one, by a ticket file."""
         arguments = ["--model", "tiny", *self._arguments, *further]
@@ -38,7 +40,7 @@ class Scene:
             self._place / host,
             arguments,
             self.bed.command(host, COMMAND),
-            listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+            listen=listen,
         )
         self.nodes[host] = node
         node.start()
