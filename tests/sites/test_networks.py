@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ SIX = f"/ip6/::/tcp/{PORT}"
 def test_nodes_with_ipv6_alone_trade_with_each_other_and_with_those_that_have_ipv4_alone(
     tmp_path: Path,
 ) -> None:
-    """Nobody can dial those of site `a`, anybody with IPv6 that of site `b`, and those with IPv4
-    the one at `pub2`. Only `pub1` has both."""
-    six = ("a1", "a2", "b1")
+    """Nobody can dial those of the sites `a` and `c`, anybody with IPv6 that of site `b`, and those
+    with IPv4 the one at `pub2`. Only `pub1` has both."""
+    six = ("a1", "b1", "c1")
     with (
-        Bed({"a": Nat.RESTRICTED, "b": Nat.OPEN}, public=2) as bed,
+        Bed({"a": Nat.RESTRICTED, "b": Nat.OPEN, "c": Nat.RESTRICTED}, public=2, hosts=1) as bed,
         scene(bed, tmp_path) as made,
     ):
         given = bed.six(["pub1", *six], only=six)
@@ -37,12 +38,16 @@ def test_nodes_with_ipv6_alone_trade_with_each_other_and_with_those_that_have_ip
         for host in six:
             made.start(host, listen=SIX)
         until(lambda: not _missing(made), 600, lambda: _missing(made))
-        ids = made.peer_ids()
         for host in six:
             reach = made.nodes[host].wait(lambda status: status["reach"]["nat"] == "none")["reach"]
             assert {probe["seen_ip"] for probe in reach["probes"]} == {given[host]}
-        assert row(made, "a1", "b1")["via"] == ""
-        assert row(made, "a1", "pub2")["via"] == row(made, "b1", "pub2")["via"] == ids["pub1"]
+        relay = made.peer_ids()["pub1"]
+        wanted = {pair: "" for pair in permutations(six, 2)}
+        for host in six:
+            wanted |= {(host, "pub2"): relay, ("pub2", host): relay}
+        until(lambda: _ways(made, wanted) == wanted, 180, lambda: _ways(made, wanted))
+        for host in ("pub1", "pub2", "b1"):
+            made.nodes[host].wait(lambda status: status["reach"]["kind"] == "direct")
 
 
 def test_nodes_that_announce_addresses_of_an_overlay_meet_there_and_nowhere_else(
@@ -61,6 +66,11 @@ def test_nodes_that_announce_addresses_of_an_overlay_meet_there_and_nowhere_else
     assert len(data) > 1_000_000
     assert tcp_streams(below) == {}
     assert not [canary for canary in CANARIES if canary in data]
+
+
+def _ways(made: Scene, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+    """How the one of each pair asks the other."""
+    return {pair: row(made, *pair).get("via") for pair in pairs}
 
 
 def _missing(made: Scene) -> list[tuple[str, str, Any]]:

@@ -167,12 +167,18 @@ class ProbeServer:
         now = self._clock.now()
         return (
             is_public(ip)
+            and self._speaks(ip)
             and is_peer_id(peer_id)
             and peer_id != self._transport.peer_id
             and await self._transport.seen(peer_id) is None
             and self._strange_hosts.take(site(ip), now)
             and self._favours.take(self._members.issuer(caller), caller, now)
         )
+
+    def _speaks(self, ip: str) -> bool:
+        """Whether this node may have the version of IP of this address: it knows it of its own."""
+        own = {":" in host for host in hosts_of(self._transport.addresses()) if not _loopback(host)}
+        return not own or (":" in ip) in own
 
     async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
         """How the connections of some further members of the Internet ended that have no link to

@@ -297,6 +297,22 @@ def test_a_member_with_an_address_of_its_own_dials_nothing_on_its_machine(
     assert member.ask() == {9: "refused"}
 
 
+@pytest.mark.parametrize(
+    ("own", "outcome"),
+    [
+        ("/ip6/2a00:11::1/tcp/7/p2p/", "untried"),
+        ("/ip6/::1/tcp/7/p2p/", "timeout"),  # it may have any other
+        ("/ip4/192.168.1.11/tcp/7/p2p/", "timeout"),
+    ],
+)
+def test_a_member_without_ipv4_says_nothing_of_who_has_it(
+    tmp_path: Path, own: str, outcome: Outcome
+) -> None:
+    member = Member(tmp_path, "/ip4/11.0.9.1/tcp/9")
+    member.transport.own = own
+    assert member.ask_for(Identity.generate().peer_id, "/ip4/11.0.9.2/tcp/9") == outcome
+
+
 def test_a_caller_gets_few_probes_and_a_host_few_ports(tmp_path: Path) -> None:
     member = Member(tmp_path, "/ip4/11.0.9.1/tcp/9")
     assert [member.ask()[9] for _ in range(5)] == ["refused"] * 4 + ["untried"]

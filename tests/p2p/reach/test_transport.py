@@ -34,6 +34,15 @@ WHO = "/swarm-node/who/1"
 SIZED = "/swarm-node/sized/1"
 
 
+class Stating(MemoryTransport):
+    """A transport that states other addresses than its own, if there are any."""
+
+    stated: Sequence[str] = ()
+
+    def addresses(self) -> list[str]:
+        return list(self.stated) or super().addresses()
+
+
 class End:
     """A transport of a member that knows all others, without a node around it."""
 
@@ -51,7 +60,7 @@ class End:
         self.members = Members(swarm.info, lambda: swarm.begin + loop.time())
         self.directory = Directory(self.peer_id)
         self.rejected: Counter[str] = Counter()
-        self.inner = MemoryTransport(network, membership.identity)
+        self.inner = Stating(network, membership.identity)
         self.reaching = ReachingTransport(
             self.inner,
             membership.identity,
@@ -238,6 +247,30 @@ def test_who_can_be_dialled_or_does_not_know_keeps_no_relay() -> None:
             assert not world.two.reaching.relays.kept()
             assert world.two.reaching.addresses() == world.two.inner.addresses()
             world.two.dialable = False
+
+    in_world(body)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "keeps"),
+    [
+        (["ip6/2a00:11::1"], True),
+        (["ip6/2a00:11::1", "ip4/192.168.1.5", "ip4/127.0.0.1"], True),
+        (["ip6/2a00:11::1", "ip4/11.0.0.1"], False),
+        (["ip6/2a00:11::1", "dns4/example.org"], False),
+        (["ip6/fd00::1", "ip4/192.168.1.5"], False),
+    ],
+)
+def test_who_can_be_dialled_over_ipv6_alone_keeps_relays_for_those_without_it(
+    hosts: Sequence[str], keeps: bool
+) -> None:
+    async def body(world: World) -> None:
+        two = world.two
+        two.inner.stated = [f"/{host}/tcp/1/p2p/{two.peer_id}" for host in hosts]
+        two.dialable = True
+        await two.keep()
+        assert bool(two.reaching.relays.kept()) is keeps
+        assert two.reaching.serves
 
     in_world(body)
 
@@ -675,9 +708,16 @@ def test_a_relay_is_joined_once_it_is_dialled_and_a_member() -> None:
         (relay,), two, greeted = world.relays, world.two, list[str]()
         two.inner.__class__ = Unlinked
         relays, address = two.reaching.relays, f"/memory/p2p/{relay.peer_id}"
+        told_address(world, relay, f"/ip4/11.0.0.9/tcp/1/p2p/{relay.peer_id}")  # nobody is there
         assert not await relays.joined(relay.peer_id, "", 1.0)
         assert not await relays.joined(relay.peer_id, "/memory/p2p/nobody", 1.0)
         assert await relays.joined(relay.peer_id, address, 1.0)
+
+        await asyncio.sleep(1.0)
+        told_address(world, relay, address)
+        two.inner.linked = False  # type: ignore[attr-defined]
+        named = f"/ip6/2a00:11::1/tcp/1/p2p/{relay.peer_id}"  # by who has another version of IP
+        assert await relays.joined(relay.peer_id, named, 1.0)
 
         async def greet(peer: str) -> bool:
             greeted.append(peer)
