@@ -278,6 +278,11 @@ class Bed:
         routers = [f"r-{site}", *([f"c-{site}"] if site in self._carriers else [])]
         return sum(self._counted(router) for router in routers)
 
+    def received(self, host: str) -> int:
+        """Bytes that came to a host so far."""
+        shown = json.loads(_done(self.command(host, ["ip", "-s", "-j", "link", "show", "eth0"])))
+        return int(shown[0]["stats64"]["rx"]["bytes"])
+
     @contextmanager
     def capture(self, name: str, path: Path) -> Iterator[Capture]:
         """Writes what passes the interface of a host, or of a site towards the internet, to a pcap

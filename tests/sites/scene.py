@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ class Scene:
     def __init__(self, bed: Bed, place: Path, *arguments: str) -> None:
         self.bed = bed
         self.nodes: dict[str, RunningNode] = {}
+        #: Where nodes look for environments.
+        self.path = [os.environ.get("PYTHONPATH", "")]
         self._place = place
         self._arguments = list(arguments)
         self._ticket = ""
@@ -33,7 +36,9 @@ class Scene:
     ) -> RunningNode:
         """Start the node of a host, with `further` arguments of its own. It joins the swarm of the
         first one, by a ticket file."""
-        arguments = ["--model", "tiny", *self._arguments, *further]
+        arguments = [*self._arguments, *further]
+        if "--model" not in arguments:
+            arguments += ["--model", "tiny"]
         if self._ticket:
             arguments += ["--ticket-file", self._ticket]
         node = RunningNode(
@@ -41,6 +46,7 @@ class Scene:
             arguments,
             self.bed.command(host, COMMAND),
             listen=listen,
+            variables={"PYTHONPATH": os.pathsep.join(filter(None, self.path))},
         )
         self.nodes[host] = node
         node.start()

@@ -326,7 +326,8 @@ class Prober:
             self._asker.reject(reply, peer.peer_id)
             return None
         place = _place(reply.seen)
-        if place is None:
+        # At the far end of a link that punch.py passed on, a member sees its own machine.
+        if place is None or (_loopback(place[0]) and not _loopback(at)):
             return None
         shown, asked = self._members.shown(peer.peer_id), {*request.ports, place[1]}
         return Probed(

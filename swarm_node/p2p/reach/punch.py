@@ -169,13 +169,13 @@ class Puncher:
 
 
 def place_of(reach: Reach) -> Place | None:
-    """Where a node is of which this much is known. A firewall does what a router does that keeps
-    addresses."""
+    """Where a node is of which this much is known. Behind a firewall it is as behind a router, if
+    it dials from the port on which it listens."""
     seen = reach.seen()
     if seen is None or not reach.ports:
         return None
     nat = reach.nat()
-    if nat == "none" and reach.dialable() is False:
+    if nat == "none" and reach.dialable() is False and seen[1] in reach.ports:
         refused = any("refused" in probe.outcomes.values() for probe in reach.probes)
         nat = "reject" if refused else "restricted"
     return Place(nat, *seen, reach.ports[0])

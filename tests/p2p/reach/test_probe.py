@@ -174,6 +174,21 @@ def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
     at_site(body, tmp_path, 4)
 
 
+def test_who_sees_the_node_on_its_own_machine_saw_a_link_that_was_passed_on(
+    tmp_path: Path,
+) -> None:
+    async def body(site: Site) -> None:
+        site.see(0, "/ip4/11.0.9.1/tcp/9", "/ip4/11.0.9.1/tcp/9", "/ip6/::1/tcp/9")
+        site.lets_in = lambda index: "timeout"
+        first = site.start(0)
+        for index in (1, 2):
+            site.start(index)
+        await asyncio.sleep(MET)
+        assert [probe.seen_ip for probe in first.reach.probes] == ["11.0.9.1"]
+
+    at_site(body, tmp_path, 3)
+
+
 def test_the_first_member_of_the_internet_is_asked_at_once(tmp_path: Path) -> None:
     async def body(site: Site) -> None:
         site.see(0, "/ip4/192.168.1.11/tcp/9")

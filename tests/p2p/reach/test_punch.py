@@ -172,6 +172,8 @@ def test_a_firewall_lets_in_what_a_router_of_that_kind_does(outcome: Outcome, na
     )
     assert place_of(reach) == Place(nat, ip, 5, 5)
     assert str(place_of(reach)) == f"/ip6/{ip}/tcp/5"
+    reach.ports = (6,)  # it dials from any port
+    assert place_of(reach) == Place("none", ip, 5, 6)
 
 
 def test_a_syn_goes_to_an_address_of_the_own_kind() -> None:
