@@ -46,7 +46,6 @@ def test_after_four_minutes_away_live_groups_reach_a_site_and_old_ones_are_left(
         missed, before, trained = _announced(made) - announced, _received(made), _trained(made)
         bed.join("a")
         first = _minute(made)
-        print(f"missed {missed}; usual {usual}; first {first}")
         assert first.mixed < _BACK_SECONDS
         assert first.groups < missed / 2, "it pulls what it missed"
         assert first.bytes < 2 * usual.bytes
