@@ -46,12 +46,12 @@ OPEN_SECONDS = 10.0
 
 
 class SilentNetwork(MemoryNetwork):
-    """Whoever does not run is silent."""
+    """Whoever does not run, or is cut off, is silent."""
 
     async def exchange(
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
     ) -> bytes:
-        if self.running(target) is None:
+        if self.running(target) is None or not self.linked(source.peer_id, target):
             await asyncio.sleep(OPEN_SECONDS)
             raise TransportError(f"{target} did not answer")
         return await super().exchange(source, target, protocol, payload, max_reply)

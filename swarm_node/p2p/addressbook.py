@@ -191,24 +191,30 @@ class AddressBook:
                 known.bucket = bucket
                 self._new.bucket(bucket)[peer_id] = self._known[peer_id] = known
 
-    def failed(self, peer_id: str, now: float, heard: float) -> None:
-        """The peer did not answer. It counts only if somebody has been `heard` since this peer's
-        last failure that counted; otherwise the fault may be this node's own."""
+    def failed(self, peer_id: str, now: float, heard: float, seen: float = _NEVER) -> None:
+        """The peer, last `seen` then, did not answer. It counts only if somebody has been `heard`
+        since this peer's last failure that counted; otherwise the fault may be this node's own."""
         known = self._known.get(peer_id)
         if known is None:
             return
+        if known.tried:
+            known.answered = max(known.answered, seen)
         if heard > known.counted:
             known.counted = now
             known.failures += 1
         shortest, longest = _RETRY_SECONDS
         known.retry_at = now + min(longest, shortest * 2.0**known.failures)
-        if not known.tried and known.teller == CONFIGURED:
+        if known.teller == CONFIGURED:
             return
         if not known.tried:
             self._mute(known, now)
         if known.failures >= (MAX_FAILURES if known.tried else 1):
             self._remove(known)
             self._ignored[peer_id] = now + IGNORED_SECONDS, known.addresses
+
+    def silent(self) -> dict[str, float]:
+        """When each peer that answered once, and not the last time, did so."""
+        return {k.peer_id: k.answered for k in self._known.values() if k.tried and k.failures}
 
     def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
         """The peer came by itself and named these addresses. It is no longer ignored."""

@@ -26,6 +26,7 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import ANCHORS, PARTNERS, Directory, Peer
 from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.revisits import Revisits
 from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import Transport
 from swarm_node.schema import KnownPeer
@@ -77,6 +78,7 @@ class Meeting:
         self._clock = clock
         self._rng = rng
         self._relays = relays
+        self._revisits = Revisits(rng)
         self._unread = 0  # further beats before the next read of the transport's table
         self._next_feeler = 0.0
         self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
@@ -146,25 +148,60 @@ class Meeting:
         once while there are FEW peers.
         """
         now = self._clock.now()
+        if self._revisits.due(now):
+            early = self._revisits.next(self._silent(now), now)
+            if early is not None:
+                return await self._revisit(early)
         lost = self._directory.lost(self._rng, now)
         if lost is not None and (self._rng.random() < 0.5 or not self._searching(now)):
-            asked_before, lost.felt_at = lost.felt_at, now
-            lost.feel_at = math.inf  # until it is known how it went
-            answered = await self._asker.greet(lost)
-            self._note(lost.peer_id, answered)
-            self._directory.dismiss(lost, asked_before)
-            return answered
+            return await self._retry(lost)
         if not self._searching(now):
             return None
         known = self._book.pick(self._rng, now, self._passed)
         if known is None:
             return None
         self._next_feeler = now + _FEELER_SECONDS
+        return await self._try(known)
+
+    def _silent(self, now: float) -> dict[str, float]:
+        """When each peer that stopped answering last did."""
+        known = self._book.silent().items()
+        left = {peer: answered for peer, answered in known if self._directory.get(peer) is None}
+        return left | self._directory.silent(now)
+
+    async def _revisit(self, peer_id: str) -> bool | None:
+        """Whether a peer that stopped answering does now, though it is not its turn."""
+        peer, known = self._directory.get(peer_id), self._book.get(peer_id)
+        if peer is not None and peer.silent:
+            return await self._retry(peer)
+        return await self._try(known, early=True) if known is not None else None
+
+    async def _retry(self, lost: Peer) -> bool:
+        """Whether a peer that stopped answering does now."""
+        asked_before, since = lost.felt_at, lost.last_seen
+        lost.feel(self._clock.now())
+        answered = await self._asker.greet(lost)
+        self._note(lost.peer_id, answered, since)
+        self._directory.dismiss(lost, asked_before)
+        if answered:
+            self._came_back(since)
+        return answered
+
+    def _came_back(self, since: float) -> None:
+        """A peer that had been silent `since` then answers again."""
+        now = self._clock.now()
+        self._revisits.returned(self._silent(now), since, now)
+
+    async def _try(self, known: Known, *, early: bool = False) -> bool:
+        """Whether a peer of the book answers. An `early` try that fails says nothing new of it."""
+        now = self._clock.now()
+        since = known.answered if known.tried and known.failures else None
         peer = self._directory.get(known.peer_id)
         if peer is None:
             peer = Peer(known.peer_id, now, known.addresses)
             answered = await self._asker.greet(peer)
-            self._note(known.peer_id, answered)
+            if answered or not early:
+                self._note(known.peer_id, answered)
             if not answered:
                 return False
             met = self._directory.meet(known.peer_id, self._clock.now())  # it may have greeted us
@@ -174,14 +211,17 @@ class Meeting:
         self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
         if known.heartbeat:
             self._hear(known.heartbeat, expected=known.peer_id, teller=None)
+        if since is not None:
+            self._came_back(since)
         return True
 
-    def _note(self, peer_id: str, answered: bool) -> None:
-        """Tell the book how a try went."""
+    def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:
+        """Tell the book how a try went of a peer that was silent `since` then."""
+        now = self._clock.now()
         if answered:
-            self._book.answered(peer_id, self._clock.now(), self._members.issuer(peer_id))
+            self._book.answered(peer_id, now, self._members.issuer(peer_id))
         else:
-            self._book.failed(peer_id, self._clock.now(), self._directory.heard())
+            self._book.failed(peer_id, now, self._directory.heard(), since)
 
     def _searching(self, now: float) -> bool:
         """Whether it is time for a peer of the book."""

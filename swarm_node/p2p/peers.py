@@ -77,10 +77,11 @@ class Peer:
     failures: int = 0
     failed_until: float = 0.0
     refusal: str = ""
-    #: Since when it is a partner; last and next retry.
+    #: Since when it is a partner; last and next retry, and whether one is under way.
     partner_since: float | None = None
     felt_at: float = 0.0
     feel_at: float = 0.0
+    feeling: bool = False
     offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
 
     @property
@@ -88,10 +89,22 @@ class Peer:
         """When the peer may be asked again."""
         return max(self.failed_until, self.standing.left_until)
 
+    @property
+    def silent(self) -> bool:
+        """Whether it stopped answering, and is asked for nothing but retries."""
+        return self.failed_until == math.inf
+
+    def feel(self, now: float) -> None:
+        """A retry of it begins."""
+        self.felt_at, self.feeling = now, True
+
     def failed(self, now: float) -> None:
-        """Ask the peer nothing until it answers a retry. Each comes twice as late as the last."""
+        """Ask the peer nothing until it answers a retry. Each comes twice as late as the last. Of
+        requests that were under way together, one failure counts."""
+        if self.silent and not self.feeling:
+            return
         shortest, longest = _BACKOFF_SECONDS
-        self.failed_until = math.inf
+        self.failed_until, self.feeling = math.inf, False
         self.feel_at = now + min(longest, shortest * 2.0**self.failures)
         self.failures = min(self.failures + 1, 16)
         if self.failures > 1:  # after a single lost message no new greeting is needed
@@ -104,11 +117,11 @@ class Peer:
 
     def hurry(self, now: float) -> None:
         """Retry it soon, if it stopped answering."""
-        if self.failed_until == math.inf:
+        if self.silent:
             self.feel_at = min(self.feel_at, max(now, self.felt_at + _SOON_SECONDS))
 
     def answered(self, now: float) -> None:
-        self.failures = 0
+        self.failures, self.feeling = 0, False
         self.failed_until = self.last_seen = now
 
 
@@ -242,11 +255,21 @@ class Directory:
         due = [
             peer
             for peer in self._peers.values()
-            if peer.failed_until == math.inf
+            if peer.silent
+            and not peer.feeling
             and peer.standing.left_until <= now
             and (peer.feel_at <= now or (alone and peer.felt_at + _SOON_SECONDS <= now))
         ]
         return rng.choice(due) if due else None
+
+    def silent(self, now: float) -> dict[str, float]:
+        """When each peer that stopped answering last did, without those that are left alone or are
+        being retried."""
+        return {
+            key: peer.last_seen
+            for key, peer in self._peers.items()
+            if peer.silent and not peer.feeling and peer.standing.left_until <= now
+        }
 
     def hurry(self, now: float) -> None:
         """Retry all that stopped answering soon: the fault was this node's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -121,6 +122,28 @@ def test_an_outage_of_the_own_network_makes_nobody_leave(tmp_path: Path) -> None
         assert await rate(nodes[0], 60.0) >= 0.9 * UNDISTURBED
 
     in_swarm(body, tmp_path, LIVE)
+
+
+@pytest.mark.parametrize(("outage", "patience"), [(60.0, 20.0), (240.0, 60.0)])
+def test_two_sites_that_were_cut_apart_find_each_other_again(
+    tmp_path: Path, outage: float, patience: float
+) -> None:
+    async def body(swarm: Swarm) -> None:
+        nodes = [swarm.start(index) for index in range(7)]
+        await asyncio.sleep(60.0)
+        swarm.network.partition([[node.peer_id for node in nodes[:2]]])
+        await asyncio.sleep(outage)
+        assert [_answering(node) for node in nodes] == [1, 1, 4, 4, 4, 4, 4]
+        swarm.network.partition([])
+        await asyncio.sleep(patience)
+        assert [_answering(node) for node in nodes] == [6] * 7
+
+    in_swarm(body, tmp_path, 7)
+
+
+def _answering(node: LightNode) -> int:
+    now = node.clock.now()
+    return sum(peer.retry_at <= now for peer in node.directory.live(now, math.inf))
 
 
 class Moody(SilentTransport):

@@ -119,3 +119,14 @@ def test_a_task_that_took_too_long_counts_as_its_authors_time() -> None:
     with pytest.raises(SlowTaskError):
         asyncio.run(maker.judge(TaskRef("env", "1", "slow", 1), ["7"], "author"))
     assert effort.exceeds("author", SYSTEM_CLOCK.now())
+
+
+def test_what_a_peers_group_costs_is_not_the_time_that_it_waits_for_others() -> None:
+    async def queued(*arguments: Any) -> Judgement:
+        await asyncio.sleep(0.05)
+        return Judgement("prompt", (1.0,), seconds=0.001)
+
+    tally, parts = Tally(), Mock(clock=SYSTEM_CLOCK, environment=Mock(judge=queued))
+    maker = RolloutMaker(Mock(), parts, tally, Mock(), Mock(), Mock(), None, seed=0, peer_id="peer")
+    asyncio.run(maker.judge(TaskRef("env", "1", "quick", 1), ["7"], "author"))
+    assert tally.judging.mean == 0.001

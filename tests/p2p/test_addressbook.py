@@ -162,14 +162,28 @@ def test_of_many_configured_peers_those_that_have_room_are_kept() -> None:
     assert len(book) == len(reached) * SLOTS <= BUCKETS_PER_TELLER * SLOTS
 
 
-def test_a_configured_peer_that_answered_once_leaves_as_others_do() -> None:
+def test_a_configured_peer_never_leaves_and_others_do() -> None:
     book = _book()
     book.configure([("bootstrap", ["/bootstrap"])], 0.0)
-    book.answered("bootstrap", 0.0, "issuer")
+    _tell(book, ["peer"])
+    for name in ("bootstrap", "peer"):
+        book.answered(name, 0.0, "issuer")
     for second in range(MAX_FAILURES):
-        assert len(book) == 1
-        book.failed("bootstrap", second + 1.0, heard=second + 1.0)
-    assert len(book) == 0
+        assert len(book) == 2
+        assert len(book.silent()) == (2 if second else 0)
+        for name in ("bootstrap", "peer"):
+            book.failed(name, second + 1.0, heard=second + 1.0)
+    assert book.silent() == {"bootstrap": 0.0}
+
+
+def test_a_peer_that_answered_as_a_partner_has_been_silent_since_then() -> None:
+    book = _book()
+    _tell(book, ["peer", "other"])
+    book.answered("peer", 10.0, "issuer")
+    book.failed("peer", 100.0, heard=100.0, seen=90.0)
+    book.failed("peer", 110.0, heard=110.0, seen=20.0)
+    book.failed("other", 100.0, heard=100.0, seen=90.0)
+    assert book.silent() == {"peer": 90.0}
 
 
 def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twice() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
@@ -73,15 +72,34 @@ def test_a_peer_that_fails_is_asked_for_nothing_until_it_answers_a_retry() -> No
     assert len(directory.draw(random.Random(1), 3, 2.0)) == 3
 
 
+def _fail_a_retry(peer: Peer, now: float = 0.0) -> None:
+    peer.feel(now)
+    peer.failed(now)
+
+
+def test_requests_that_fail_together_count_as_one_failure() -> None:
+    directory = _directory(partners=1)
+    peer = directory.meet("peer 000", 0.0)
+    for _ in range(8):
+        peer.failed(0.0)
+    assert peer.failures == 1
+    assert directory.lost(random.Random(1), 1.0) is peer
+    peer.feel(1.0)
+    assert directory.lost(random.Random(1), 1e9) is None, "a retry is under way"
+    peer.failed(6.0)
+    peer.failed(6.0)
+    assert (peer.failures, peer.feel_at) == (2, 8.0)
+
+
 def test_a_peer_that_answers_no_retry_leaves_once_others_are_heard() -> None:
     directory = _directory(partners=2)
     lost = directory.meet("peer 000", 0.0)
     for _ in range(LOST_TRIES):
-        lost.failed(0.0)
+        _fail_a_retry(lost)
     directory.meet("peer 001", 0.0).answered(5.0)
     directory.dismiss(lost, asked_before=4.0)
     assert len(directory) == 2
-    lost.failed(0.0)
+    _fail_a_retry(lost)
     directory.dismiss(lost, asked_before=5.0)  # nobody was heard since: it may be us
     assert len(directory) == 2
     directory.dismiss(lost, asked_before=4.0)
@@ -138,7 +156,7 @@ def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
     directory, rng = _directory(partners=2), random.Random(0)
     silent = directory.meet("peer 000", 0.0)
     for _ in range(6):
-        silent.failed(0.0)
+        _fail_a_retry(silent)
     assert directory.lost(rng, 30.0) is None
     silent.felt_at = 25.0
     silent.heard(30.0)
@@ -153,10 +171,9 @@ def test_retries_do_not_wait_while_nobody_answers_nor_after_a_repair() -> None:
     directory, rng = _directory(partners=2), random.Random(0)
     one, other = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
     for peer in (one, one, one, one, one, other):
-        peer.failed(100.0)
-        peer.felt_at = 100.0
+        _fail_a_retry(peer, 100.0)
     assert directory.lost(rng, 105.0) is other  # after a second
-    other.feel_at = math.inf  # it is being retried
+    other.feel(100.0)
     assert directory.lost(rng, 105.0) is None
     assert directory.lost(rng, 106.0) in (one, other)
     other.answered(105.0)
@@ -197,5 +214,5 @@ def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:
     peer.greeted = True
     peer.failed(0.0)
     assert peer.greeted
-    peer.failed(0.0)
+    _fail_a_retry(peer)
     assert not peer.greeted

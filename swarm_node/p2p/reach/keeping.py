@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -27,10 +28,10 @@ KEPT: Final = 2
 KEEP_SECONDS: Final = 2.0
 DIAL_SECONDS: Final = 3.0
 _ANSWER_SECONDS = 2.0
-#: Candidates that are tried at once in the place of a lost relay, and how long one that failed is
-#: left alone.
+#: Candidates that are tried at once in the place of a lost relay. One that failed is left alone so
+#: long, and for less while there is no other: the fault may be this node's own.
 _TRIED_AT_ONCE = 4
-_LEFT_SECONDS = 30.0
+_LEFT_SECONDS, _LEFT_ALONE_SECONDS = 30.0, 6.0
 _REMEMBERED = 512
 #: Of an address that still fits into a heartbeat as a circuit.
 _MAX_RELAY_CHARS = 148
@@ -70,7 +71,7 @@ class Relays:
         self._rng = rng
         self._kept: dict[str, _Kept] = {}
         self._introducing: set[str] = set()
-        self._left_until: Recent[str, float] = Recent(_REMEMBERED)
+        self._failed_at: Recent[str, float] = Recent(_REMEMBERED)
 
     def kept(self) -> dict[str, str]:
         """The address of each relay through which peers reach this node, by its id."""
@@ -129,10 +130,12 @@ class Relays:
             gone = not answers and not await self._inner.connected(relay)
             if gone or kept_relay.misses > 1 or relay in self._severed:
                 del self._kept[relay]
-                self._left_until[relay] = self._clock.now() + _LEFT_SECONDS
+                self._failed_at[relay] = self._clock.now()
         if len(self._kept) >= KEPT:
             return
-        tried = self._candidates()[:_TRIED_AT_ONCE]
+        tried = (self._candidates(_LEFT_SECONDS) or self._candidates(_LEFT_ALONE_SECONDS))[
+            :_TRIED_AT_ONCE
+        ]
         taken = await in_parallel(self._take(relay, address) for relay, address in tried)
         found = [each for each, took in zip(tried, taken, strict=True) if took]
         while found and len(self._kept) < KEPT:
@@ -152,9 +155,10 @@ class Relays:
         hosts = {circuit.host_of(kept.address) for kept in self._kept.values()}
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
-    def _candidates(self) -> list[tuple[str, str]]:
-        """Members that say that they relay, each with an address: one of each issuer after the
-        other, first those of it that answer this node, otherwise at random."""
+    def _candidates(self, left_seconds: float) -> list[tuple[str, str]]:
+        """Members that say that they relay and did not fail for so long, each with an address: one
+        of each issuer after the other, first those of it that answer this node, otherwise at
+        random."""
         now, nth, found = self._clock.now(), Counter[str](), []
         relays = sorted(self._members.relays().items())
         self._rng.shuffle(relays)
@@ -166,7 +170,7 @@ class Relays:
             ]
             if not there or relay in self._kept or relay in self._severed:
                 continue
-            if self._left_until.get(relay, 0.0) > now:
+            if now < self._failed_at.get(relay, -math.inf) + left_seconds:
                 continue
             issuer = self._members.issuer(relay)
             found.append((nth[issuer], relay, there[0]))
@@ -182,7 +186,7 @@ class Relays:
         """Whether a candidate relays for this node."""
         took = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
         if not took:
-            self._left_until[relay] = self._clock.now() + _LEFT_SECONDS
+            self._failed_at[relay] = self._clock.now()
         return took
 
     async def _answers(self, relay: str) -> bool:

@@ -22,7 +22,7 @@ from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.reach import circuit
-from swarm_node.p2p.reach.keeping import KEEP
+from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.p2p.serving import PEERS
@@ -628,9 +628,9 @@ def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone() -> No
         world.two.reaching.sever(cut.peer_id, 3600.0)
         told_address(world, long, f"/dns4/{'a' * 90}/tcp/1/p2p/{long.peer_id}")
         asked = [counting(relay) for relay in world.relays]
-        await world.two.keep(10)
+        await world.two.keep(2)
         assert list(map(len, asked)) == [1, 0, 0]
-        await asyncio.sleep(30.0)
+        await asyncio.sleep(_LEFT_ALONE_SECONDS)  # less long, because there is no other
         await world.two.keep()
         assert list(map(len, asked)) == [2, 0, 0]
         assert not world.two.reaching.relays.kept()
@@ -646,7 +646,9 @@ def test_relays_that_stopped_answering_are_tried_after_the_others() -> None:
             if number:
                 peer.failed(0.0)
         for _ in range(8):
-            first = next(r for r, _ in world.two.reaching.relays._candidates() if directory.get(r))
+            first = next(
+                r for r, _ in world.two.reaching.relays._candidates(0.0) if directory.get(r)
+            )
             assert first == world.relays[0].peer_id
 
     in_world(body, relays=10)
