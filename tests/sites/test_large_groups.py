@@ -31,7 +31,7 @@ SETTINGS = {
     "training.learning_rate": 1e-9,
     "run.eval_seconds": 6000,
 }
-_LARGE, _ENOUGH = 100_000, 15
+_LARGE, _ENOUGH = 100_000, 10
 
 
 def test_groups_of_100_kb_pass_a_relay_between_nodes_behind_nat(tmp_path: Path) -> None:
@@ -58,7 +58,6 @@ def test_groups_of_100_kb_pass_a_relay_between_nodes_behind_nat(tmp_path: Path) 
         )
         groups = sum(each["received"] for each in rows())
         relaying = made.nodes["pub1"].wait(lambda status: bool(status["relaying"]))["relaying"]
-        print(f"{groups} groups, {relaying}, {rows()}")
         assert relaying["bytes"] > groups * _LARGE
         assert not any(each["rejected"] for each in rows())
 
