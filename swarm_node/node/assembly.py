@@ -192,6 +192,7 @@ def _reaching(
         clock=parts.clock,
         rng=_rng("reach", settings, membership.identity.peer_id),
         lan=parts.lan,
+        answered=parts.answered,
     )
 
 

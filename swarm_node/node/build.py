@@ -14,7 +14,11 @@ from functools import partial
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
+<<<<<<< HEAD
 from swarm_node.config.reloading import Reloaded, Reloading
+=======
+from swarm_node.durable import Journal
+>>>>>>> reach2
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
@@ -33,6 +37,7 @@ from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
@@ -96,6 +101,7 @@ def build_parts(
         lan=Lan(
             membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
         ),
+        answered=Journal(home.path / "answered", JOURNAL_BYTES),
         memory=memory_in_use,
         metrics=metrics,
         history=Ring(metrics.read()),

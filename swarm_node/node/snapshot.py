@@ -358,7 +358,7 @@ class Ended(msgspec.Struct, frozen=True):
 class NetworkReport(msgspec.Struct, frozen=True):
     """What `doctor --network` learns of a running node: how it is reached, which addresses it tells
     others, how many peers answer, and how many heartbeats the transport's table gave within so many
-    `seconds` (None: it has none), or why none (`fault`)."""
+    `seconds` (None: it has no table), or why none (`fault`)."""
 
     reach: Verdict
     addresses: list[str]
