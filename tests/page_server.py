@@ -108,27 +108,15 @@ class Served:
         self._loop.close()
 
     async def _serve(self) -> None:
-<<<<<<< HEAD
-        server = control_server(
-=======
         def stop() -> None:
             self.stopped += 1
 
-        async def unasked() -> Any:
-            raise AssertionError("a page does not ask for this")
-
-        server = ControlServer(
->>>>>>> attack2
+        server = control_server(
             self.file,
             snapshot=lambda: self.now,
             history=lambda since: HistoryReport(1, [r for r in self.rows if r.time > since]),
             samples=lambda: [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")],
-<<<<<<< HEAD
-=======
-            network=unasked,
-            evaluate=unasked,
             stop=stop,
->>>>>>> attack2
         )
         await server.start()
         self._ready.set()

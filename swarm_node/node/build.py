@@ -14,11 +14,8 @@ from functools import partial
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
-<<<<<<< HEAD
 from swarm_node.config.reloading import Reloaded, Reloading
-=======
 from swarm_node.durable import Journal
->>>>>>> reach2
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble

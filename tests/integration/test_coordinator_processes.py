@@ -9,23 +9,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-<<<<<<< HEAD
 from collections.abc import Callable
-=======
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
->>>>>>> attack2
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-<<<<<<< HEAD
 from running import CoordinatorProcess
-=======
 from swarm_keys import DAY
->>>>>>> attack2
 
 from swarm_node.durable import create_private
 from swarm_node.node.home import Home

@@ -5,8 +5,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError, NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient
 from swarm_node.node.history import HistoryReport, Ring
-from swarm_node.node.snapshot import SCHEMA, EvalPoint, GroupCounts, NetworkReport, Snapshot
+from swarm_node.node.snapshot import SCHEMA, EvalPoint, GroupCounts, NetworkReport
 from swarm_node.p2p.reach.verdict import Probed, Relay, judge
 from swarm_node.page import listening
 
@@ -187,33 +186,13 @@ def test_healthy_is_an_exit_code(tmp_path: Path, state: str, code: int) -> None:
     assert asyncio.run(main()) == (code, f"{state}\n".encode())
 
 
-@asynccontextmanager
-async def _serving(place: Path, snapshot: Snapshot = SNAPSHOT) -> AsyncIterator[ControlServer]:
-    async def evaluate() -> EvalPoint:
-        return POINT
-
-    server = ControlServer(
-        place / "control.json",
-        snapshot=lambda: snapshot,
-        history=history,
-        network=network,
-        evaluate=evaluate,
-        stop=lambda: None,
-    )
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
-
-
 def test_another_user_of_the_machine_cannot_take_all_files_that_a_node_may_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "HEAD_SECONDS", 600.0)  # only the limit closes them
 
     async def main() -> None:
-        async with _serving(tmp_path), asyncio.timeout(120):
+        async with serving(tmp_path), asyncio.timeout(120):
             client = ControlClient(tmp_path / "control.json")
             port = json.loads((tmp_path / "control.json").read_text())["port"]
             before = len(os.listdir("/proc/self/fd"))
@@ -242,7 +221,7 @@ def test_a_key_that_does_not_arrive_holds_no_connection(
     monkeypatch.setattr("swarm_node.node.control._BODY_SECONDS", 0.3)
 
     async def main() -> None:
-        async with _serving(tmp_path), asyncio.timeout(60):
+        async with serving(tmp_path), asyncio.timeout(60):
             port = json.loads((tmp_path / "control.json").read_text())["port"]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             head = f"POST /v1/enter HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
@@ -255,7 +234,7 @@ def test_a_key_that_does_not_arrive_holds_no_connection(
 
 def test_a_pass_looks_at_the_node_and_has_no_member_work(tmp_path: Path) -> None:
     async def main() -> None:
-        async with _serving(tmp_path):
+        async with serving(tmp_path):
             place, _, key = (await ControlClient(tmp_path / "control.json").page()).rpartition("/#")
             async with ClientSession(place) as session:
                 async with session.post("/v1/enter", json={"key": key}) as response:
@@ -285,7 +264,7 @@ def test_a_page_is_told_of_each_measurement_once(
 
     async def main() -> None:
         measured = msgspec.structs.replace(SNAPSHOT, evals=[POINT])
-        async with _serving(tmp_path, measured):
+        async with serving(tmp_path, snapshot=lambda: measured):
             address = json.loads((tmp_path / "control.json").read_text())
             headers = {"Authorization": f"Bearer {address['token']}"}
             url = f"http://127.0.0.1:{address['port']}/v1/events"
@@ -306,7 +285,7 @@ def test_what_answers_much_or_knows_no_token_is_not_the_node(
     """Another program may have the port of a node that died."""
 
     async def main() -> None:
-        async with _serving(tmp_path):
+        async with serving(tmp_path):
             file = tmp_path / "control.json"
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("swarm_node.node.control._MAX_ANSWER", 100)
@@ -331,7 +310,7 @@ def test_a_page_that_stopped_reading_does_not_hold_up_the_end_of_a_node(
         loop = asyncio.get_running_loop()
         large = msgspec.structs.replace(SNAPSHOT, alarms=["x" * 1000] * 1000)
         async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(_serving(tmp_path, large))
+            server = await stack.enter_async_context(serving(tmp_path, snapshot=lambda: large))
             tell = server._events._tell
             server._events._tell = lambda until: told.append(1) or tell(until)  # type: ignore[func-returns-value]
             address = json.loads((tmp_path / "control.json").read_text())
