@@ -94,7 +94,7 @@ class Sources:
         found = {key: source for source, values in self._named(text) for key in dotted_keys(values)}
         lines, file = lines_of(text), str(self.file)
         return {
-            key: f"{file}:{lines[key]}" if source == file else source
+            key: f"{file}:{lines[key]}" if source == file and key in lines else source
             for key, source in found.items()
         }
 
