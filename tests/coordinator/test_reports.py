@@ -283,11 +283,13 @@ async def test_former_members_rate_nobody_and_end_no_list(
     swarm, hand = Swarm(), Hand(10.0)
     one, two, *gone = (swarm.member(n) for n in range(1, 5))
     async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert await _report(running, two) == 200
         for bad in gone:
             assert await _report(running, bad, peers=(found(two, 9),)) == 200
         await _until(running, one, "reputation", 1)
         keys = [bad.identity.public_key for bad in gone]
         statement = state(swarm.root.key, b"", swarm.info, revocations(1, EPOCH, EPOCH + DAY, keys))
+        hand.seconds += 60
         asked = api.Introduction(swarm.presence(one, hand.seconds), 1, statement)
         assert (await running.ask("POST", "/v1/introductions", asked, by=one))[0] == 200
         assert await _report(running, two) == 200
