@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from coordinator_runs import Hand, Running, coordinator, found, sealed_report
-from swarm_keys import Swarm
+from swarm_keys import DAY, Swarm
 
 from coordinator.reputation import trust
+from coordinator.service import _useful
 from coordinator.store import Store
+from swarm_node.errors import HomeError
 from swarm_node.node.home import Membership
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.coordination import SignedBatch, content_digest, follow, open_batch, open_report
+from swarm_node.p2p.statements import revocations, state
 from swarm_node.simulation.seeded import EPOCH
 
 
@@ -269,3 +275,54 @@ async def test_a_member_reports_every_few_minutes_and_not_all_the_time(tmp_path:
         assert await _report(running, one) == 429
         hand.seconds += 20
         assert await _report(running, one) == 200
+
+
+async def test_former_members_rate_nobody_and_end_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that were expelled it remembers some."""
+    monkeypatch.setattr("swarm_node.p2p.members._MAX_FORMER", 1)
+    monkeypatch.setattr("coordinator.server.TICK_SECONDS", 0.05)
+    swarm, hand = Swarm(), Hand(10.0)
+    one, two, *gone = (swarm.member(n) for n in range(1, 5))
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert await _report(running, two) == 200
+        for bad in gone:
+            assert await _report(running, bad, peers=(found(two, 9),)) == 200
+        await _until(running, one, "reputation", 1)
+        keys = [bad.identity.public_key for bad in gone]
+        statement = state(swarm.root.key, b"", swarm.info, revocations(1, EPOCH, EPOCH + DAY, keys))
+        hand.seconds += 60
+        asked = api.Introduction(swarm.presence(one, hand.seconds), 1, statement)
+        assert (await running.ask("POST", "/v1/introductions", asked, by=one))[0] == 200
+        assert await _report(running, two) == 200
+        rows = await _until(running, one, "members", 3)  # of four
+        assert sorted(row["standing"] for row in rows) == ["member", "member", "revoked"]
+        await _until(running, one, "reputation", 0)
+
+
+async def _until(running: Running, by: Membership, what: str, count: int) -> list[dict[str, Any]]:
+    """The rows of a list, once there are so many."""
+    async with asyncio.timeout(60):
+        while True:
+            running.hand.seconds += 2  # a member asks once a second
+            status, page = await running.ask("GET", f"/v1/{what}", by=by)
+            assert status == 200
+            if len(page["rows"]) == count:
+                rows: list[dict[str, Any]] = page["rows"]
+                return rows
+            await asyncio.sleep(0.05)
+
+
+def test_what_is_nobodys_fault_makes_a_peer_no_less_useful() -> None:
+    peer = Swarm().member(1)
+    assert _useful(found(peer, 10, stale=9, signature=2)) == 8.0
+    assert _useful(found(peer, 1, tokens=5)) == 0.0
+
+
+def test_a_database_of_a_newer_coordinator_is_left_alone(tmp_path: Path) -> None:
+    Store(tmp_path / "c.db").close()
+    with closing(sqlite3.connect(tmp_path / "c.db")) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(HomeError, match="newer swarm-coordinator"):
+        Store(tmp_path / "c.db")
