@@ -63,13 +63,16 @@ class Puller:
         self._listing: set[str] = set()
 
     def turns(self, count: int, wanted: int) -> list[Turn]:
-        """Turns to list `count` different peers, about `wanted` announcements in all.
+        """Turns to list `count` different peers, or all if there are fewer, about `wanted`
+        announcements in all.
 
         The limit keeps the cost independent of the swarm's size: in a large swarm a peer has
         announced many groups since it was last listed. If none is wanted, one peer is still asked
         for its newest announcement, so that the offers do not all become stale.
         """
-        count = count if wanted > 0 else 1
+        now, count = self._clock.now(), count if wanted > 0 else 1
+        while count > 1 and self._directory.fewer(count, now):
+            count -= 1
         limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
         asked: set[str] = set()
         return [Turn(limit, asked) for _ in range(count)]

@@ -834,10 +834,28 @@ def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
         made = [(group, prompt) for group, prompt in made if len(set(group.claimed)) > 1][:6]
         published = await alice.exchange.publisher.publish(made, 0)
         await bob.exchange.meeting.beat(0, 20.0)
-        assert await bob.list_some(3, 6) == 6
+        assert await bob.list_some(3, 2) == 6
         pulled = await bob.pull()
         assert {group.id for group in pulled} == {group.id for group in published[-2:]}
-        assert await bob.list_some(3, 6) == 0
+        assert await bob.list_some(3, 2) == 0
+
+    in_swarm(body)
+
+
+def test_the_only_peer_is_asked_for_all_that_is_wanted_at_once(in_swarm) -> None:
+    wanted = 9
+
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(*range(wanted))
+        await bob.exchange.meeting.beat(0, 20.0)
+        assert await bob.list_some(3, wanted) == wanted
+        (author,) = bob.directory.live(SYSTEM_CLOCK.now(), 60.0)
+        assert len(author.offers) == wanted
+        turns = bob.exchange.puller.turns
+        assert [turn.limit for turn in turns(3, 30)] == [30]
+        bob.directory.meet("another", SYSTEM_CLOCK.now())
+        assert [turn.limit for turn in turns(3, 30)] == [15, 15]
+        assert [turn.limit for turn in turns(3, 0)] == [1]
 
     in_swarm(body)
 
