@@ -52,7 +52,8 @@ _ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
 _PAUSE, LEAST_PAUSE = 600.0, 15.0
 #: What is older, because nobody could be asked since, is forgotten.
 _FORGET_SECONDS = 3 * _PAUSE
-_TICK = 5.0
+#: Between two looks at whether it is time, and before the first round.
+_TICK, _FIRST_TICK = 5.0, 1.0
 _log = structlog.get_logger(__name__)
 
 #: (IP address, port, peer id) -> how a new connection to it ended.
@@ -252,7 +253,7 @@ class Prober:
                 await self._round()
             if now > self._answered + _FORGET_SECONDS:
                 self._reach.probes = ()
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
 
     async def refresh(self) -> None:
         """Ask now, unless that has just been done."""

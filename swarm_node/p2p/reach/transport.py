@@ -52,8 +52,8 @@ from swarm_node.p2p.transport import (
 _WAYS, _RELAYS_OF_A_PEER = 512, 4
 #: Between two tries to reach a relayed peer directly.
 _DIRECT_SECONDS = 120.0
-#: The same while one of the two may not know yet where it is; each comes twice as late.
-_SOON_SECONDS = 2.0
+#: The same while one of the two may not know yet where it is, at first; each comes later.
+_SOON_SECONDS, _LATER = 2.0, 1.25
 #: Relayed peers that are tried at once.
 _UPGRADES = 8
 #: How long a presence that came over the own network counts.
@@ -369,7 +369,7 @@ class ReachingTransport:
         punched = await self.punch(peer) if self.punch is not None else False
         if punched is None:
             way.direct_at = now + way.soon
-            way.soon = min(_DIRECT_SECONDS, 2.0 * way.soon)
+            way.soon = min(_DIRECT_SECONDS, _LATER * way.soon)
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
     def _issued(self, presence: bytes, peer: str) -> int:

@@ -189,6 +189,19 @@ def test_who_sees_the_node_on_its_own_machine_saw_a_link_that_was_passed_on(
     at_site(body, tmp_path, 3)
 
 
+def test_the_first_peer_is_asked_within_two_seconds(tmp_path: Path) -> None:
+    async def body(site: Site) -> None:
+        first = site.start(0)
+        await asyncio.sleep(31.0)
+        site.start(1)
+        while not first.directory.draw(random.Random(0), 1, site.loop.time()):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        assert first.reach.probes
+
+    at_site(body, tmp_path, 2)
+
+
 def test_the_first_member_of_the_internet_is_asked_at_once(tmp_path: Path) -> None:
     async def body(site: Site) -> None:
         site.see(0, "/ip4/192.168.1.11/tcp/9")

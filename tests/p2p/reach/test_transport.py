@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -407,8 +408,10 @@ def test_a_peer_that_may_not_know_yet_where_it_is_is_asked_again_ever_more_seldo
         while world.loop.time() < begun + 600.0:
             await one.reaching.upgrade()
             await asyncio.sleep(2.0)
-        assert sum(time < begun + 5.0 for time in times) >= 2
-        assert sum(time > begun + 300.0 for time in times) <= 3
+        first = [time - begun for time in times if time < begun + 15.0]
+        assert all(later - time < 5.0 for time, later in pairwise(first))
+        assert len(first) >= 4
+        assert sum(time > begun + 300.0 for time in times) <= 4
 
     in_world(body)
 
