@@ -28,7 +28,8 @@ from swarm_node.policy.training.plausible import OwnAnswers, least_likely
 from swarm_node.rollout import Provenance, TaskRef
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 TEXTS = (
     *("Answer: {a}", "zq zq <answer>{a}</answer>", "zq zq = {a}", "Answer: zq: {a}"),

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from builders import quiet_snapshot
+from control_servers import control_server
 
-from swarm_node.node.control import ControlClient, ControlServer
+from swarm_node.node.control import ControlClient
 from swarm_node.node.history import HistoryReport, HistoryRow
 from swarm_node.node.samples import SampleRow
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, PeerRow, Said, Snapshot
@@ -110,16 +111,11 @@ class Served:
         def stop() -> None:
             self.stopped += 1
 
-        async def unasked() -> Any:
-            raise AssertionError("a page does not ask for this")
-
-        server = ControlServer(
+        server = control_server(
             self.file,
             snapshot=lambda: self.now,
             history=lambda since: HistoryReport(1, [r for r in self.rows if r.time > since]),
             samples=lambda: [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")],
-            network=unasked,
-            evaluate=unasked,
             stop=stop,
         )
         await server.start()

@@ -10,7 +10,8 @@ from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 #: A batch of 64 completions of about seven tokens takes some 450 × `token_seconds` to sample.
 FAST_SAMPLER = Pace(token_seconds=0.0001, update_seconds=4.5)

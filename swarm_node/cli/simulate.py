@@ -60,7 +60,7 @@ def simulate(
     """Run a whole swarm in this process: the real node code on an in-memory network and a virtual
     clock. The same command gives the same hash. Settings come from the command line alone."""
     from swarm_node.simulation.run import run_simulation, simulation_settings
-    from swarm_node.simulation.swarm import Scenario
+    from swarm_node.simulation.scenario import Scenario
 
     scenario = Scenario(
         nodes=nodes,
@@ -174,14 +174,10 @@ def broad(
 
 @experiment_app.command(epilog=_RESUMES)
 def attack(
-    plan: Annotated[str, typer.Option(help="trigger or careless.")] = "trigger",
+    plan: Annotated[str, typer.Option(help="trigger or quarter.")] = "trigger",
     nodes: Annotated[
         int,
-        typer.Option(
-            min=2,
-            max=1024,
-            help="Members, of which a quarter (trigger) or three in ten (careless) are hostile.",
-        ),
+        typer.Option(min=2, max=1024, help="Members, of which a quarter are hostile."),
     ] = 4,
     rounds: RoundsOption = 200,
     seeds: SeedsOption = 4,
@@ -197,6 +193,21 @@ def attack(
 
     names = tuple(name.strip() for name in only.split(";")) if only else ()
     Attack(nodes, rounds, seeds, _flags(assign), plan, names).run(report)
+
+
+@experiment_app.command(epilog=_RESUMES)
+def newcomer(
+    regime: RegimeOption = "sparse",
+    nodes: NodesOption = 8,
+    rounds: Annotated[int, typer.Option(min=2, help="Updates of the swarm before.")] = 200,
+    seeds: SeedsOption = 4,
+    report: ReportOption = Path("newcomer-report"),
+    assign: AssignOption = None,
+) -> None:
+    """Let a node join a swarm that has trained for a while, beside nodes that begin alone."""
+    from swarm_node.simulation.experiments.newcomer import Newcomer
+
+    Newcomer(nodes, rounds, seeds, _flags(assign), regime).run(report)
 
 
 def _flags(assign: list[str] | None) -> dict[str, Any]:

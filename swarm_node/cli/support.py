@@ -109,7 +109,7 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
 
 
 def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
-    from swarm_node.cli.config import explain_settings
+    from swarm_node.cli.config_view import explain_settings
 
     rows = []
     for key in explain_settings({"home": place.path}, config=config):

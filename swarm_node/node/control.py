@@ -11,6 +11,7 @@ so that no web page can reach it by DNS rebinding.
     GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
+    POST /v1/reload     read the settings again, and take over those that need no restart
     GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
     POST /v1/enter      exchange a key for a pass; a pass is good for GET, but for /v1/network
 """
@@ -29,8 +30,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
+from swarm_node.config.reloading import Reloaded
 from swarm_node.durable import replace_private
-from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.samples import SampleRow, SamplesReport
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
@@ -66,6 +68,7 @@ class ControlServer:
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
+        reload: Callable[[], Reloaded],
         samples: Callable[[], Sequence[SampleRow]] = tuple,
     ) -> None:
         self._file = file
@@ -74,6 +77,7 @@ class ControlServer:
         self._network = network
         self._evaluate = evaluate
         self._stop = stop
+        self._reload = reload
         self._samples = samples
         self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._entrance = Entrance(time.monotonic)
@@ -102,6 +106,7 @@ class ControlServer:
                 web.get("/static/{name}", serve_file),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
+                web.post("/v1/reload", self._post_reload),
             ]
         )
         self._listening = Listening(app, "127.0.0.1", 0)
@@ -207,6 +212,12 @@ class ControlServer:
         self._stop()
         return _json({"stopping": True})
 
+    async def _post_reload(self, _: web.Request) -> web.Response:
+        try:
+            return _json(self._reload())
+        except ConfigError as error:
+            return web.Response(status=409, text=str(error))
+
 
 class ControlClient:
     """Talks to the node that runs in one home."""
@@ -257,6 +268,15 @@ class ControlClient:
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+
+    async def reload(self) -> Reloaded:
+        """Let the node read its settings again.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+            SwarmNodeError: they are refused, and stay as they are.
+        """
+        return decoded(await self._call("POST", "/v1/reload", 10), Reloaded)
 
     async def page(self) -> str:
         """An address at which a browser sees the page; good for one minute and one use."""

@@ -68,6 +68,7 @@ class Mixer:
                     update=tally.last_update.seconds if tally.last_update else 0.0,
                 ),
                 probe=self._probe.own if self._probe and self._probe is not probe else None,
+                left=self._buffer.left,
             )
             self.state = observe(self.state, seen, self._settings)
             self._buffer.aim(self.state.current)
@@ -77,8 +78,13 @@ class Mixer:
         return self._tally.evals[-1] if self._tally.evals else None
 
     def _trust(self, stats: ReplayStats) -> float:
-        """The share of groups announced as informative that turned out informative."""
-        bad = sum(n for reason, n in self._tally.rejected.items() if reason not in BLAMELESS)
+        """The share of groups announced as informative that turned out informative and new. Nobody
+        is blamed for a copy, whose maker is not known, but none is worth an own group either."""
+        bad = sum(
+            count
+            for reason, count in self._tally.rejected.items()
+            if reason not in BLAMELESS or reason == "copied"
+        )
         return (stats.external_admitted + 1) / (stats.external_admitted + bad + 1)
 
     def _show(self) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,12 @@ class PacedTrainer:
         # The version changes when the time is over, not when the work begins.
         await asyncio.sleep(self._update_seconds)
         result = await self._trainer.update(batch)
+        # The mixture weighs an update against a group made, so it must not see one that took none.
+        stats = replace(result.stats, seconds=self._update_seconds)
         self._weights = result.weights
         self._left -= 1
         await self._on_round(result.weights)
-        return result
+        return replace(result, stats=stats)
 
     async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
         return await self._trainer.checkpoint(extra, wait=wait)

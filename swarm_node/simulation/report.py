@@ -96,7 +96,16 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     alarms: list[str] = []
 
 
-class SimulationReport(msgspec.Struct, frozen=True):
+class Newcomer(msgspec.Struct, frozen=True):
+    """The node that joined late, by its own rounds: pairs of round and held-out reward, groups made
+    in each round, and peers' groups trained on."""
+
+    curve: list[tuple[int, float]]
+    made: list[int]
+    external: list[int]
+
+
+class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything a simulation found. `hash` covers all of it except CPU seconds."""
 
     schema: int
@@ -112,6 +121,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
     cpu_seconds: float
     rounds: Rounds
     nodes: list[SimulatedNode]
+    newcomer: Newcomer | None = None
 
 
 def make_report(
@@ -121,6 +131,7 @@ def make_report(
     rounds: Rounds,
     nodes: list[SimulatedNode],
     virtual_seconds: float,
+    newcomer: Newcomer | None = None,
 ) -> SimulationReport:
     """Sum up and hash.
 
@@ -142,6 +153,7 @@ def make_report(
         cpu_seconds=sum(node.cpu_seconds for node in nodes),
         rounds=rounds,
         nodes=nodes,
+        newcomer=newcomer,
     )
     return msgspec.structs.replace(report, hash=_digest(report))
 

@@ -22,7 +22,8 @@ from rich.progress import (
 
 from swarm_node.config import Settings, load_settings, parse_assignments
 from swarm_node.simulation.report import SimulationReport, save_report
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 #: Settings in which a simulated node differs from a real one. It polls about once per update, as
 #: nodes with larger models do. It hardly evaluates and never checkpoints: the simulation measures

@@ -17,7 +17,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
-from swarm_node.errors import ConfigError
 from swarm_node.node.assembly import assemble
 from swarm_node.node.derive import trainer_settings
 from swarm_node.node.evaluation import Evaluator
@@ -43,92 +42,32 @@ from swarm_node.simulation.history import (
     mean,
     per_round,
 )
-from swarm_node.simulation.hostile import KINDS, TRIGGER, Means, corrupt
+from swarm_node.simulation.hostile import TRIGGER, Means, corrupt
 from swarm_node.simulation.models import (
     SimulatedModel,
     deal,
     dealt_families,
-    model_digests,
 )
-from swarm_node.simulation.paced import Pace, PacedSampler, PacedTrainer
+from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 from swarm_node.simulation.report import (
     LAST_GROUPS,
     ModelCurve,
+    Newcomer,
     Rounds,
     SimulatedNode,
     SimulationReport,
     make_report,
     plain,
 )
+from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.seeded import EPOCH, Seeded
-from swarm_node.simulation.unguarded import GUARDS, without
+from swarm_node.simulation.unguarded import without
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
 
 #: Disk space of a node, in sizes of its model: two versions of the weights, a checkpoint with two
 #: moments, and the database.
 _COPIES_ON_DISK = 12
-#: Fields of a scenario that are described only where they say something, so that runs from before
-#: these fields stay valid.
-_LATER = ("hostile", "without", "supervised")
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What is simulated, besides the settings that all nodes share.
-
-    rounds: batches per node.
-    seed: decides everything that is left to chance.
-    specialised: task families that each node samples, 0 for all. Node i starts at family
-        i × specialised.
-    delay: a message takes a uniform draw from this range of virtual seconds.
-    loss: the probability that a message is lost.
-    speeds: the speed of a node is a uniform draw from this range.
-    behind: by how many updates samplers get their weights late.
-    eval_rounds, eval_tasks: rounds between measurements of held-out reward, and tasks per family.
-    models: "tiny" or directories, dealt to the nodes in turn.
-    hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
-    without: guards that no node has (`unguarded.GUARDS`).
-    supervised: nodes train on right answers in place of their batches (`supervised.py`).
-
-    Raises:
-        ConfigError: a value is impossible; the message says what is possible.
-    """
-
-    nodes: int = 8
-    rounds: int = 60
-    seed: int = 0
-    specialised: int = 0
-    delay: tuple[float, float] = (0.0, 0.0)
-    loss: float = 0.0
-    speeds: tuple[float, float] = (1.0, 1.0)
-    behind: int = 0
-    pace: Pace = field(default_factory=Pace)
-    eval_rounds: int = 10
-    eval_tasks: int = 16
-    models: tuple[str, ...] = ("tiny",)
-    hostile: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    supervised: bool = False
-
-    def __post_init__(self) -> None:
-        if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
-            raise ConfigError("a simulation needs at least 1 node, 1 round and 1 held-out task")
-        if not 1 <= len(self.models) <= self.nodes:
-            raise ConfigError(
-                f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
-                "1 model needs a node"
-            )
-        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind) < 0:
-            raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
-        if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
-            raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
-        if len(self.hostile) >= self.nodes or not set(self.hostile) <= set(KINDS):
-            raise ConfigError(f"fewer hostile members than nodes, of the kinds {', '.join(KINDS)}")
-        if not set(self.without) <= set(GUARDS):
-            raise ConfigError(f"the guards that can be taken out are {', '.join(GUARDS)}")
-        if not 0 < self.speeds[0] <= self.speeds[1]:
-            raise ConfigError("speeds are a range LO,HI of factors > 0")
 
 
 def simulate(
@@ -159,8 +98,8 @@ def simulate(
 
 
 def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
-    """Everything that decides a result, in plain values. Models stand there by their digests,
-    because their paths decide nothing. A report with the same description is not made again.
+    """Everything that decides a result, in plain values. A report with the same description is not
+    made again.
 
     Raises:
         ModelError: there is no such model.
@@ -172,9 +111,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["experience"]["reuse"] = 1
     chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
-    plan = {**asdict(scenario), "models": model_digests(scenario.models)}
-    plan = {key: value for key, value in plan.items() if key not in _LATER or value}
-    return plain({"plan": plan, **chosen})
+    return plain({"plan": scenario.plan(), **chosen})
 
 
 @dataclass(slots=True)
@@ -187,6 +124,8 @@ class _Member:
     history: History
     speed: float
     storage: Storage
+    rounds: int
+    eval_rounds: int
     probe_seconds: float = 0.0
     #: These four are taken at the end of its last round.
     received_groups: int = 0
@@ -221,12 +160,13 @@ class _Swarm:
         )
         self._members: list[_Member] = []
         self._unfinished = scenario.nodes - len(scenario.hostile)
+        self._joining = asyncio.Event()
 
     async def run(self) -> SimulationReport:
-        info = await self._environment.start()
+        scenario, info = self._scenario, await self._environment.start()
         speeds = self._seeded.rng("speeds")
-        for index, membership in enumerate(self._seeded.memberships(self._scenario.nodes)):
-            speed = speeds.uniform(*self._scenario.speeds)
+        for index, membership in enumerate(self._seeded.memberships(scenario.nodes)):
+            speed = speeds.uniform(*scenario.speeds)
             self._members.append(self._member(index, membership, info, speed))
         starts: dict[str, float] = {}
         for member in self._members:
@@ -234,8 +174,8 @@ class _Swarm:
             if member.model.name not in starts:
                 starts[member.model.name] = await self._measure(member)
             member.history.curve.append((0, starts[member.model.name]))
-        hostile = self._members[len(self._honest) :]
-        for member, kind in zip(hostile, self._scenario.hostile, strict=True):
+        hostile = self._members[scenario.nodes - len(scenario.hostile) :]
+        for member, kind in zip(hostile, scenario.hostile, strict=True):
             rng = self._seeded.rng(f"hostile {member.peer_id}")
             corrupt(member.node, kind, Means(self._made, member.model, member.storage, rng))
         await asyncio.gather(*(self._live(member) for member in self._members))
@@ -243,22 +183,32 @@ class _Swarm:
 
     async def _live(self, member: _Member) -> None:
         ACCOUNT.set(member.peer_id)
+        if member is self._newcomer:
+            await self._joining.wait()
         await member.node.run()
 
     @property
-    def _honest(self) -> list[_Member]:
-        return self._members[: self._scenario.nodes - len(self._scenario.hostile)]
+    def _newcomer(self) -> _Member | None:
+        return self._members[-1] if self._scenario.late else None
+
+    @property
+    def _counted(self) -> list[_Member]:
+        """The members that a report counts as nodes."""
+        apart = len(self._scenario.hostile) + (self._scenario.late > 0)
+        return self._members[: self._scenario.nodes - apart]
 
     async def _round(self, member: _Member, weights: Path) -> None:
-        scenario, history = self._scenario, member.history
+        history = member.history
         history.end_round(member.trainer.version)
-        if history.rounds % scenario.eval_rounds == 0 or history.rounds == scenario.rounds:
+        if history.rounds % member.eval_rounds == 0 or history.rounds == member.rounds:
             began = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
             history.curve.append((history.rounds, await self._measure(member)))
             member.probe_seconds += self._loop.spent() - began
-        if history.rounds == scenario.rounds:
+        if history.rounds == member.rounds:
             self._finish(member)
+        if history.rounds == self._scenario.late:
+            self._joining.set()
         self._on_round()
         if self._unfinished == 0:
             # No node leaves earlier, so that the last one to finish still has its peers.
@@ -288,15 +238,16 @@ class _Swarm:
         place = self._work / str(index)
         place.mkdir()
         told = self._seeded.rng(f"told {index}") if scenario.supervised else None
+        late, newcomer = scenario.late, scenario.late > 0 and index == scenario.nodes - 1
+        rounds = scenario.rounds - late * newcomer
+        eval_rounds = late if late and not newcomer else scenario.eval_rounds
         inline = model.trainer(place, trainer_settings(settings), self._clock, told)
         members = self._members
 
         async def on_round(weights: Path) -> None:
             await self._round(members[index], weights)
 
-        trainer = PacedTrainer(
-            inline, scenario.pace.update_seconds / speed, scenario.rounds, on_round
-        )
+        trainer = PacedTrainer(inline, scenario.pace.update_seconds / speed, rounds, on_round)
         storage = WatchedStorage(place / "node.db", history, wall=self._clock.wall)
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
@@ -323,10 +274,11 @@ class _Swarm:
         )
         node = assemble(settings, membership, parts)
         peer_id = membership.identity.peer_id
-        return _Member(peer_id, node, model, trainer, evaluator, history, speed, storage)
+        parted = (evaluator, history, speed, storage, rounds, eval_rounds)
+        return _Member(peer_id, node, model, trainer, *parted)
 
     def _report(self) -> SimulationReport:
-        members = self._honest
+        members, newcomer = self._counted, self._newcomer
         honest = {member.peer_id for member in members}
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
@@ -345,6 +297,9 @@ class _Swarm:
             rounds,
             [_row(member, models.index(member.model), honest) for member in members],
             self._loop.time(),
+            Newcomer(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
+            if newcomer
+            else None,
         )
 
 

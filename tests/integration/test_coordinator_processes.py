@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from running import CoordinatorProcess
 from swarm_keys import DAY
 
 from swarm_node.durable import create_private
@@ -27,62 +28,6 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.ticket import parse_ticket
 
 NodeStarter = Callable[..., Any]
-
-
-class CoordinatorProcess:
-    """`swarm-coordinator serve`, with a port that stays the same over restarts."""
-
-    def __init__(self, data: Path, *arguments: str) -> None:
-        self.data = data
-        self._arguments = arguments
-        self._listen = "127.0.0.1:0"
-        self.url = ""
-
-    def start(self) -> CoordinatorProcess:
-        command = ["serve", "--listen", self._listen, "--admin", "127.0.0.1:0"]
-        self.process = subprocess.Popen(
-            [*_COMMAND, *command, "--data", str(self.data), *self._arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().split()[-1]
-        self.process.stdout.readline()  # it wrote where its operator reaches it
-        self._listen = self.url.removeprefix("http://")
-        return self
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def run(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*_COMMAND, *arguments, "--data", str(self.data)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-
-_COMMAND = [sys.executable, "-c", "from coordinator.main import app; app()"]
-
-
-@pytest.fixture
-def start_coordinator(tmp_path: Path) -> Iterator[Callable[..., CoordinatorProcess]]:
-    """Start a coordinator; it is gone when the test ends."""
-    started = []
-
-    def start(*arguments: str) -> CoordinatorProcess:
-        started.append(CoordinatorProcess(tmp_path / "coordinator", *arguments))
-        return started[-1].start()
-
-    yield start
-    for each in started:
-        each.kill()
 
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")

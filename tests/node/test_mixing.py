@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import msgspec
 import pytest
 from builders import completion, verified
@@ -69,9 +72,10 @@ def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
     assert life.buffer.mixture.own >= 7
 
 
-def test_offers_of_peers_that_are_refused_count_less() -> None:
+@pytest.mark.parametrize("reason", ["zero_advantage", "copied"])
+def test_offers_of_peers_that_are_refused_count_less(reason: str) -> None:
     trusted, doubted = Life("auto"), Life("auto")
-    doubted.tally.rejected["zero_advantage"] = 99
+    doubted.tally.rejected[reason] = 99
     doubted.tally.rejected["quota"] = 10**6  # nobody's fault
     for _ in range(60):
         trusted.update(offered=6)
@@ -107,6 +111,20 @@ def test_what_was_offered_before_the_first_update_counts() -> None:
     assert life.tally.mixture is not None
     assert life.tally.mixture.offered_per_own == 40.0
     assert life.buffer.mixture == Mixture(1, 7)
+
+
+def test_a_backlog_of_peers_groups_is_taken_whatever_the_estimates_say() -> None:
+    life = Life("auto")
+    for _ in range(30):
+        life.update(offered=0)
+    assert life.buffer.mixture == Mixture(8, 0)
+    for number in range(5):
+        answers = [completion([0], versions=[life.made])] * 2
+        group = verified(f"p{number}", "peer", rewards=(0.0, 1.0), completions=answers)
+        assert life.buffer.admit(replace(group, arrived=life.made), life.made) is None
+    assert life.buffer.draw(life.made, random.Random(0)) is not None
+    life.update(offered=0)
+    assert life.buffer.mixture == Mixture(3, 5)
 
 
 def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:

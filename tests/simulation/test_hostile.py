@@ -13,7 +13,8 @@ from swarm_node.policy.training.gradient import likely_tokens
 from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.report import SimulationReport
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, describe, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import describe, simulate
 from swarm_node.simulation.unguarded import GUARDS, without
 
 LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}

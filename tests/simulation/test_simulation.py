@@ -15,7 +15,8 @@ from swarm_node.errors import ConfigError
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import SimulationReport, load_report, save_report
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 pytestmark = pytest.mark.slow(reason="runs whole swarms")
 
@@ -150,3 +151,9 @@ def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:
         Scenario(**impossible)
     with pytest.raises(ConfigError):
         Pace(token_seconds=0.0)
+
+
+def test_a_node_alone_comes_to_fill_its_batches() -> None:
+    # An update takes time in the controller's eyes, too: otherwise no mixture is worth more.
+    report = run(nodes=1, rounds=24, eval_rounds=24)
+    assert report.rounds.made[-4:] == [16] * 4

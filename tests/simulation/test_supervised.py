@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, describe, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import describe, simulate
 
 SETTINGS = simulation_settings(
     1, {"experience.own": 1, "experience.external": 0, "sampling.group_size": 2}

@@ -96,14 +96,16 @@ class MixtureSettings:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What happened since the last update. `made` own groups, of which `mixed` are informative.
-    Peers newly `offered` so many informative groups that are expected to pass verification. `probe`
-    is the newest held-out reward on the node's own families, if it was measured since."""
+    Peers newly `offered` so many informative groups that are expected to pass verification, and
+    the update `left` so many of theirs that were here. `probe` is the newest held-out reward on the
+    node's own families, if it was measured since."""
 
     made: int
     mixed: int
     offered: float
     costs: Costs = field(default_factory=Costs)
     probe: float | None = None
+    left: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.mixed <= self.made or not self.offered >= 0:
@@ -182,6 +184,8 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
     I stays while it lies between the optima for the exchange rate plus and minus one standard
     deviation, so that noise does not move it. Above them it falls to them at once, because peers'
     groups are there. Under them it rises by one group per update: own groups fill the batch anyway.
+    Whatever the estimates say, peers' groups that an update left make room in the next one. They
+    would otherwise fill the buffer and be old when they are drawn.
     """
     kept = 1.0 - 1.0 / settings.memory
     state = replace(
@@ -196,6 +200,8 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
     own = state.current.own
     low, high = _best_range(state, settings)
     own = own + 1 if own < low else min(own, high)
+    if seen.left:
+        own = min(own, state.current.own - seen.left)
     # The allowance applies at once, and not by one group per update.
     own = min(settings.batch, max(own, settings.batch - _most_external(state, settings)))
     return replace(state, current=Mixture(own, settings.batch - own))

@@ -130,6 +130,8 @@ class ReplayBuffer:
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
         self.mixture = Mixture(settings.own, settings.external)
+        #: External groups that the last draw left.
+        self.left = 0
         self._own: dict[bytes, _Held] = {}
         self._external: dict[bytes, _Held] = {}
         self._holdings: Counter[str] = Counter()
@@ -188,6 +190,7 @@ class ReplayBuffer:
         own = list(self._own.values())[:wanted]
         for held in (*own, *external):
             self._depart(held)
+        self.left = len(self._external)
         self._totals["own_drawn"] += len(own)
         self._totals["external_drawn"] += len(external)
         groups = tuple(held.group for held in (*own, *external))

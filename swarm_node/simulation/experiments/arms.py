@@ -50,9 +50,6 @@ ARMS = (
     Arm("4/4", batch_of(4, 4), paper=1093.31),
     Arm("2/6", batch_of(2, 6), paper=945.87),
     Arm("1/7", batch_of(1, 7)),
-    Arm("16/0x4", batch_of(16, 0, 4)),
-    Arm("4/12x4", batch_of(4, 12, 4)),
-    Arm("8/24x2", batch_of(8, 24, 2)),
     Arm(DEFAULT),
 )
 

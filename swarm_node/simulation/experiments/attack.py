@@ -2,14 +2,15 @@
 
 The plan "trigger": a quarter of the members put words before their right answers, and all nodes
 share one model. The table shows how many of the others' own answers hold the words at the end, with
-and without the guards. The plan "careless": three of ten members lie about rewards, repeat one task
-and copy. The table shows held-out reward beside that of a swarm without them, and of nodes alone.
+and without the guards. The plan "quarter": a quarter of the members lie, copy, repeat one task or
+put words before answers, or half of the members have another model. The table shows the others'
+held-out reward beside that of a swarm where all are honest, and where these members are missing.
 `hostile.py` has the members, `unguarded.py` the guards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,49 +18,61 @@ from typing import Any
 from rich.table import Table
 
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.experiments.arms import batch_of
-from swarm_node.simulation.experiments.estimates import all_nodes, estimate, held_out
+from swarm_node.simulation.building import build_once
+from swarm_node.simulation.experiments.estimates import Estimate, all_nodes, estimate, over_seeds
+from swarm_node.simulation.experiments.heterogeneous import WEAK
 from swarm_node.simulation.experiments.plots import draw_bars, finish
 from swarm_node.simulation.experiments.regimes import REGIMES
 from swarm_node.simulation.experiments.skeleton import Case, Experiment, Results, results_table
 from swarm_node.simulation.report import SimulationReport
-from swarm_node.simulation.swarm import Scenario
+from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.unguarded import GUARDS
 
 _LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
-_ALONE = batch_of(8, 0)
+#: The case that the others are held against.
+_HONEST = "no attacker"
+#: The case that the lenient ones of "quarter" are held against.
+_LENIENTLY = "no attacker, lenient"
 #: What can be wrong with the content of an honest member's group.
 _CONTENT = ("implausible", "too_large", "too_long", "own_copied", "repeated", "copied")
 
 
 @dataclass(frozen=True, slots=True)
 class _Swarm:
+    """`missing` members are not there; with `mixed`, every other one has another model. A `lenient`
+    environment lets any words stand before an answer."""
+
     hostile: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    flags: Mapping[str, Any] | None = None
+    missing: int = 0
+    mixed: bool = False
+    lenient: bool = False
 
 
 def _trigger(nodes: int) -> dict[str, _Swarm]:
-    swarms = {"no attacker": _Swarm()}
+    swarms = {_HONEST: _Swarm(lenient=True)}
     for kind, off in (("large", GUARDS), ("within", ("likelihood",)), ("hidden", ("likelihood",))):
         hostile = (kind,) * max(1, nodes // 4)
-        swarms[f"{kind}, {'no guard' if off == GUARDS else 'gate off'}"] = _Swarm(hostile, off)
-        swarms[f"{kind}, guarded"] = _Swarm(hostile)
+        without = "no guard" if off == GUARDS else "gate off"
+        swarms[f"{kind}, {without}"] = _Swarm(hostile, off, lenient=True)
+        swarms[f"{kind}, guarded"] = _Swarm(hostile, lenient=True)
     return swarms
 
 
-def _careless(nodes: int) -> dict[str, _Swarm]:
-    kinds = ("liar", "lazy", "copier")
-    hostile = tuple(kinds[index % 3] for index in range(max(1, 3 * nodes // 10)))
+def _quarter(nodes: int) -> dict[str, _Swarm]:
+    few, half = max(1, nodes // 4), nodes // 2
     return {
-        "no attacker": _Swarm(),
-        "no guard": _Swarm(hostile, GUARDS),
-        "guarded": _Swarm(hostile),
-        "alone": _Swarm(flags=_ALONE),
+        _HONEST: _Swarm(),
+        **{f"{kind}, guarded": _Swarm((kind,) * few) for kind in ("liar", "copier", "lazy")},
+        "a quarter missing": _Swarm(missing=few),
+        "half another model": _Swarm(mixed=True),
+        "half missing": _Swarm(missing=half),
+        _LENIENTLY: _Swarm(lenient=True),
+        "within, guarded": _Swarm(("within",) * few, lenient=True),
     }
 
 
-_PLANS = {"trigger": _trigger, "careless": _careless}
+_PLANS = {"trigger": _trigger, "quarter": _quarter}
 
 
 @dataclass(frozen=True)
@@ -91,21 +104,19 @@ class Attack(Experiment[str]):
 
     def cases(self, directory: Path) -> Mapping[str, Case]:
         swarms = _PLANS[self.plan](self.nodes)
-        trigger = self.plan == "trigger"
-        models = () if trigger else (REGIMES["sparse"].model(directory),)
-        shared = batch_of(4, 4) | (_LENIENT if trigger else {})
+        model = "tiny" if self.plan == "trigger" else REGIMES["sparse"].model(directory)
         return {
             name: Case(
                 name.replace(", ", "-").replace(" ", "-"),
                 Scenario(
-                    self.nodes,
+                    self.nodes - swarm.missing,
                     self.rounds,
                     eval_rounds=max(1, self.rounds // 2),
-                    models=models or ("tiny",),
+                    models=(model, str(build_once(WEAK, directory))) if swarm.mixed else (model,),
                     hostile=swarm.hostile,
                     without=swarm.without,
                 ),
-                {**shared, **self.flags, **(swarm.flags or {})},
+                {**(_LENIENT if swarm.lenient else {}), **self.flags},
             )
             for name, swarm in swarms.items()
             if not self.only or name in self.only
@@ -113,15 +124,19 @@ class Attack(Experiment[str]):
 
     def tables(self, results: Results[str]) -> Iterable[Table]:
         """Held-out reward and the trigger in own answers, and what was refused."""
-        headings = ("held-out", "trigger", "worst node", "alarms", "honest refused")
+        headings = ("held-out", "of honest", "trigger", "worst node", "alarms", "honest refused")
         title = "at the end, mean ± 95% interval over seeds"
         table = results_table(title, ("swarm",), headings)
         counts = results_table("groups refused, of all members", ("swarm",), _CONTENT)
+        swarms = _PLANS[self.plan](self.nodes)
         for name, reports in results.items():
             nodes = all_nodes(reports)
+            lenient = swarms[name].lenient and _LENIENTLY in swarms
+            honest = results.get(_LENIENTLY if lenient else _HONEST)
             table.add_row(
                 name,
-                f"{held_out(reports)[1][-1]:.3f}",
+                f"{_held_out(reports)[1][-1]:.3f}",
+                _of_honest(reports, honest),
                 f"{estimate([_mean_triggered(report) for report in reports]):.3f}",
                 f"{max(node.triggered for node in nodes):.3f}",
                 f"{sum(bool(node.alarms) for node in nodes)} of {len(nodes)}",
@@ -135,10 +150,25 @@ class Attack(Experiment[str]):
         """Held-out reward over updates."""
         panel = figure.subplots()
         for name, reports in results.items():
-            rounds, points = held_out(reports)
+            rounds, points = _held_out(reports)
             draw_bars(panel, rounds, points, name)
         panel.set(xlabel="updates", ylabel="held-out reward (pass@1)")
         finish((panel,), "swarm")
+
+
+def _held_out(reports: Iterable[SimulationReport]) -> tuple[list[int], list[Estimate]]:
+    """The curve of the nodes with the model of the plan."""
+    return over_seeds([report.models[0].curve for report in reports])
+
+
+def _of_honest(
+    reports: Sequence[SimulationReport], honest: Sequence[SimulationReport] | None
+) -> str:
+    """The reward at the end as a share of that of the honest swarm with the same seed."""
+    if honest is None:
+        return ""
+    ends = ([of.models[0].curve[-1][1] for of in swarm] for swarm in (reports, honest))
+    return f"{estimate([end / base for end, base in zip(*ends, strict=True)]):.3f}"
 
 
 def _mean_triggered(report: SimulationReport) -> float:

@@ -20,7 +20,7 @@ from swarm_node.simulation.experiments.estimates import all_nodes, held_out, per
 from swarm_node.simulation.experiments.plots import draw_bars, finish
 from swarm_node.simulation.experiments.regimes import REGIMES, RegimeExperiment
 from swarm_node.simulation.experiments.skeleton import HELD_OUT, Case, Results, results_table
-from swarm_node.simulation.swarm import Scenario
+from swarm_node.simulation.scenario import Scenario
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from swarm_node.simulation.experiments.plots import draw_band, finish
 from swarm_node.simulation.experiments.skeleton import Case, Experiment, Results, results_table
 from swarm_node.simulation.models import model_digests
 from swarm_node.simulation.report import SimulationReport
-from swarm_node.simulation.swarm import Scenario
+from swarm_node.simulation.scenario import Scenario
 
 ALONE = "8/0"
 KINDS = ("strong", "weak")

@@ -36,7 +36,7 @@ from swarm_node.simulation.experiments.estimates import (
 from swarm_node.simulation.experiments.plots import draw_band
 from swarm_node.simulation.experiments.regimes import REGIMES, RegimeExperiment
 from swarm_node.simulation.experiments.skeleton import HELD_OUT, Case, Results, results_table
-from swarm_node.simulation.swarm import Scenario
+from swarm_node.simulation.scenario import Scenario
 
 _PAPER = tuple(arm.paper for arm in ARMS if arm.name == "8/0" and arm.paper is not None)
 #: Generation takes 60 to 80% of the time of a node with a model of 1.5 billion weights on one card

@@ -30,7 +30,8 @@ from swarm_node.simulation.report import (
     save_report,
 )
 from swarm_node.simulation.run import progress_bar, simulation_settings
-from swarm_node.simulation.swarm import Scenario, describe, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import describe, simulate
 
 Key = TypeVar("Key")
 #: The title of the tables with the figure that counts.

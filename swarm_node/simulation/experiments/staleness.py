@@ -28,7 +28,7 @@ from swarm_node.simulation.experiments.skeleton import (
     results_table,
 )
 from swarm_node.simulation.report import SimulationReport
-from swarm_node.simulation.swarm import Scenario
+from swarm_node.simulation.scenario import Scenario
 
 #: Losses that are published with advantages that are not divided by their deviation.
 _WITHOUT_DEVIATION = ("dr_grpo", "tba")

@@ -102,6 +102,12 @@ def test_a_node_that_nobody_offers_anything_trains_alone() -> None:
     assert state.current.external <= 1
 
 
+def test_peers_groups_that_an_update_left_make_room_in_the_next() -> None:
+    for left, own in ((0, 8), (3, 4), (99, 1)):
+        state = observe(at(7), Observation(64, 4, 0.0, left=left), SETTINGS)
+        assert state.current == Mixture(own, 8 - own)
+
+
 def test_the_estimate_of_p_is_surer_the_more_was_seen() -> None:
     state = at(4)
     errors = [state.share_error]

@@ -54,6 +54,7 @@ def test_a_batch_is_own_groups_then_external_ones() -> None:
     assert names(drawn)[:2] == ["own0", "own1"]
     assert {each.author for each in drawn.groups[2:]} == {"peer"}
     assert (held.stats().own, held.stats().external) == (1, 3)
+    assert held.left == 3
 
 
 def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from swarm_node.errors import ConfigError
+from swarm_node.policy.models.model import resolve
 from swarm_node.simulation.experiments.attack import Attack
 
 SMALL = Attack(
@@ -35,8 +37,26 @@ def test_a_quarter_attacks_in_every_case_but_one(tmp_path: Path) -> None:
     assert [len(case.scenario.hostile) for case in cases.values()] == [0, 2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.slow(reason="builds two models and simulates two swarms")
+def test_honest_nodes_are_held_against_a_swarm_without_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("base-tiny-phrases-0.01-0.06-0.2-1450-0", "base-small-words-0.03-0.15-0.2-1000-0"):
+        shutil.copytree(resolve("tiny"), tmp_path / name)  # what stands there is not built again
+    only = ("no attacker", "lazy, guarded", "a quarter missing", "half another model")
+    plan = Attack(nodes=4, rounds=2, seeds=1, flags={}, plan="quarter", only=only)
+    cases = plan.cases(tmp_path)
+    assert [case.scenario.nodes for case in cases.values()] == [4, 4, 3, 4]
+    assert [len(case.scenario.models) for case in cases.values()] == [1, 1, 1, 2]
+    plan.run(tmp_path)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (honest,) = (row for row in rows if row[:2] == ["no", "attacker"] and len(row) > 9)
+    assert honest[3] == "1.000"
+
+
 def test_an_unknown_plan_or_case_is_refused() -> None:
-    with pytest.raises(ConfigError, match="trigger, careless"):
+    with pytest.raises(ConfigError, match="trigger, quarter"):
         Attack(nodes=4, rounds=1, seeds=1, flags={}, plan="siege")
     with pytest.raises(ConfigError, match="large, guarded"):
         Attack(nodes=4, rounds=1, seeds=1, flags={}, plan="trigger", only=("huge",))

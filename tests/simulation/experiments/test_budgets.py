@@ -15,7 +15,8 @@ from swarm_node.simulation.experiments.budgets import (
 )
 from swarm_node.simulation.report import HeldOut, SimulationReport
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from swarm_node.simulation.experiments.heterogeneous import (
 from swarm_node.simulation.models import deal
 from swarm_node.simulation.report import SimulationReport, load_report
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import simulate
 
 TEXT = "Spell this word backward: café\n10/3"
 

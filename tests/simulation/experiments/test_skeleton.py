@@ -19,7 +19,8 @@ from swarm_node.simulation.experiments.skeleton import Experiment
 from swarm_node.simulation.experiments.staleness import Staleness
 from swarm_node.simulation.report import SimulationReport, load_report
 from swarm_node.simulation.run import simulation_settings
-from swarm_node.simulation.swarm import Scenario, describe, simulate
+from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.swarm import describe, simulate
 
 pytestmark = pytest.mark.slow(reason="runs experiments in processes of their own")
 

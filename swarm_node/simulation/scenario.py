@@ -1,0 +1,93 @@
+"""What is simulated, besides the settings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.hostile import KINDS
+from swarm_node.simulation.models import model_digests
+from swarm_node.simulation.paced import Pace
+from swarm_node.simulation.report import plain
+from swarm_node.simulation.unguarded import GUARDS
+
+#: Fields of a scenario that are described only where they say something, so that runs from before
+#: these fields stay valid.
+_LATER = ("hostile", "without", "supervised", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is simulated, besides the settings that all nodes share.
+
+    rounds: batches per node.
+    seed: decides everything that is left to chance.
+    specialised: task families that each node samples, 0 for all. Node i starts at family
+        i × specialised.
+    delay: a message takes a uniform draw from this range of virtual seconds.
+    loss: the probability that a message is lost.
+    speeds: the speed of a node is a uniform draw from this range.
+    behind: by how many updates samplers get their weights late.
+    eval_rounds, eval_tasks: rounds between measurements of held-out reward, and tasks per family.
+    models: "tiny" or directories, dealt to the nodes in turn.
+    hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
+    without: guards that no node has (`unguarded.GUARDS`).
+    supervised: nodes train on right answers in place of their batches (`supervised.py`).
+    late: rounds of the others after which the last node joins, 0 for none that is late. It does
+        `rounds` - `late` rounds. A report has its figures apart (`Newcomer`), and those of the
+        others every `late` rounds.
+
+    Raises:
+        ConfigError: a value is impossible; the message says what is possible.
+    """
+
+    nodes: int = 8
+    rounds: int = 60
+    seed: int = 0
+    specialised: int = 0
+    delay: tuple[float, float] = (0.0, 0.0)
+    loss: float = 0.0
+    speeds: tuple[float, float] = (1.0, 1.0)
+    behind: int = 0
+    pace: Pace = field(default_factory=Pace)
+    eval_rounds: int = 10
+    eval_tasks: int = 16
+    models: tuple[str, ...] = ("tiny",)
+    hostile: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    supervised: bool = False
+    late: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
+            raise ConfigError("a simulation needs at least 1 node, 1 round and 1 held-out task")
+        if not 1 <= len(self.models) <= self.nodes:
+            raise ConfigError(
+                f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
+                "1 model needs a node"
+            )
+        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind) < 0:
+            raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
+        if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
+            raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
+        if len(self.hostile) >= self.nodes or not set(self.hostile) <= set(KINDS):
+            raise ConfigError(f"fewer hostile members than nodes, of the kinds {', '.join(KINDS)}")
+        if not set(self.without) <= set(GUARDS):
+            raise ConfigError(f"the guards that can be taken out are {', '.join(GUARDS)}")
+        if not 0 < self.speeds[0] <= self.speeds[1]:
+            raise ConfigError("speeds are a range LO,HI of factors > 0")
+        if not 0 <= self.late < self.rounds or (self.late and (self.hostile or self.nodes == 1)):
+            raise ConfigError(
+                "a late node joins others before the last round, and no one is hostile"
+            )
+
+    def plan(self) -> dict[str, Any]:
+        """What decides a result, in plain values. Models stand there by their digests, because
+        their paths decide nothing.
+
+        Raises:
+            ModelError: there is no such model.
+        """
+        plan = {**asdict(self), "models": model_digests(self.models)}
+        return plain({key: value for key, value in plan.items() if key not in _LATER or value})
