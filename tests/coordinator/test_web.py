@@ -191,6 +191,18 @@ async def test_requests_of_an_address_and_of_a_member_have_limits(tmp_path: Path
         assert await statuses(1, by=one) == [200]
 
 
+async def test_requests_of_all_addresses_together_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_ALL", (1.0, 5.0))
+    async with coordinator(tmp_path / "c", Swarm(), Hand(10.0), behind_proxy=True) as running:
+        asked = []
+        for n in range(6):
+            header = {"X-Forwarded-For": f"203.0.113.{n}"}
+            asked.append((await request("GET", running.url + "/v1/health", b"", header))[0])
+        assert asked == [200] * 5 + [429]
+
+
 async def test_behind_a_proxy_the_address_is_the_one_that_the_proxy_adds(tmp_path: Path) -> None:
     async with coordinator(tmp_path / "c", Swarm(), Hand(10.0), behind_proxy=True) as running:
 
