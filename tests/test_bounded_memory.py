@@ -64,5 +64,5 @@ def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
         # However fast it is, the sampler makes no more than is trained on soon.
         assert node.trained_own <= node.groups_made <= node.trained_own + waiting
         assert node.updates + node.skipped_updates == rounds
-    # The case is real: a fast sampler makes more than an update takes, a slow one never does.
-    assert (peak.own > settings.own + settings.external) is full
+    # The case is real: a fast sampler makes the next update's groups too, a slow one few of them.
+    assert (peak.own >= 1.5 * (settings.own + settings.external)) is full
