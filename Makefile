@@ -4,12 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TEST_STAMP := $(VENV)/.ready-for-tests
-TRL_VENV := .venv-trl
-TRL_STAMP := $(TRL_VENV)/.ready
-RELEASE_VENV := .venv-release
-RELEASE_STAMP := $(RELEASE_VENV)/.ready
-SITE_VENV := .venv-site
-SITE_STAMP := $(SITE_VENV)/.ready
 
 FUZZ_LIBRARY := .fuzz
 
@@ -72,13 +66,8 @@ bench: setup
 	$(BIN)/python benchmarks/judging.py
 
 # TRL in an environment of its own, beside a whole node; ten minutes, after two of set-up.
-bench-trl: setup $(TRL_STAMP)
-	$(BIN)/python benchmarks/trl_grpo.py --trl-python $(TRL_VENV)/bin/python --repetitions 3
-
-$(TRL_STAMP): benchmarks/trl-requirements.txt
-	$(PYTHON) -m venv $(TRL_VENV)
-	$(TRL_VENV)/bin/python -m pip install --quiet --requirement benchmarks/trl-requirements.txt
-	touch $(TRL_STAMP)
+bench-trl: setup .venv-trl/.ready
+	$(BIN)/python benchmarks/trl_grpo.py --trl-python .venv-trl/bin/python --repetitions 3
 
 # docs/settings.md from the settings' model; a test says when it is stale.
 settings-page: setup
@@ -86,22 +75,21 @@ settings-page: setup
 	$(BIN)/python .ci/tools/schemas.py
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.
-site: $(SITE_STAMP)
-	$(SITE_VENV)/bin/python .ci/tools/build_site.py
-
-$(SITE_STAMP): .ci/tools/site-requirements.txt
-	$(PYTHON) -m venv $(SITE_VENV)
-	$(SITE_VENV)/bin/python -m pip install --quiet --requirement .ci/tools/site-requirements.txt
-	touch $(SITE_STAMP)
+site: .venv-site/.ready
+	.venv-site/bin/python .ci/tools/build_site.py
 
 # Wheel, sdist, a node of them, SBOM and checksums in dist/: all of a release but the upload.
-release: $(RELEASE_STAMP)
-	$(RELEASE_VENV)/bin/python .ci/tools/release.py
+release: .venv-release/.ready
+	.venv-release/bin/python .ci/tools/release.py
 
-$(RELEASE_STAMP): .ci/tools/release-requirements.txt
-	$(PYTHON) -m venv $(RELEASE_VENV)
-	$(RELEASE_VENV)/bin/python -m pip install --quiet --requirement .ci/tools/release-requirements.txt
-	touch $(RELEASE_STAMP)
+# Environments of their own, each of one file of requirements.
+.venv-trl/.ready: benchmarks/trl-requirements.txt
+.venv-site/.ready: .ci/tools/site-requirements.txt
+.venv-release/.ready: .ci/tools/release-requirements.txt
+.venv-%/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	touch $@
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
 ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
@@ -149,4 +137,4 @@ image:
 	docker/build-and-check.sh build/image
 
 clean:
-	rm -rf $(VENV) $(TRL_VENV) $(RELEASE_VENV) $(SITE_VENV) $(FUZZ_LIBRARY) demo-report build dist *.egg-info
+	rm -rf $(VENV) .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info

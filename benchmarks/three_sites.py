@@ -116,8 +116,11 @@ def kill(*hosts: str) -> Callable[[Scene, Watch], None]:
         watch.during(10, hosts)
         for host in hosts:
             made.nodes[host].start()
-        for host in hosts:
-            made.nodes[host].wait(lambda now: now["state"] == "running")
+        deadline = time.monotonic() + _LONGEST
+        while any((made.status(host) or {"state": ""})["state"] != "running" for host in hosts):
+            if time.monotonic() > deadline:
+                sys.exit(f"{hosts} do not run again")
+            watch.during(0.5, hosts)
 
     return fault
 

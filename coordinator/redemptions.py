@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from coordinator.store import Store
 from swarm_node.errors import Rejected, TicketError
 from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.ticket import parse_ticket, with_addresses
+from swarm_node.p2p.ticket import parse_ticket
 
-#: Addresses of members that a redeemed ticket names; one more is for the coordinator's.
-_TICKET_ADDRESSES = 7
 _CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 _CODE_GROUPS, _CODE_GROUP = 4, 5
 
 
 class Redemptions:
-    """See the module. `addresses(most)` are those of members that a newcomer may dial."""
+    """See the module."""
 
-    def __init__(
-        self,
-        store: Store,
-        swarm_id: bytes,
-        wall: Callable[[], float],
-        addresses: Callable[[int], Sequence[str]],
-    ) -> None:
+    def __init__(self, store: Store, swarm_id: bytes, wall: Callable[[], float]) -> None:
         self._store = store
         self._swarm_id = swarm_id
         self._wall = wall
-        self._addresses = addresses
         #: Whether there is an issuer file.
         self.redeems = False
 
@@ -51,16 +41,12 @@ class Redemptions:
         self.redeems = True
 
     async def redeem(self, asked: api.Redemption) -> api.Redeemed | Rejected:
-        """A ticket for a code. It names members that were introduced lately."""
+        """A ticket for a code."""
         if not self.redeems:
             return Rejected("no_tickets", "this coordinator was given no issuer file")
-        wall = self._wall()
-        text = await self._store.run(self._store.redeem, _digest(asked.code), asked.peer_id, wall)
-        if isinstance(text, Rejected):
-            return text
-        ticket = parse_ticket(text, wall)
-        addresses = self._addresses(_TICKET_ADDRESSES)
-        return api.Redeemed(with_addresses(ticket, ticket.info, addresses))
+        code = api.code_digest(asked.code)
+        text = await self._store.run(self._store.redeem, code, asked.newcomer, self._wall())
+        return text if isinstance(text, Rejected) else api.Redeemed(text)
 
     async def make_code(self, asked: api.NewCode) -> api.MadeCode | Rejected:
         """A new code. Its text is not stored."""
@@ -70,7 +56,7 @@ class Redemptions:
         groups = (letters[i : i + _CODE_GROUP] for i in range(0, len(letters), _CODE_GROUP))
         code, expires = "-".join(groups), int(self._wall()) + asked.seconds
         row = await self._store.run(
-            self._store.add_code, _digest(code), asked.name, asked.uses, expires
+            self._store.add_code, api.code_digest(code), asked.name, asked.uses, expires
         )
         return api.MadeCode(code, row)
 
@@ -82,9 +68,3 @@ class Redemptions:
         if not await self._store.run(self._store.withdraw, number):
             return Rejected("unknown_code", "no code has this number: see the list")
         return await self.codes()
-
-
-def _digest(code: str) -> bytes:
-    """Of a code as a person types it. It has 100 random bits, so no slow hash is needed."""
-    plain = [letter for letter in code.upper() if letter.isalnum()]
-    return hashlib.sha256("".join(plain).encode()).digest()

@@ -12,11 +12,16 @@ a = RETURN, however many keys it has. Opinions weigh issuers, so e and p do not 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Final
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from swarm_node.p2p.coordinator_api import MAX_ROWS, Reputation, ReputationRow
 
 #: The part of all trust that returns to the pre-trusted in each step.
 RETURN: Final = 0.2
@@ -25,14 +30,15 @@ _PRECISION = 1e-9
 
 #: For each rater, how many useful groups it got from whom.
 Ratings = Mapping[str, Mapping[str, float]]
+_Item = TypeVar("_Item")
 
 
 def trust(
     ratings: Ratings, issuer: Mapping[str, str], trusted: Collection[str]
 ) -> dict[str, float]:
     """The share of each member in all trust. `issuer` has all members, and who admitted each; who
-    is not in it neither rates nor is rated. Without anybody in `trusted`, all issuers are trusted
-    alike. The shares add up to 1."""
+    is not in it neither rates nor is rated. The issuers of those in `trusted` are trusted alike, or
+    without anybody in it all issuers. The shares add up to 1."""
     members = sorted(issuer)
     if not members:
         return {}
@@ -53,6 +59,37 @@ def trust(
         if moved < _PRECISION:
             break
     return {peer_id: float(shares[index]) for peer_id, index in place.items()}
+
+
+def rated(
+    shares: Mapping[str, float],
+    issuer: Mapping[str, str],
+    ratings: Ratings,
+) -> Reputation:
+    """The shares of those about whom somebody else reported, the least trusted first. The median is
+    over issuers, and of too many rows each issuer has as many: no ticket changes either by making
+    keys."""
+    raters = Counter(
+        peer_id for rater, found in ratings.items() for peer_id in found if peer_id != rater
+    )
+    of: defaultdict[str, list[str]] = defaultdict(list)
+    for peer_id in sorted(shares, key=lambda peer_id: (shares[peer_id], peer_id)):
+        if raters[peer_id]:
+            of[issuer[peer_id]].append(peer_id)
+    sums = {key: min(1.0, sum(map(shares.__getitem__, members))) for key, members in of.items()}
+    rows = [
+        ReputationRow(peer_id, min(1.0, shares[peer_id]), sums[issuer[peer_id]], raters[peer_id])
+        for peer_id in in_turn(of.values())[:MAX_ROWS]
+    ]
+    rows.sort(key=lambda row: (row.share, row.peer_id))
+    median = statistics.median(sums.values()) if sums else 0.0
+    return Reputation(sum(map(len, of.values())), median, rows)
+
+
+def in_turn(pools: Iterable[Sequence[_Item]]) -> list[_Item]:
+    """The first of each pool, then the second of each, and so on."""
+    ranked = [(rank, item) for pool in pools for rank, item in enumerate(pool)]
+    return [item for _, item in sorted(ranked, key=itemgetter(0))]
 
 
 def opinion(rated: Mapping[str, float], issuer: Mapping[str, str]) -> dict[str, float]:
@@ -76,13 +113,9 @@ def _start(
 ) -> NDArray[np.float64]:
     """How the trust that returns is divided."""
     start = np.zeros(len(place))
-    known = [place[peer_id] for peer_id in trusted if peer_id in place]
-    if known:
-        start[known] = 1 / len(known)
-        return start
     of: dict[str, list[int]] = {}
-    for peer_id, index in place.items():
-        of.setdefault(issuer[peer_id], []).append(index)
+    for peer_id in place.keys() & set(trusted) or place:
+        of.setdefault(issuer[peer_id], []).append(place[peer_id])
     for members in of.values():
         start[members] = 1 / len(of) / len(members)
     return start

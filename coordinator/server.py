@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import tomllib
@@ -20,24 +21,28 @@ from coordinator.redemptions import Redemptions
 from coordinator.routes import ADMIN, PUBLIC
 from coordinator.service import Service
 from coordinator.store import Store
-from coordinator.web import MAX_CONNECTIONS, MAX_OF_ADDRESS, Api, Asked, Listening
+from coordinator.web import Api, Asked
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.durable import make_private, replace_private
 from swarm_node.errors import ConfigError, HomeError, Rejected
 from swarm_node.node.home import Home
 from swarm_node.node.issuers import tickets_of
 from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.identity import Identity, read_private
+from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import SwarmInfo
 from swarm_node.page.entrance import Entrance
 from swarm_node.page.files import file_response, serve_file
+from swarm_node.page.listening import MAX_CONNECTIONS, MAX_OF_ADDRESS, Listening
 
 #: Between two batches.
 TICK_SECONDS = 60.0
 ADDRESS_FILE = "admin.json"
-#: For Prometheus, which takes a bearer token from a file.
-TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
+#: The operator's; and for Prometheus, which takes a bearer token from a file.
+TOKEN_FILE, METRICS_TOKEN_FILE = "admin.token", "metrics.token"
 _MAX_SWARM_FILE = 8192
+#: aiohttp logs what clients send wrong with a traceback each; here it is counted.
+_UNHEARD = logging.getLogger("coordinator.http")
+_UNHEARD.disabled = True
 _USED = Rejected("token", "this key was used, or is too old")
 _log = structlog.get_logger(__name__)
 
@@ -79,13 +84,13 @@ async def serve(
     store = Store(options.data / "coordinator.db")
     try:
         service = await _service(options, swarm, store)
-        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall, service.addresses)
+        redemptions = Redemptions(store, swarm.swarm_id, options.clock.wall)
         if options.issuer_file is not None:
             await redemptions.stock(tickets_of(options.issuer_file, options.clock.wall()))
         public, admin = _apis(options, service, redemptions)
         of_address = MAX_CONNECTIONS if options.behind_proxy else MAX_OF_ADDRESS
-        listening = Listening(public, *options.listen, of_address=of_address)
-        admin_listening = Listening(admin, *options.admin)
+        listening = Listening(public.app, *options.listen, of_address=of_address, logger=_UNHEARD)
+        admin_listening = Listening(admin.app, *options.admin, logger=_UNHEARD)
         try:
             ports = await listening.start(), await admin_listening.start()
             address = AdminAddress(options.admin[0], ports[1])
@@ -170,6 +175,7 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
         title="swarm-coordinator, for its operator",
         clock=options.clock,
         token=_token(options.data / TOKEN_FILE),
+        metrics_token=_token(options.data / METRICS_TOKEN_FILE),
         admits=entrance.admits,
     )
     admin.app.router.add_get("/", _page, allow_head=False)
@@ -202,7 +208,8 @@ def read_swarm(path: Path) -> SwarmInfo:
 
 
 def _token(path: Path) -> str:
-    """The operator's token, made at the first start."""
-    if not path.exists():
-        replace_private(path, secrets.token_urlsafe(32).encode())
-    return read_private(path, "token").decode().strip()
+    """A new token in a file. It ends with this run: while no coordinator runs, another user of the
+    machine may listen at its port, and would be shown the token."""
+    made = secrets.token_urlsafe(32)
+    replace_private(path, made.encode())
+    return made

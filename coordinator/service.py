@@ -6,21 +6,21 @@ checks both as every node does, and can make neither.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 import statistics
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 
 import msgspec
 
 from coordinator.introductions import Introductions
-from coordinator.reputation import trust
-from coordinator.store import MAX_MEMBERS, Store
+from coordinator.reputation import in_turn, rated, trust
+from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.addresses import parse_address
 from swarm_node.p2p.conduct import BLAMELESS
 from swarm_node.p2p.coordination import (
     Finding,
@@ -32,6 +32,7 @@ from swarm_node.p2p.coordination import (
     open_report,
 )
 from swarm_node.p2p.credentials import Shelf
+from swarm_node.p2p.gates import PeerGates
 from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.members import Keeper, Member, Members
 from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS, SwarmInfo
@@ -41,6 +42,8 @@ from swarm_node.p2p.statements import verify_revocations
 _STORE_SECONDS = 600.0
 #: Between two reports of a member, at least.
 _REPORT_SECONDS = 30.0
+#: Reports of an issuer's members: a second, and at once. Each waits for the disk.
+_ISSUER_REPORTS = 10.0, 300.0
 
 
 class Service:
@@ -77,8 +80,11 @@ class Service:
         self._reports: dict[str, Report] = {}
         self._ratings: dict[str, dict[str, float]] = {}
         self._reported: dict[str, float] = {}
+        self._issuer_reports = PeerGates(*_ISSUER_REPORTS)
         self._seen: dict[str, float] = {}
         self._stored: dict[str, float] = {}
+        #: Who is here and not in the database yet.
+        self._sighted: dict[str, StoredMember] = {}
         self._trusted: list[str] = []
         self._last: SignedBatch | None = None
         self._fresh = False
@@ -101,7 +107,7 @@ class Service:
         last = open_batch(raw or b"", self._swarm.swarm_id)
         self._last = None if isinstance(last, Rejected) else last
         self._trusted = await self.store.run(self.store.trusted)
-        self._weigh()
+        await self._weigh()
 
     async def authenticate(
         self, shown: bytes, method: str, target: str, body: bytes
@@ -129,8 +135,9 @@ class Service:
             return Rejected("duplicate", "the same request a second time")
         self._seen[call.author] = wall
         if wall - self._stored.get(call.author, 0.0) > _STORE_SECONDS:
+            # With the next tick: a ticket makes any number of keys, and the disk is slow.
             self._stored[call.author] = wall
-            await self.store.run(self.store.see, call.author, call.chain, wall)
+            self._sighted[call.author] = StoredMember(call.author, call.chain, wall)
         return member
 
     def _is_new(self, call: bytes, wall: float) -> bool:
@@ -179,6 +186,9 @@ class Service:
             return Rejected("duplicate", "a report that is as new is here")
         if wall - self._reported.get(caller.peer_id, 0.0) < _REPORT_SECONDS:
             return Rejected("rate", "a report every few minutes is enough")
+        issuer = caller.admitted_by.hex()
+        if not self._issuer_reports.take(issuer, self._clock.now()):
+            return Rejected("rate", "too many reports of one ticket's members")
         rewards = [reward for _, reward in body.held_out]
         row = api.HistoryRow(
             id=0,
@@ -193,7 +203,7 @@ class Service:
         )
         self._note(caller.peer_id, body, wall)
         self._fresh = True
-        await self.store.run(self.store.report, caller.peer_id, asked.report, row)
+        await self.store.run(self.store.report, caller.peer_id, asked.report, row, issuer)
         return api.Taken(self._last.body.number if self._last else 0)
 
     async def tick(self) -> None:
@@ -211,23 +221,16 @@ class Service:
             assert isinstance(made, SignedBatch)
             await self.store.run(self.store.add_batch, made.body.number, raw, reports)
             self._last = made
-            self._weigh()
-        gone = self._excess()
+            await self._weigh()
+        gone = in_turn(self._by_issuer())[MAX_MEMBERS:]
         for peer_id in gone:
             self._forget(peer_id)
+        sighted, self._sighted = self._sighted, {}
+        await self.store.run(self.store.see, sighted.values())
         await self.store.run(self.store.tidy, wall, gone)
 
     async def batches(self, since: int) -> api.Batches:
         return api.Batches(await self.store.run(self.store.batches, since))
-
-    def addresses(self, most: int) -> list[str]:
-        """Addresses of members that were introduced lately, one of each."""
-        found = []
-        for presence in self._introductions.sample(self._rng, self._clock.wall()):
-            heard = self._members.hear(presence)
-            if not isinstance(heard, Rejected):
-                found += [a for a in heard.head.addresses if parse_address(a) is not None][:1]
-        return found[:most]
 
     def members(self, after: str, limit: int) -> api.MemberRows:
         """A page of all members that were here."""
@@ -255,9 +258,11 @@ class Service:
         return api.History(rows, rows[-1].id if len(rows) == limit else 0)
 
     async def picture(self, after: int, since: float, limit: int) -> api.Picture:
-        """What the page shows: the members that reported last, and history from a row on."""
+        """What the page shows: history from a row on, and with its end the members that reported
+        last."""
         history = await self.history(after, since, limit)
         newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
+        newest = [] if history.next else newest
         rows = [row for peer in newest[: api.MAX_ROWS] if (row := self._row(peer)) is not None]
         return api.Picture(
             swarm=self._swarm.name,
@@ -276,7 +281,7 @@ class Service:
         """Replace the pre-trusted."""
         await self.store.run(self.store.trust, asked.who)
         self._trusted = sorted(set(asked.who))
-        self._weigh()
+        await self._weigh()
         return self.trusted()
 
     async def forget(self, peer_id: str) -> api.Forgotten:
@@ -284,7 +289,7 @@ class Service:
         rows = await self.store.run(self.store.forget, peer_id)
         for held in (self._reports, self._ratings, self._reported):
             held.pop(peer_id, None)
-        self._weigh()
+        await self._weigh()
         return api.Forgotten(rows)
 
     def counts(self) -> Mapping[str, float]:
@@ -330,51 +335,36 @@ class Service:
             held_out=dict(report.held_out),
         )
 
-    def _weigh(self) -> None:
-        """Compute the reputation anew, from the reports of members of now."""
+    async def _weigh(self) -> None:
+        """Compute the reputation anew, from the reports of members of now. It takes a second with
+        as many as there may be, so no request waits for it."""
         issuer, names = {}, {}
         for peer_id in self._seen:
             member = self._members.check(peer_id)
             if isinstance(member, Member):
                 issuer[peer_id], names[peer_id] = member.admitted_by.hex(), member.name
-        ratings = {rater: rated for rater, rated in self._ratings.items() if rater in issuer}
+        ratings = {rater: found for rater, found in self._ratings.items() if rater in issuer}
         trusted = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
-        self._reputation = _rated(trust(ratings, issuer, trusted), ratings)
+        shares = await asyncio.to_thread(trust, ratings, issuer, trusted)
+        self._reputation = rated(shares, issuer, ratings)
 
-    def _excess(self) -> list[str]:
-        """Members beyond the limit: of the issuer with most, those that were here longest ago."""
-        of: dict[str, list[str]] = {}
+    def _by_issuer(self) -> list[list[str]]:
+        """The members that were here, by issuer, those that were here last first."""
+        of: defaultdict[str, list[str]] = defaultdict(list)
         for peer_id in sorted(self._seen, key=self._seen.__getitem__, reverse=True):
-            of.setdefault(self._members.issuer(peer_id), []).append(peer_id)
-        return [
-            max(of.values(), key=len).pop() for _ in range(max(0, len(self._seen) - MAX_MEMBERS))
-        ]
+            of[self._members.issuer(peer_id)].append(peer_id)
+        return list(of.values())
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
         for held in (self._reports, self._ratings, self._reported, self._seen, self._stored):
             held.pop(peer_id, None)
+        self._sighted.pop(peer_id, None)
 
     def _note(self, peer_id: str, report: Report, at: float) -> None:
         self._reports[peer_id] = msgspec.structs.replace(report, peers=())
         self._ratings[peer_id] = {peer_id_of(found.key): _useful(found) for found in report.peers}
         self._reported[peer_id] = at
-
-
-def _rated(
-    shares: Mapping[str, float], ratings: Mapping[str, Mapping[str, float]]
-) -> api.Reputation:
-    """The shares of those about whom somebody else reported, the least trusted first."""
-    raters = Counter(
-        peer_id for rater, rated in ratings.items() for peer_id in rated if peer_id != rater
-    )
-    rows = [
-        api.ReputationRow(peer_id, min(1.0, share), raters[peer_id])
-        for peer_id, share in sorted(shares.items(), key=lambda item: (item[1], item[0]))
-        if raters[peer_id]
-    ]
-    median = statistics.median(row.share for row in rows) if rows else 0.0
-    return api.Reputation(len(rows), median, rows[: api.MAX_ROWS])
 
 
 def _useful(found: Finding) -> float:

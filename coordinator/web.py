@@ -10,12 +10,9 @@ import asyncio
 import base64
 import hmac
 import inspect
-import ipaddress
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,24 +23,23 @@ from aiohttp import web
 
 from coordinator.routes import PLAIN, NoQuery, Route, aiohttp_path, openapi
 from swarm_node.clock import Clock
-from swarm_node.errors import MachineError, Rejected, SwarmNodeError
+from swarm_node.errors import Rejected, SwarmNodeError
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.coordination import MAX_SHOWN_BYTES, MAX_TARGET_CHARS
 from swarm_node.p2p.gates import PeerGates, TokenBucket
 from swarm_node.p2p.members import Member
 from swarm_node.p2p.wire import printable
 from swarm_node.page.entrance import bearer
+from swarm_node.page.listening import site_of
 
-#: Connections at once: in all, and of one address.
-MAX_CONNECTIONS: Final = 1024
-MAX_OF_ADDRESS: Final = 64
-#: For a request's head, for its body, and for its answer.
-HEAD_SECONDS: Final = 15.0
+#: For a request's body, and for its answer.
 BODY_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
 #: Requests: (per second, at once) of all, of an address, behind which a site may be, of an issuer's
 #: members, and of a member, which makes about one in 15 seconds.
 _ALL, _ADDRESS, _ISSUER, _MEMBER = (400.0, 800.0), (20.0, 200.0), (100.0, 400.0), (1.0, 20.0)
+#: Bytes of an answer to a member that count as one more request of it and of its issuer.
+_PRICED_BYTES: Final = 128 * 1024
 _BASE64_CHARS = 4 * ((MAX_SHOWN_BYTES + 2) // 3)
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -72,9 +68,7 @@ _UNSIGNED: Final = frozenset(
         *("schema", "signature", "size"),
     )
 )
-#: aiohttp logs what clients send wrong with a traceback each; here it is counted.
-_UNHEARD: Final = logging.getLogger("coordinator.http")
-_UNHEARD.disabled = True
+_TOO_MANY: Final = Rejected("rate", "too many requests; slow down")
 _log = structlog.get_logger(__name__)
 
 
@@ -111,16 +105,18 @@ class Api:
         clock: Clock,
         authenticate: Authenticate | None = None,
         token: str = "",
+        metrics_token: str = "",
         admits: Callable[[str], bool] = lambda given: False,
         behind_proxy: bool = False,
     ) -> None:
-        """Routes for members need `authenticate`, those for admins a `token`. Whom `admits` knows
-        may read what admins read. `behind_proxy`: the last address of X-Forwarded-For is who
-        asks."""
+        """Routes for members need `authenticate`, those for admins a `token`; a `metrics_token`
+        opens the one of the metrics. Whom `admits` knows may read what admins read. `behind_proxy`:
+        the last address of X-Forwarded-For is who asks."""
         self._operations = operations
         self._clock = clock
         self._authenticate = authenticate
         self._token = token
+        self._metrics_token = metrics_token
         self._admits = admits
         self._behind_proxy = behind_proxy
         self._all = TokenBucket(*_ALL)
@@ -134,7 +130,9 @@ class Api:
         document = msgspec.json.encode(openapi(routes, title))
         self.app = web.Application(middlewares=[self._answered], client_max_size=api.MAX_BODY_BYTES)
 
-        async def get_document(_: web.Request) -> web.Response:
+        async def get_document(request: web.Request) -> web.Response:
+            if not self._takes(request):
+                return problem(429, _TOO_MANY.reason, _TOO_MANY.detail)
             return web.Response(body=document, content_type="application/json")
 
         self.app.router.add_get("/v1/openapi.json", get_document, allow_head=False)
@@ -160,25 +158,44 @@ class Api:
         return handle
 
     async def _serve(self, route: Route, request: web.Request) -> Any:
-        now = self._clock.now()
-        if not (self._addresses.take(self._address(request), now) and self._all.take(now)):
-            return Rejected("rate", "too many requests; slow down")
+        if not self._takes(request):
+            return _TOO_MANY
         body = await _read(request)
         if isinstance(body, Rejected):
             return body
         caller = await self._caller(route, request, body)
         if isinstance(caller, Rejected):
             return Refused(caller)
-        if caller is not None and not (
-            self._members.take(caller.peer_id, now)
-            and self._issuers.take(caller.admitted_by.hex(), now)
-        ):
-            return Rejected("rate", "too many requests; slow down")
+        if caller is not None and not self._admitted(caller):
+            return _TOO_MANY
         asked = _decoded(route, request, body, caller)
         if isinstance(asked, Rejected):
             return asked
         answer = self._operations[route.operation](asked)
-        return await answer if inspect.isawaitable(answer) else answer
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if caller is None or isinstance(answer, Rejected):
+            return answer
+        encoded = msgspec.json.encode(answer)
+        self._charge(caller, len(encoded) // _PRICED_BYTES)
+        return encoded
+
+    def _takes(self, request: web.Request) -> bool:
+        """Whether this address may ask now."""
+        now = self._clock.now()
+        return self._addresses.take(self._address(request), now) and self._all.take(now)
+
+    def _admitted(self, caller: Member) -> bool:
+        """Whether this member may ask now."""
+        now = self._clock.now()
+        return self._members.take(caller.peer_id, now) and self._issuers.take(
+            caller.admitted_by.hex(), now
+        )
+
+    def _charge(self, caller: Member, requests: int) -> None:
+        """Count an answer as so many further requests: a page of members has megabytes."""
+        now = self._clock.now()
+        self._members.charge(caller.peer_id, now, requests)
+        self._issuers.charge(caller.admitted_by.hex(), now, requests)
 
     async def _caller(
         self, route: Route, request: web.Request, body: bytes
@@ -187,11 +204,12 @@ class Api:
             return None
         given = request.headers.get("Authorization", "")
         if route.who == "admin":
-            wanted = f"Bearer {self._token}".encode()
-            right = hmac.compare_digest(given.encode("utf-8", "replace"), wanted) or (
-                request.method == "GET" and self._admits(bearer(given))
-            )
-            return None if right else Rejected("token", "missing or wrong token")
+            shown = bearer(given).encode("utf-8", "replace")
+            known = [self._token, *([self._metrics_token] if route.answer is None else [])]
+            right = [hmac.compare_digest(shown, token.encode()) for token in known if token]
+            if any(right) or (request.method == "GET" and self._admits(bearer(given))):
+                return None
+            return Rejected("token", "missing or wrong token")
         assert self._authenticate is not None, "an application with members authenticates them"
         if not given.startswith(api.SCHEME) or len(given) > _BASE64_CHARS + len(api.SCHEME):
             return Rejected("authorization", "sign the request: docs/protocol.md, 8.1")
@@ -210,11 +228,7 @@ class Api:
             # What the proxy adds comes last; what comes before was sent by who asks.
             said = request.headers.getall("X-Forwarded-For", [text])
             text = said[-1].rpartition(",")[2].strip()
-        try:
-            address = ipaddress.ip_address(text)
-        except ValueError:
-            return ""
-        return str(address) if address.version == 4 else str(int(address) >> 64)
+        return site_of(text)
 
     @web.middleware
     async def _answered(
@@ -254,7 +268,7 @@ class Refused:
 
 
 def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
-    """The response of an operation: a struct, a text, or a refusal."""
+    """The response of an operation: a struct, its JSON, a text, or a refusal."""
     if isinstance(answer, Refused):
         why = answer.why
         unsigned = why.reason in _UNSIGNED or why.reason == "token"
@@ -267,7 +281,8 @@ def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
         return problem(_STATUS.get(answer.reason, 422), answer.reason, answer.detail)
     if isinstance(answer, str):
         return web.Response(text=answer, content_type=PLAIN)
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
+    return web.Response(body=body, content_type="application/json")
 
 
 def problem(status: int, reason: str, detail: str) -> web.Response:
@@ -309,67 +324,3 @@ def _decoded(
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Rejected("schema", printable(str(error)))
-
-
-class _Door(asyncio.Protocol):
-    """Lets a connection in while there are not too many, in all and of its address."""
-
-    def __init__(self, server: web.Server, of_address: int) -> None:
-        self._server = server
-        self._of_address = of_address
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        host = (transport.get_extra_info("peername") or ("",))[0]
-        open_now = self._server.connections
-        same = sum(1 for one in open_now if one.peername and one.peername[0] == host)
-        if len(open_now) >= MAX_CONNECTIONS or same >= self._of_address:
-            transport.abort()
-            return
-        protocol = self._server()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-
-
-class Listening:
-    """An application that listens."""
-
-    def __init__(self, served: Api, host: str, port: int, *, of_address: int = MAX_OF_ADDRESS):
-        self._runner = web.AppRunner(
-            served.app,
-            access_log=None,
-            keepalive_timeout=HEAD_SECONDS,  # aiohttp counts it for the first request too
-            lingering_time=2.0,
-            auto_decompress=False,
-            logger=_UNHEARD,
-        )
-        self._place = host, port
-        self._of_address = of_address
-        self._listener: asyncio.Server | None = None
-
-    async def start(self) -> int:
-        """Listen. Returns the port.
-
-        Raises:
-            MachineError: the address cannot be used.
-        """
-        await self._runner.setup()
-        server = self._runner.server
-        assert server is not None
-        host, port = self._place
-        try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: _Door(server, self._of_address), host, port
-            )
-        except OSError as error:
-            await self._runner.cleanup()
-            raise MachineError(
-                f"cannot listen on {host}:{port} ({error.strerror}): choose another address"
-            ) from error
-        return int(self._listener.sockets[0].getsockname()[1])
-
-    async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        with suppress(TimeoutError):
-            await self._runner.cleanup()

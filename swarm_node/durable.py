@@ -7,6 +7,7 @@ reader and no power cut sees half of it. A killed writer can leave the other fil
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,6 +33,15 @@ def replace_private(path: Path, data: bytes) -> None:
             step failed, which makes sure of the new one's name.
     """
     _write(path, data, os.replace)
+
+
+def replace_like(path: Path, data: bytes) -> None:
+    """Write a file with the mode and the owner of the one in its place; 0600 if there is none.
+
+    Raises:
+        OSError: it cannot be written, or given to that owner.
+    """
+    _write(path, data, os.replace, path.stat() if path.exists() else None)
 
 
 class Journal:
@@ -91,10 +101,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, data: bytes, name_it: Callable[[str, Path], None]) -> None:
+def _write(
+    path: Path,
+    data: bytes,
+    name_it: Callable[[str, Path], None],
+    like: os.stat_result | None = None,
+) -> None:
     descriptor, temporary = tempfile.mkstemp(LEFTOVERS[1:], f"{path.name}.", path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if like is not None:
+                os.fchown(descriptor, like.st_uid, like.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

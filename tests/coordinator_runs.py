@@ -157,7 +157,7 @@ def issuer_file(place: Path, swarm: Swarm, tickets: int) -> Path:
         home,
         "web",
         tickets,
-        now=EPOCH,
+        now=swarm.begin,
         valid_seconds=30 * DAY,
         member_seconds=30 * DAY,
         uses=1,

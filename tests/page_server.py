@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from builders import quiet_snapshot
+from control_servers import control_server
 
-from swarm_node.node.control import ControlClient, ControlServer
+from swarm_node.node.control import ControlClient
 from swarm_node.node.history import HistoryReport, HistoryRow
 from swarm_node.node.samples import SampleRow
 from swarm_node.node.snapshot import EvalPoint, GroupCounts, PeerRow, Said, Snapshot
@@ -83,10 +84,12 @@ def snapshot(**changes: Any) -> Snapshot:
 
 
 class Served:
-    """A control server on a thread of its own; `now` and `rows` are what it shows."""
+    """A control server on a thread of its own; `now` and `rows` are what it shows, `stopped` how
+    often it was told to stop."""
 
     def __init__(self, file: Path, now: Snapshot, rows: Sequence[HistoryRow]) -> None:
         self.file, self.now, self.rows = file, now, list(rows)
+        self.stopped = 0
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()])
@@ -105,17 +108,15 @@ class Served:
         self._loop.close()
 
     async def _serve(self) -> None:
-        async def unasked() -> Any:
-            raise AssertionError("a page does not ask for this")
+        def stop() -> None:
+            self.stopped += 1
 
-        server = ControlServer(
+        server = control_server(
             self.file,
             snapshot=lambda: self.now,
             history=lambda since: HistoryReport(1, [r for r in self.rows if r.time > since]),
             samples=lambda: [SampleRow("gcd", HOSTILE, HOSTILE, 1.0, 3, "12D3KooWpeer")],
-            network=unasked,
-            evaluate=unasked,
-            stop=lambda: None,
+            stop=stop,
         )
         await server.start()
         self._ready.set()

@@ -1,4 +1,4 @@
-"""Real `swarm-node` processes, for tests and benchmarks."""
+"""Real `swarm-node` and `swarm-coordinator` processes, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 COMMAND = [sys.executable, "-m", "swarm_node"]
+COORDINATOR = [sys.executable, "-c", "from coordinator.main import app; app()"]
 FAST = [
     *("--set", "network.poll_seconds=0.3"),
     *("--set", "run.eval_seconds=5", "--set", "run.checkpoint_updates=10"),
@@ -108,3 +109,42 @@ class RunningNode:
 
     def log(self) -> str:
         return (self.home / "log").read_text(errors="replace")[-4000:]
+
+
+class CoordinatorProcess:
+    """`swarm-coordinator serve`, with a port that stays the same over restarts."""
+
+    def __init__(self, data: Path, *arguments: str) -> None:
+        self.data = data
+        self._arguments = arguments
+        self._listen = "127.0.0.1:0"
+        self.url = ""
+
+    def start(self) -> CoordinatorProcess:
+        command = ["serve", "--listen", self._listen, "--admin", "127.0.0.1:0"]
+        self.process = subprocess.Popen(
+            [*COORDINATOR, *command, "--data", str(self.data), *self._arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split()[-1]
+        self.process.stdout.readline()  # it wrote where its operator reaches it
+        self._listen = self.url.removeprefix("http://")
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*COORDINATOR, *arguments, "--data", str(self.data)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from swarm_node.config.reloading import Reloaded
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.samples import SamplesReport
 from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
@@ -18,6 +19,7 @@ TYPES = {
     "samples": SamplesReport,
     "history": HistoryReport,
     "network": NetworkReport,
+    "reload": Reloaded,
 }
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from swarm_node.cli.config import Key, explain_settings
+from swarm_node.cli.config_view import Key, explain_settings
 from swarm_node.config import RETIRED, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _HEAD = """\
 # Settings
 
-`make settings-page` writes this page from [config.py](../swarm_node/config.py). `swarm-node config`
-shows the same with the values in force on a machine, and where each comes from.
+`make settings-page` writes this page from [model.py](../swarm_node/config/model.py).
+`swarm-node config` shows the same with the values in force on a machine, and where each comes from.
 
 The first of these sources that names a setting decides:
 
@@ -28,6 +28,12 @@ A key that does not exist, and a value out of its range, end the start with a me
 key. `1..8` is a range with both ends, `>0..1` one without 0. A list is written `["a", "b"]`
 everywhere. The strongest source with a key of `environment.options` replaces this table as a whole.
 `-` is an empty value.
+
+A running node takes over what is in use **at once** when its file is read again; the others wait
+for a start. `swarm-node config set KEY=VALUE` writes the file of `--config` or `SWARM_NODE_CONFIG`,
+keeps its comments, and has the running node read it. After an edit by hand `kill -HUP` does. A file
+with a mistake changes nothing: reply and log say why. What the command line or a variable of the
+node names stays as it is.
 """
 _RETIRED = """\
 ## Settings of earlier versions
@@ -46,8 +52,8 @@ def settings_page() -> str:
     for table, members in groupby(keys, lambda key: key.name.rpartition(".")[0]):
         model = Settings.model_fields[table].annotation if table else None
         title = f"{table}: {_first_line(model)}" if table else "Of the node"
-        parts.append(f"## {title}\n\n| setting | accepted | default | meaning |\n")
-        parts.append("| --- | --- | --- | --- |\n" + "".join(map(_row, members)))
+        parts.append(f"## {title}\n\n| setting | accepted | default | in use | meaning |\n")
+        parts.append("| --- | --- | --- | --- | --- |\n" + "".join(map(_row, members)))
     parts.append(_RETIRED)
     parts[-1] += "".join(f"| `{key}` | {_cell(text)} |\n" for key, text in RETIRED.items())
     joined = "\n".join(parts)
@@ -61,7 +67,9 @@ def _first_line(model: object) -> str:
 
 def _row(key: Key) -> str:
     default = "of the user: `swarm-node config`" if key.name == "home" else _default(key.default)
-    return f"| `{key.name}` | {_cell(key.choices)} | {default} | {_cell(key.description)} |\n"
+    when = "at once" if key.at_once else "at a start"
+    cells = (f"`{key.name}`", _cell(key.choices), default, when, _cell(key.description))
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _default(value: object) -> str:

@@ -1,144 +1,80 @@
-"""`swarm-node config`: every setting with its value, default, choices, and the value's source."""
+"""`swarm-node config`: what the settings are, and another value for some."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated as _Annotated
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated
 
-from pydantic.fields import FieldInfo
-from rich.console import Group, RenderableType
-from rich.markup import escape
+import typer
 
-from swarm_node.config import Settings, Table, dotted_keys, load_settings, settings_keys, sources
+from swarm_node.cli.home import ask, show
+from swarm_node.cli.options import AssignOption, ConfigOption, HomeOption, JsonOption
+from swarm_node.cli.refusals import RefusingGroup
+from swarm_node.errors import ConfigError, NotRunningError
 
-
-class Key(NamedTuple):
-    """One setting, as `config` shows it. `source` says where its value comes from."""
-
-    name: str
-    value: Any
-    default: Any
-    choices: str
-    source: str
-    description: str
+config_app = typer.Typer(cls=RefusingGroup, help="List every setting, or change some.")
 
 
-def explain_settings(
-    flags: Mapping[str, Any],
-    *,
-    environ: Mapping[str, str] | None = None,
-    config: Path | None = None,
-) -> list[Key]:
-    """Every setting with its value, default, choices and where the value comes from.
+@config_app.callback(invoke_without_command=True)
+def config(
+    context: typer.Context,
+    file: ConfigOption = None,
+    assign: AssignOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List every setting: its value, the accepted values, and where the value comes from.
 
-    Raises:
-        ConfigError: as from `load_settings`.
+    With `--config FILE` and `--set KEY=VALUE`, list the settings that `join` would use.
     """
-    environ = os.environ if environ is None else environ
-    settings, origins = load_settings(flags, environ=environ, config=config), dict[str, str]()
-    for source, values in sources(flags, environ, config):
-        origins.update(dict.fromkeys(dotted_keys(values), source))
-    defaults = Settings()  # type: ignore[call-arg]
-    keys = []
-    for name, description in settings_keys():
-        field = _field(name)
-        keys.append(
-            Key(
-                name,
-                _value(settings, name),
-                _value(defaults, name),
-                _choices(field),
-                origins.get(name, "default"),
-                description,
-            )
+    if context.invoked_subcommand is not None:
+        context.obj = file
+        return
+    from swarm_node.cli.config_view import config_rows, config_view, explain_settings
+    from swarm_node.config import parse_assignments
+    from swarm_node.node.snapshot import SCHEMA
+
+    keys = explain_settings(parse_assignments(assign or []), config=file)
+    listed = {"schema": SCHEMA, "settings": config_rows(keys)}
+    show(json, listed, lambda: config_view(keys))
+
+
+@config_app.command("set")
+def change(
+    context: typer.Context,
+    assignments: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...")],
+    file: ConfigOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Write settings into the settings file, and let the running node read it again.
+
+    The file is that of `--config`, or of SWARM_NODE_CONFIG. Its comments stay. What `join` would
+    refuse is not written.
+    """
+    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.config.changing import change_file
+
+    place: Path | None = file or context.obj
+    if place is None:
+        raise ConfigError("name the settings file: --config FILE, or SWARM_NODE_CONFIG")
+    changes = parse_assignments(assignments)
+    change_file(place, changes)
+    typer.echo(f"{place}: {', '.join(changes)} written")
+    home = home or load_settings({}, config=place).home
+    try:
+        told = ask(home, lambda client: client.reload())
+    except NotRunningError:
+        typer.echo(f"no node runs in {home}: the next start reads it")
+        return
+    if told.file != str(place.resolve()):
+        typer.echo(
+            f"the running node reads {told.file or 'no settings file'}: start it with "
+            f"--config {place}"
         )
-    return keys
-
-
-def _field(name: str) -> FieldInfo:
-    table, _, inner = name.partition(".")
-    field = Settings.model_fields[table]
-    model = field.annotation
-    if inner and isinstance(model, type) and issubclass(model, Table):
-        return model.model_fields[inner]
-    return field
-
-
-def _value(settings: Settings, name: str) -> Any:
-    value: Any = settings
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _choices(field: FieldInfo) -> str:
-    """The values a field accepts: "int 1..1024", "float >0..1", "torch | vllm | auto"."""
-    return _kind(field.annotation) + _range(field.metadata)
-
-
-def _range(limits: Sequence[Any]) -> str:
-    """As " 1..1024", "" without limits. Of two limits of a side the narrower counts."""
-    lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
-    lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
-    highs = [(item.le, "") for item in limits if hasattr(item, "le")]
-    highs += [(item.lt, "<") for item in limits if hasattr(item, "lt")]
-    if not lows and not highs:
-        return ""
-    low, over = max(lows, default=("", ""))
-    high, under = min(highs, key=lambda limit: (limit[0], not limit[1]), default=("", ""))
-    return f" {over}{low}..{under}{high}"
-
-
-def _kind(annotation: Any) -> str:
-    parts = get_args(annotation)
-    if get_origin(annotation) is Literal:
-        return " | ".join(map(str, parts))
-    if get_origin(annotation) in (list, dict):
-        return {list: "list", dict: "table"}[get_origin(annotation)]
-    if get_origin(annotation) is _Annotated:
-        limits = [limit for info in parts[1:] for limit in getattr(info, "metadata", ())]
-        return _kind(parts[0]) + _range(limits)
-    if parts:
-        return " | ".join(_kind(part) for part in parts if part is not type(None))
-    name = str(annotation.__name__)
-    return {"SecretStr": "text", "str": "text", "Path": "path"}.get(name, name)
-
-
-def config_view(keys: Sequence[Key]) -> RenderableType:
-    """Two lines per setting, a blank line between tables. Values that are no default are bold."""
-    lines: list[RenderableType] = []
-    table = ""
-    for key in keys:
-        if key.name.partition(".")[0] != table and "." in key.name:
-            lines.append("")
-        table = key.name.partition(".")[0]
-        parts = [f"{key.name:31}", escape(_shown(key.value))]
-        if key.value != key.default:
-            parts[1] = f"[bold]{parts[1]}[/]"
-            parts.append(f"(default {escape(_shown(key.default))}; {escape(key.source)})")
-        parts.append(f"  [cyan]{escape(key.choices)}[/]")
-        lines += [" ".join(parts), f"    [dim]{escape(key.description)}[/]"]
-    return Group(*lines)
-
-
-def config_rows(keys: Sequence[Key]) -> list[dict[str, Any]]:
-    """The same for programs."""
-    return [
-        {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
-        for key in keys
-    ]
-
-
-def _shown(value: Any) -> str:
-    plain = _plain(value)
-    return "-" if plain is None or plain in ("", [], {}) else str(plain)
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold; a secret stays masked."""
-    if value is None or isinstance(value, bool | int | float | str | list | dict):
-        return value
-    return str(value)
+        return
+    for text, keys in (
+        ("in use now", [key for key in told.applied if key in changes]),
+        ("after a restart (swarm-node stop, then swarm-node join)", told.pending),
+        *((f"not in use, {source} decides", [key]) for key, source in told.overridden.items()),
+    ):
+        if keys:
+            typer.echo(f"{text}: {', '.join(keys)}")

@@ -33,12 +33,21 @@ def ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
     return asyncio.run(question(ControlClient(chosen_home(home).control_file)))
 
 
+def json_of(value: Any) -> str:
+    """A value as JSON in one line, with escapes for what could move a cursor: programs read it, and
+    people on a terminal too."""
+    import json
+
+    import msgspec
+
+    text = msgspec.json.encode(value).decode()
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def show(json: bool, listed: Any, view: Callable[[], Any]) -> None:
     """Print `listed` as JSON, or else the view."""
     if json:
-        import msgspec
-
-        typer.echo(msgspec.json.encode(listed).decode())
+        typer.echo(json_of(listed))
         return
     from rich.console import Console
 

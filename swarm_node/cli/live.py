@@ -170,12 +170,24 @@ def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None])
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
-    loop.add_reader(descriptor, lambda: pressed(os.read(descriptor, 16).decode("ascii", "ignore")))
+
+    def typed() -> None:
+        try:
+            key = os.read(descriptor, 16)
+        except OSError:  # the terminal is gone
+            key = b""
+        if key:
+            pressed(key.decode("ascii", "ignore"))
+        else:
+            loop.remove_reader(descriptor)
+
+    loop.add_reader(descriptor, typed)
     try:
         yield
     finally:
         loop.remove_reader(descriptor)
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 async def watch(

@@ -13,6 +13,7 @@ import typer
 from swarm_node.cli import members, watching
 from swarm_node.cli import simulate as simulation
 from swarm_node.cli.backup import backup, restore
+from swarm_node.cli.config import config_app
 from swarm_node.cli.doctor import doctor
 from swarm_node.cli.env import env_app
 from swarm_node.cli.export import export
@@ -136,7 +137,7 @@ def join(
     key (experience.own); `swarm-node config` lists them.
     """
     from swarm_node.cli.live import live_screen
-    from swarm_node.config import load_settings, parse_assignments
+    from swarm_node.config import Sources, parse_assignments
     from swarm_node.node.join import join_swarm
 
     flags: dict[str, Any] = {
@@ -158,8 +159,8 @@ def join(
         "log_format": log_format,
         **parse_assignments(assign or []),
     }
-    settings = load_settings(flags, config=config)
-    join_swarm(settings, code, live_screen() if settings.log_format == "auto" else None)
+    settings = (sources := Sources(flags, config=config)).load()
+    join_swarm(settings, sources, code, live_screen() if settings.log_format == "auto" else None)
 
 
 for command in (
@@ -168,6 +169,7 @@ for command in (
 ):
     app.command(rich_help_panel=_MEMBERS)(command)
 app.add_typer(issuer_app, name="issuer", rich_help_panel=_MEMBERS)
+app.add_typer(config_app, name="config", rich_help_panel=_BASIC)
 app.command(rich_help_panel=_BASIC)(doctor)
 app.command(name="open", rich_help_panel=_BASIC)(open_page)
 app.command(rich_help_panel=_BASIC)(track)
@@ -265,23 +267,6 @@ def stop(home: HomeOption = None) -> None:
     if place.control_file.exists():
         raise SwarmNodeError(f"the node (process {client.pid()}) is still stopping after 60 s")
     typer.echo("stopped")
-
-
-@app.command(rich_help_panel=_BASIC)
-def config(
-    file: ConfigOption = None, assign: AssignOption = None, json: JsonOption = False
-) -> None:
-    """List every setting: its value, the accepted values, and where the value comes from.
-
-    With `--config FILE` and `--set KEY=VALUE`, list the settings that `join` would use.
-    """
-    from swarm_node.cli.config import config_rows, config_view, explain_settings
-    from swarm_node.config import parse_assignments
-    from swarm_node.node.snapshot import SCHEMA
-
-    keys = explain_settings(parse_assignments(assign or []), config=file)
-    listed = {"schema": SCHEMA, "settings": config_rows(keys)}
-    show(json, listed, lambda: config_view(keys))
 
 
 @app.command(rich_help_panel=_BASIC)

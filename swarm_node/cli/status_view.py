@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
-from swarm_node.node.snapshot import EvalPoint, MembershipRow, Said, Snapshot
+from swarm_node.node.snapshot import CoordinatorRow, EvalPoint, MembershipRow, Said, Snapshot
 
 #: The sign and the colour of a finding, by its level.
 SIGNS = {"good": ("●", "green"), "warning": ("▲", "yellow"), "bad": ("✗", "red")}
@@ -71,6 +71,8 @@ def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "reach", shot.reach.text if shot.reach else "not known yet"
     if shot.reach is not None and shot.reach.remedy:
         yield "", f"→ {shot.reach.remedy}"
+    if shot.coordinator is not None:
+        yield "coordinator", coordinator(shot.coordinator, shot.time)
     yield from course(shot)
     yield "sampler", shot.engine
     yield "judging", shot.sandbox or "not known yet"
@@ -81,6 +83,17 @@ def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "faults", counts(shot.faults)
     if shot.trainer_restarts:
         yield "trainer", f"restarted {shot.trainer_restarts} times"
+
+
+def coordinator(row: CoordinatorRow, now: float) -> str:
+    """What passes between a node and its coordinator at the Unix second `now`."""
+    if row.answers is None:
+        return f"{row.url}: not asked yet"
+    said = f"{row.url}: {number_of(row.introduced, 'introduction')}"
+    said += f", last report {span(now - row.reported)} ago" if row.reported else ", no report yet"
+    if not row.answers:
+        return f"{said}; {row.fault}"
+    return f"{said}; its reputation lowers {number_of(row.lowered, 'peer')}"
 
 
 def course(shot: Snapshot) -> Iterator[tuple[str, str]]:

@@ -37,6 +37,8 @@ _KEYS: Final = ("node.key", "root.key", "issuer.key", "site.key", "metrics.token
 _HOLDERS: Final = ("swarm.json", "control.json")
 _SECRET_FIELDS: Final = ("secret", "token")
 _GONE: Final = b"[taken out]"
+#: Options of an environment, which may be any program's, whose values nobody should see.
+_SECRET_OPTION: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _README: Final = """\
 Made by `swarm-node support-bundle`. It has no key, secret, token or ticket, and no weights.
 It names peers and their addresses, and holds questions and answers: read it before you pass it on.
@@ -107,10 +109,16 @@ def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
 
 
 def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
-    from swarm_node.cli.config import explain_settings
+    from swarm_node.cli.config_view import explain_settings
 
-    flags = {"home": place.path}
-    return [key._asdict() for key in explain_settings(flags, config=config) if key.name != "ticket"]
+    rows = []
+    for key in explain_settings({"home": place.path}, config=config):
+        if isinstance(key.value, Mapping):
+            held = key.value.items()
+            shown = {k: _GONE.decode() if _SECRET_OPTION.search(k) else v for k, v in held}
+            key = key._replace(value=shown)
+        rows.append(key._asdict())
+    return [row for row in rows if row["name"] != "ticket"]
 
 
 def _status(place: Home) -> Any:
@@ -179,9 +187,11 @@ def _notations(secret: bytes) -> Iterable[bytes]:
 
 
 def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
-    """A part without these secrets, and without tickets."""
+    """A part without these secrets, without tickets, and without the name of this user's home."""
     from swarm_node.p2p.ticket import PREFIX
 
     for secret in secrets:
         part = part.replace(secret, _GONE)
+    if len(own := str(Path.home())) > 1:
+        part = part.replace(own.encode(), b"~")
     return re.sub(re.escape(PREFIX.encode()) + rb"[\w-]+", _GONE, part)

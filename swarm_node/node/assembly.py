@@ -192,6 +192,7 @@ def _reaching(
         clock=parts.clock,
         rng=_rng("reach", settings, membership.identity.peer_id),
         lan=parts.lan,
+        answered=parts.answered,
     )
 
 
@@ -238,7 +239,7 @@ def _coordinating(
         keeper=parts.office,
         clock=parts.clock,
         rng=_rng("coordinate", settings, membership.identity.peer_id),
-        alarms=shared.tally.alarms,
+        tally=shared.tally,
     )
 
 

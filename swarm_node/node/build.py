@@ -14,6 +14,8 @@ from functools import partial
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings
+from swarm_node.config.reloading import Reloaded, Reloading
+from swarm_node.durable import Journal
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.assembly import assemble
@@ -21,8 +23,10 @@ from swarm_node.node.bans import Bans
 from swarm_node.node.control import ControlServer
 from swarm_node.node.derive import cache_shape, engine_plan, listen_addresses, trainer_settings
 from swarm_node.node.fit import Fit, shared_bytes
+from swarm_node.node.hangup import on_hangup
 from swarm_node.node.history import HistoryReport, MetricsFile, Ring
 from swarm_node.node.home import Home, Membership
+from swarm_node.node.logs import set_up_logging
 from swarm_node.node.parts import Parts
 from swarm_node.node.screen import Screen
 from swarm_node.node.snapshot import SCHEMA
@@ -30,6 +34,7 @@ from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
@@ -93,6 +98,7 @@ def build_parts(
         lan=Lan(
             membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
         ),
+        answered=Journal(home.path / "answered", JOURNAL_BYTES),
         memory=memory_in_use,
         metrics=metrics,
         history=Ring(metrics.read()),
@@ -184,17 +190,25 @@ async def run_node(
     model: Model,
     found: Fit,
     screen: Screen,
+    reloading: Reloading,
     on_running: Callable[[Sequence[str]], None] | None = None,
 ) -> None:
     """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM).
     `screen` tells how it goes, and `on_running` is told the node's addresses once others can dial
-    it.
+    it. `reloading` reads its settings again (by API or SIGHUP).
 
     Raises:
         SwarmNodeError: it cannot start.
     """
     parts = build_parts(settings, home, membership, model, found)
     node = assemble(settings, membership, parts)
+
+    def reload() -> Reloaded:
+        changed, told = reloading.reload(node.settings)
+        node.adopt(changed)
+        set_up_logging(changed.verbose, changed.log_format, warnings_only=screen.draws)
+        return told
+
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
@@ -203,11 +217,13 @@ async def run_node(
         evaluate=node.evaluate,
         stop=node.stop,
         samples=node.samples,
+        reload=reload,
     )
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    handlers = {signal.SIGINT: node.stop, signal.SIGTERM: node.stop}
+    for number, handler in {**handlers, signal.SIGHUP: on_hangup(reload, node.stop)}.items():
         with suppress(NotImplementedError):  # no signal handlers on this platform's loop
-            loop.add_signal_handler(number, node.stop)
+            loop.add_signal_handler(number, handler)
     screen.attach(loop, node.snapshot, node.stop)
     try:
         await control.start()

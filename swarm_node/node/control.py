@@ -11,12 +11,14 @@ so that no web page can reach it by DNS rebinding.
     GET  /v1/events     what a page shows, every two seconds
     GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
     POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
+    POST /v1/reload     read the settings again, and take over those that need no restart
     GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
-    POST /v1/enter      exchange a key for a pass; a pass is good for GET alone
+    POST /v1/enter      exchange a key for a pass; a pass is good for GET, but for /v1/network
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import secrets
@@ -28,16 +30,20 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
+from swarm_node.config.reloading import Reloaded
 from swarm_node.durable import replace_private
-from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
+from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.history import HistoryReport
 from swarm_node.node.samples import SampleRow, SamplesReport
 from swarm_node.node.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
 from swarm_node.page.entrance import Entrance, Key, bearer
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
+from swarm_node.page.listening import Listening
 
 _MAX_BODY = 64 * 1024
+_BODY_SECONDS = 10.0
+_NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
 #: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
@@ -62,6 +68,7 @@ class ControlServer:
         network: Callable[[], Awaitable[NetworkReport]],
         evaluate: Callable[[], Awaitable[EvalPoint]],
         stop: Callable[[], None],
+        reload: Callable[[], Reloaded],
         samples: Callable[[], Sequence[SampleRow]] = tuple,
     ) -> None:
         self._file = file
@@ -70,23 +77,25 @@ class ControlServer:
         self._network = network
         self._evaluate = evaluate
         self._stop = stop
+        self._reload = reload
         self._samples = samples
         self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
-        self._runner: web.AppRunner | None = None
+        self._listening: Listening | None = None
 
     async def start(self) -> None:
         """Listen and write the address file.
 
         Raises:
             HomeError: the file cannot be written.
+            MachineError: it cannot listen.
         """
         app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
         app.add_routes(
             [
                 web.get("/v1/status", self._get_status),
-                web.get("/v1/network", self._get_network),
+                web.get(_NETWORK, self._get_network),
                 web.get("/v1/history", self._get_history),
                 web.get("/v1/samples", self._get_samples),
                 web.get("/v1/events", self._events.serve),
@@ -97,12 +106,11 @@ class ControlServer:
                 web.get("/static/{name}", serve_file),
                 web.post("/v1/eval", self._post_eval),
                 web.post("/v1/stop", self._post_stop),
+                web.post("/v1/reload", self._post_reload),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        port = self._runner.addresses[0][1]
+        self._listening = Listening(app, "127.0.0.1", 0)
+        port = await self._listening.start()
         address = _Address(port=port, token=self._token, pid=os.getpid())
         try:
             replace_private(self._file, msgspec.json.encode(address))
@@ -112,18 +120,18 @@ class ControlServer:
             ]
             replace_private(self._beside(_TARGET), msgspec.json.encode(target))
         except OSError as error:
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listening.close()
+            self._listening = None
             raise HomeError(f"cannot write {self._file}: {error.strerror}") from error
 
     async def close(self) -> None:
         """Stop listening and take the address file away."""
-        if self._runner is not None:
+        if self._listening is not None:
             for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
                 file.unlink(missing_ok=True)
             self._events.end()
-            await self._runner.cleanup()
-            self._runner = None
+            await self._listening.close()
+            self._listening = None
 
     def _beside(self, name: str) -> Path:
         return self._file.with_name(name)
@@ -139,7 +147,8 @@ class ControlServer:
         given = bearer(request.headers.get("Authorization", ""))
         tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
         known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
-        if not any(known) and not (request.method == "GET" and self._entrance.admits(given)):
+        looks = request.method == "GET" and request.path != _NETWORK  # which has members work
+        if not any(known) and not (looks and self._entrance.admits(given)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
@@ -149,9 +158,13 @@ class ControlServer:
     async def _post_enter(self, request: web.Request) -> web.Response:
         """The key is the body: an address would be in the browser's history."""
         try:
-            given = self._entrance.enter(msgspec.json.decode(await request.read(), type=Key))
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.read()
+            given = self._entrance.enter(msgspec.json.decode(body, type=Key))
         except (ValueError, RecursionError):
             raise web.HTTPBadRequest(text="this is no key") from None
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text="a key arrives at once") from None
         if given is None:
             raise web.HTTPUnauthorized(text="this key was used, or is too old")
         return _json(given)
@@ -199,6 +212,12 @@ class ControlServer:
         self._stop()
         return _json({"stopping": True})
 
+    async def _post_reload(self, _: web.Request) -> web.Response:
+        try:
+            return _json(self._reload())
+        except ConfigError as error:
+            return web.Response(status=409, text=str(error))
+
 
 class ControlClient:
     """Talks to the node that runs in one home."""
@@ -244,11 +263,20 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/network", 60), NetworkReport)
+        return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
     async def evaluate(self) -> EvalPoint:
         """Let the node measure held-out reward now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+
+    async def reload(self) -> Reloaded:
+        """Let the node read its settings again.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+            SwarmNodeError: they are refused, and stay as they are.
+        """
+        return decoded(await self._call("POST", "/v1/reload", 10), Reloaded)
 
     async def page(self) -> str:
         """An address at which a browser sees the page; good for one minute and one use."""

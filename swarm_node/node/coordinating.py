@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, MutableMapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgpack
 import structlog
+from msgspec.structs import replace
 
 from swarm_node import __version__
 from swarm_node.clock import Clock
 from swarm_node.errors import CoordinatorError, Rejected
 from swarm_node.node.coordinator_client import CoordinatorClient
-from swarm_node.node.snapshot import PeerRow, Snapshot
+from swarm_node.node.parts import Tally
+from swarm_node.node.snapshot import CoordinatorRow, PeerRow, Snapshot
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.conduct import LEAST_HINT
 from swarm_node.p2p.coordination import (
@@ -42,9 +44,9 @@ from swarm_node.p2p.members import Keeper
 from swarm_node.p2p.peers import Directory
 from swarm_node.p2p.wire import pack
 
-#: Between two rounds: with few peers, at first, and at most. A coordinator that comes back has the
-#: whole picture within the latter.
-_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 60.0
+#: Between two rounds: with few peers, at first, and at most, give or take a fifth. A coordinator
+#: that comes back has the whole picture within a minute.
+_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
 REPORT_SECONDS: Final = 300.0
 #: Requests for batches in a round, after a long time off.
 _MOST_PAGES = 8
@@ -55,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Coordinating:
-    """See the module. `alarms` are the node's, by kind."""
+    """See the module. `tally` gets alarms, and the row of the coordinator."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Coordinating:
         keeper: Keeper,
         clock: Clock,
         rng: random.Random,
-        alarms: MutableMapping[str, str],
+        tally: Tally,
     ) -> None:
         """
         Raises:
@@ -87,11 +89,12 @@ class Coordinating:
         self._keeper = keeper
         self._clock = clock
         self._rng = rng
-        self._alarms = alarms
+        self._alarms = tally.alarms
+        self._tally = tally
+        tally.coordinator = self._row = CoordinatorRow(url)
         self._list = 0  # the number of the coordinator's revocation list
         self._report_at = clock.now() + _LONGEST_SECONDS  # by then there is something to say
         self._held = self._load()
-        self._up: bool | None = None
 
     async def run(self, snapshot: Callable[[], Snapshot]) -> None:
         """Ask the coordinator again and again. `snapshot` is what reports are made of."""
@@ -101,17 +104,17 @@ class Coordinating:
             try:
                 await self._round(snapshot)
             except CoordinatorError as error:
-                if self._up is not False:
+                if self._row.answers is not False:
                     _log.warning("the coordinator is not used", error=str(error))
-                    self._directory.take_hints({})
-                self._up = False
+                    self._take_hints({})
+                self._note(answers=False, fault=str(error))
             else:
-                if self._up is False:
+                if self._row.answers is False:
                     _log.info("the coordinator answers again", url=self._url)
-                self._up = True
+                self._note(answers=True, fault="")
             few = self._directory.fewer(FEW, self._clock.now())
             longer = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
-            pause = longer if few or not self._up else _LONGEST_SECONDS
+            pause = longer if few or not self._row.answers else _LONGEST_SECONDS
 
     async def _round(self, snapshot: Callable[[], Snapshot]) -> None:
         if not self._directory.heartbeat:
@@ -121,9 +124,17 @@ class Coordinating:
             report = report_of(snapshot(), int(self._clock.wall() * 1000))
             sealed = seal(self._identity, self._swarm_id, Kind.REPORT, pack(report))
             await self._client.report(api.Reported(sealed))
+            self._note(reported=self._clock.wall())
             self._report_at = self._clock.now() + REPORT_SECONDS * self._rng.uniform(0.9, 1.1)
             await self._follow()
-            self._directory.take_hints(hints_of(await self._client.reputation()))
+            self._take_hints(hints_of(await self._client.reputation()))
+
+    def _take_hints(self, hints: Mapping[str, float]) -> None:
+        self._directory.take_hints(hints)
+        self._note(lowered=len(hints))
+
+    def _note(self, **changes: Any) -> None:
+        self._tally.coordinator = self._row = replace(self._row, **changes)
 
     async def _introduce(self) -> bool:
         """Leave the newest presence and hear those of others. Returns whether a report is asked
@@ -137,6 +148,7 @@ class Coordinating:
             )
         )
         self._meeting.hear(answer.presences)
+        self._note(introduced=self._row.introduced + len(answer.presences))
         if answer.statement:
             lists.offer(answer.statement)  # a bad one changes nothing
         self._list = answer.revoked
@@ -205,13 +217,13 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
 
 
 def hints_of(reputation: api.Reputation) -> dict[str, float]:
-    """What a reputation does to the weights of peers: who has less than half of the median share
-    loses in proportion. Who is not rated loses nothing. Pure."""
+    """What a reputation does to the weights of peers: where an issuer has less than half of the
+    median share, its members lose in proportion. Who is not rated loses nothing. Pure."""
     enough = reputation.median / 2
     return {
-        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.share / enough
+        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / enough
         for row in reputation.rows
-        if row.share < enough
+        if row.issuer_share < enough
     }
 
 

@@ -36,7 +36,6 @@ from swarm_node.p2p.wire import printable
 #: For a whole request.
 _SECONDS: Final = 15.0
 _CHUNK = 64 * 1024
-_MOST_ADDRESSES = 8
 _Kind = TypeVar("_Kind")
 
 
@@ -144,8 +143,9 @@ class CoordinatorClient:
         return api.SCHEME + base64.b64encode(shown).decode("ascii")
 
 
-async def redeem(url: str, code: str, peer_id: str, wall: Callable[[], float]) -> str:
-    """The text of a ticket for the newcomer `peer_id`, with the coordinator in it.
+async def redeem(url: str, code: str, newcomer: Identity, wall: Callable[[], float]) -> str:
+    """The text of a ticket for `newcomer`, with the coordinator in it and no other address: those
+    of a ticket are dialled as they are, and whoever runs the coordinator can name any.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -154,13 +154,12 @@ async def redeem(url: str, code: str, peer_id: str, wall: Callable[[], float]) -
     """
     client = CoordinatorClient(url, None, wall)
     try:
-        asked = msgspec.convert({"code": code.strip(), "peer_id": peer_id}, api.Redemption)
+        asked = api.redemption(code.strip(), newcomer)
     except msgspec.ValidationError:
         raise TicketError("this is no code: it has 20 letters and digits in four groups") from None
     answer = await client.redeem(asked)
     ticket = parse_ticket(answer.ticket, wall())
-    peers = ticket.peers[: _MOST_ADDRESSES - 1]
-    return with_addresses(ticket, ticket.info, [*peers, coordinator_address(url)])
+    return with_addresses(ticket, ticket.info, [coordinator_address(url)])
 
 
 def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
@@ -65,12 +66,23 @@ class Evaluator:
         self._sampling = sampling
         self._started = parts.clock.now() - earlier
         self._one_at_a_time = asyncio.Lock()
+        self._adopted = asyncio.Event()
 
-    @property
-    def pause(self) -> float:
-        """Seconds to wait before the next point, by what the last one cost."""
-        seconds_per_row = self._drawing.mean / self._sampling.group_size
-        return pause(self._least, cost(self._took, self._rows, seconds_per_row))
+    def adopt(self, tasks: int, least: float) -> None:
+        """Go on with these, also in a pause that has begun."""
+        self._tasks, self._least = tasks, least
+        self._adopted.set()
+
+    async def rest(self) -> None:
+        """Wait until the next point is due, by what the last one cost."""
+        clock = self._parts.clock
+        began, seconds_per_row = clock.now(), self._drawing.mean / self._sampling.group_size
+        spent = cost(self._took, self._rows, seconds_per_row)
+        while (left := began + pause(self._least, spent) - clock.now()) > 0:
+            self._adopted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._adopted.wait()
 
     async def measure(self) -> EvalPoint:
         """One point of the curve, from one sampling batch over all families. A task counts as

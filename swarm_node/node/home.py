@@ -1,4 +1,4 @@
-"""A node's directory: keys, swarm file, membership, and who may use it now.
+"""A node's directory: keys, swarm file, membership.
 
 node.key  root.key*                Ed25519 seeds, mode 0600 (* only the swarm's owner)
 issuer.key*  issuer.certificate*   a steward, which renews members while this node runs
@@ -16,20 +16,16 @@ control.json  metrics.token  prometheus.json    where the running node answers (
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgpack
-import structlog
 
-from swarm_node.durable import LEFTOVERS, make_private, replace_private
 from swarm_node.errors import HomeError, Rejected, TicketError
+from swarm_node.node.private_directory import PrivateDirectory
 from swarm_node.p2p.addresses import coordinator_url
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import (
@@ -46,9 +42,6 @@ from swarm_node.p2p.stewards import Signer
 from swarm_node.p2p.ticket import Ticket, make_ticket, redeem
 
 _MAX_SMALL_FILE = 8192
-_log = structlog.get_logger(__name__)
-#: A full list of `admitted` subjects is the longest.
-MAX_KEPT_BYTES = 4 << 20
 OWNER_MEMBER_SECONDS = 10 * 365 * 86_400
 
 
@@ -65,11 +58,11 @@ class Membership:
         return open_chain(self.chain, self.swarm, self.identity.public_key)
 
 
-class Home:
-    """Paths and small files under one directory."""
+class Home(PrivateDirectory):
+    """What a node keeps in its directory."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser()
+        super().__init__(path)
         self.control_file = self.path / "control.json"
         self.database = self.path / "node.db"
         self.checkpoints = self.path / "checkpoints"
@@ -79,41 +72,6 @@ class Home:
     @property
     def _swarm_file(self) -> Path:
         return self.path / "swarm.json"
-
-    def create(self) -> None:
-        """Make the directory (mode 0700) if it is not there.
-
-        Raises:
-            HomeError: it cannot be made.
-        """
-        try:
-            make_private(self.path)
-        except OSError as error:
-            raise HomeError(
-                f"cannot make the home directory {self.path}: {error.strerror}; "
-                "choose another with --home"
-            ) from error
-
-    def check(self) -> None:
-        """Raise where this user cannot write into the directory, or make it. Nothing is written.
-
-        Raises:
-            HomeError: neither is possible.
-        """
-        path = self.path.absolute()
-        try:
-            there = next(place for place in (path, *path.parents) if place.exists())
-            if not there.is_dir():
-                why = f"{there} is not a directory"
-            elif not os.access(there, os.W_OK | os.X_OK):
-                why = f"{there} cannot be written"
-            else:
-                return
-        except OSError as error:  # a directory above it cannot be entered
-            why = str(error.strerror).lower()
-        raise HomeError(
-            f"cannot use the home directory {self.path}: {why}; choose another with --home"
-        )
 
     @property
     def has_swarm(self) -> bool:
@@ -290,61 +248,6 @@ class Home:
         text = path.read_text()[:8].strip() if path.exists() else ""
         return int(text) if text.isdecimal() and 0 < int(text) < 65_536 else 0
 
-    def in_use(self) -> bool:
-        """Whether a node runs in this home; nothing is written to find out."""
-        try:
-            with (self.path / "lock").open() as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # no file, or not of this user
-            return False
-        return False
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold this home for one process.
-
-        Raises:
-            HomeError: another process has it, or it cannot be written.
-        """
-        self.create()
-        try:
-            file = (self.path / "lock").open("a")
-        except OSError as error:
-            raise HomeError(
-                f"cannot write into the home directory {self.path}: {error.strerror}"
-            ) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise HomeError(
-                    f"a node is already running in {self.path}; see `swarm-node status`, "
-                    "or use another --home"
-                ) from error
-            if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
-            for leftover in self.path.glob(LEFTOVERS):
-                leftover.unlink(missing_ok=True)
-            yield
-
-    @contextmanager
-    def editing(self) -> Iterator[None]:
-        """One command at a time reads a small file and writes it anew; others wait. Not to be
-        nested.
-
-        Raises:
-            HomeError: the home cannot be written.
-        """
-        try:
-            file = (self.path / "editing").open("a")
-        except OSError as error:
-            raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
-        with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
     def _keep(self, membership: Membership) -> Membership:
         # The swarm's file comes last: a home without it can be founded or joined again.
         self.save("membership", msgpack.packb(list(membership.chain)))
@@ -370,31 +273,3 @@ class Home:
         """
         self.save("issuer.key", steward.key.seed())
         self.save("issuer.certificate", steward.certificate)
-
-    def load(self, name: str) -> bytes | None:
-        """The content of a small file, None if it is not there.
-
-        Raises:
-            HomeError: it cannot be read, or is too long.
-        """
-        try:
-            with (self.path / name).open("rb") as file:
-                data = file.read(MAX_KEPT_BYTES + 1)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise HomeError(f"cannot read {self.path / name}: {error.strerror}") from error
-        if len(data) > MAX_KEPT_BYTES:
-            raise HomeError(f"{self.path / name} is too long: restore it from a backup")
-        return data
-
-    def save(self, name: str, data: bytes) -> None:
-        """Replace a small file.
-
-        Raises:
-            HomeError: it cannot be written.
-        """
-        try:
-            replace_private(self.path / name, data)
-        except OSError as error:
-            raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error

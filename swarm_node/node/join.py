@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from swarm_node.config import Settings, default_home
+from swarm_node.config import Settings, Sources, default_home
+from swarm_node.config.reloading import Reloading
 from swarm_node.durable import Journal
 from swarm_node.errors import ConfigError, TicketError, TicketExpiredError
 from swarm_node.node.defaults import for_model, for_training
@@ -37,9 +38,12 @@ from swarm_node.policy.placement import hardware
 _MAX_TICKET_FILE = 16 * 1024
 
 
-def join_swarm(settings: Settings, code: str | None = None, screen: Screen | None = None) -> None:
+def join_swarm(
+    settings: Settings, sources: Sources, code: str | None = None, screen: Screen | None = None
+) -> None:
     """Run a node until it is stopped. A home without a swarm joins one by a ticket, or by a `code`
-    that its coordinator redeems for one. `screen` tells what it does; by default the log does.
+    that its coordinator redeems for one. `settings` came from `sources`, which are read again when
+    somebody asks for it. `screen` tells what it does; by default the log does.
 
     Raises:
         SwarmNodeError: it cannot start; the message says what to do.
@@ -47,10 +51,10 @@ def join_swarm(settings: Settings, code: str | None = None, screen: Screen | Non
     screen = screen or Screen()
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
     with screen:
-        _join(settings, code, screen)
+        _join(settings, Reloading(sources, settings), code, screen)
 
 
-def _join(settings: Settings, code: str | None, screen: Screen) -> None:
+def _join(settings: Settings, reloading: Reloading, code: str | None, screen: Screen) -> None:
     screen.step("home")
     # Before anything is founded or started: a download may take long, and may be interrupted.
     from swarm_node.node.derive import resumed  # imports torch
@@ -108,7 +112,8 @@ def _join(settings: Settings, code: str | None, screen: Screen) -> None:
                 screen.tell([invite_line(membership.swarm.name, home.path, default_home())])
             notify("READY=1")
 
-        asyncio.run(run_node(settings, home, membership, model, found, screen, on_running))
+        node = run_node(settings, home, membership, model, found, screen, reloading, on_running)
+        asyncio.run(node)
 
 
 def belong(settings: Settings, home: Home) -> tuple[Membership, bool]:
@@ -147,7 +152,7 @@ def redeemed(settings: Settings, home: Home, code: str | None) -> Settings:
     from swarm_node.node.coordinator_client import redeem
 
     home.create()
-    ticket = asyncio.run(redeem(url, code, home.identity().peer_id, time.time))
+    ticket = asyncio.run(redeem(url, code, home.identity(), time.time))
     return settings.model_copy(update={"ticket": SecretStr(ticket)})
 
 

@@ -55,7 +55,7 @@ class Learner:
         self._correction: Correction = correction
         self._advantage: AdvantageName = advantage
         self._group_size = group_size
-        self._checkpoint_updates = checkpoint_updates
+        self.checkpoint_updates = checkpoint_updates
         self._parts = parts
         self._tally = shared.tally
         self._directory = shared.directory
@@ -147,7 +147,7 @@ class Learner:
             await sampler.load(result.weights, result.stats.version)
         if result.stats.skipped is not None:
             return
-        if tally.updates % self._checkpoint_updates == 0:
+        if tally.updates % self.checkpoint_updates == 0:
             await self.checkpoint(wait=False)
 
     def _blame(self, drawn: Drawn, stats: UpdateStats, reject: Reject) -> None:

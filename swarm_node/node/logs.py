@@ -58,7 +58,7 @@ def as_text(_: object, __: str, event: _Event) -> str:
     fields = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
     words = [when[:19] + "Z", level.upper() if level != "info" else "", str(what)]
     line = " ".join(filter(None, [*words, fields if said is None else str(said)]))
-    return printable(line) + (f"\n{trace}" if trace else "")
+    return "\n".join(map(printable, [line, *str(trace).splitlines()]))
 
 
 def as_json(_: object, __: str, event: _Event) -> str:

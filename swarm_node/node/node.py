@@ -36,6 +36,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 import structlog
+from msgspec.structs import replace
 
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentInfo
@@ -78,7 +79,7 @@ class Node:
         open_work: OpenWork,
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
-        self._settings = settings
+        self.settings = settings
         self._membership = membership
         self._parts = parts
         self._shared = shared
@@ -100,6 +101,14 @@ class Node:
     def stop(self) -> None:
         """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
         self._stop.set()
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on with these, which differ from those before in keys that are `at_once` alone."""
+        self.settings = settings
+        self._reaching.mode = settings.network.relay
+        self._learner.checkpoint_updates = settings.run.checkpoint_updates
+        if self._opened is not None:
+            self._opened.evaluator.adopt(settings.run.eval_tasks, settings.run.eval_seconds)
 
     async def run(
         self,
@@ -156,6 +165,7 @@ class Node:
         if self._opened is None:
             raise SwarmNodeError("the node is still starting; try again in a few seconds")
         point = await self._opened.evaluator.measure()
+        point = replace(point, alone=self._tally.groups.trained_external == 0)
         self._tally.evals.append(point)
         return point
 
@@ -181,7 +191,7 @@ class Node:
             self._parts,
             self._shared,
             self._reaching,
-            model=self._settings.model,
+            model=self.settings.model,
             state=self._state,
             started=self._started,
             running_since=self._running_since,
@@ -249,7 +259,6 @@ class Node:
 
     async def _train(self) -> None:
         """Update whenever a batch is ready; never wait for a peer."""
-        limit = self._settings.run.updates
         while not self._stop.is_set():
             await self._until(
                 lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
@@ -257,6 +266,7 @@ class Node:
             reject = self._work.exchange.asker.reject
             if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
                 await self._notify()
+            limit = self.settings.run.updates
             if limit and self._tally.updates >= limit:
                 self._stop.set()
 
@@ -278,7 +288,7 @@ class Node:
                 await self._notify()
                 await storage.run(storage.retire, self._buffer.collect_departed())
                 await storage.run(storage.prune, _KEEP_OWN_GROUPS)
-                await asyncio.sleep(self._settings.network.poll_seconds)
+                await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _list_one(self, turn: Turn) -> None:
         offered = await self._work.exchange.puller.list_one(turn)
@@ -315,7 +325,7 @@ class Node:
                 await self.evaluate()
             except ChildError as error:
                 await self._environment_failed(error)
-            await asyncio.sleep(self._work.evaluator.pause)
+            await self._work.evaluator.rest()
 
     async def _opens(self, on_step: Callable[[str], None]) -> bool:
         """Open all parts; False where `stop` came first."""
@@ -330,7 +340,7 @@ class Node:
         parts = self._parts
         on_step("tasks")
         self._info = info = await parts.environment.start()
-        self._own_families = chosen_families(self._settings.environment.families, info)
+        self._own_families = chosen_families(self.settings.environment.families, info)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
                 "answers are judged in processes that can do harm", how=info.sandbox.described()
@@ -339,6 +349,7 @@ class Node:
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.published = await parts.storage.run(parts.storage.published)
         self._opened = self._open_work(info, self._own_families)
+        self.adopt(self.settings)  # they may be others than at the start
         for group in await parts.storage.run(restored_groups, parts.storage):
             self._buffer.admit(group, parts.trainer.version)
         on_step("network")

@@ -108,6 +108,7 @@ def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str
         "seconds_since_update": since_update,
         "seconds_between_updates": between,
         "recent": tally.samples.recent(),
+        "coordinator": tally.coordinator,
         "examples": tally.samples.examples(_EXAMPLES),
         "tokens": TokensRow(tally.sums.sampled_tokens, tally.sums.trained_tokens),
     }
@@ -130,9 +131,9 @@ def name_of(members: Members, peer_id: str) -> str:
 async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
     """What a running node finds of its network, after a lookup in the transport's table and a
     round trip to each relay."""
-    begun, heard, fault = parts.clock.now(), None, ""
+    begun, heard, fault = parts.clock.now(), 0, ""
     try:
-        heard = await parts.transport.heartbeats()
+        heard = len(await parts.transport.heartbeats())
     except TransportError as error:
         fault = str(error)
     seconds, trips = parts.clock.now() - begun, await reaching.relays.round_trips()
@@ -141,7 +142,7 @@ async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport)
         reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
         addresses=parts.transport.addresses(),
         peers=len(shared.directory.live(parts.clock.now(), SEEN_SECONDS)),
-        heartbeats=None if heard is None else len(heard),
+        heartbeats=heard if parts.transport.has_table else None,
         seconds=seconds,
         fault=fault,
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swarm_node.clock import Clock
+from swarm_node.durable import Journal
 from swarm_node.environments.host import EnvironmentHost
 from swarm_node.node.history import MetricsFile, Ring
 from swarm_node.node.samples import Samples
-from swarm_node.node.snapshot import EvalPoint, GroupCounts, MixtureRow, UpdateRow
+from swarm_node.node.snapshot import CoordinatorRow, EvalPoint, GroupCounts, MixtureRow, UpdateRow
 from swarm_node.node.taught import Taught
 from swarm_node.p2p.budgets import Effort, Traffic
 from swarm_node.p2p.credentials import MemoryOffice, Office
@@ -39,8 +40,9 @@ class Parts:
     what samples, `dialable` whether peers can dial this node (None while that is not known), and
     `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
     memory. `knock` dials for probes and `lan` finds peers on the own network, both None where there
-    is no network of hosts. `memory` gives the bytes that all processes take, and `metrics` writes
-    the history; both take milliseconds, and both are None in a simulation."""
+    is no network of hosts. `answered` keeps which relayed requests were. `memory` gives the bytes
+    that all processes take, and `metrics` writes the history; both take milliseconds, and both are
+    None in a simulation."""
 
     transport: Transport
     sampler: Sampler
@@ -58,6 +60,7 @@ class Parts:
     knock: Knock | None = None
     reach: Reach = field(default_factory=Reach)
     lan: Lan | None = None
+    answered: Journal | None = None
     memory: Callable[[], int] | None = None
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
@@ -130,6 +133,7 @@ class Tally:
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
+    coordinator: CoordinatorRow | None = None
 
 
 @dataclass(frozen=True)

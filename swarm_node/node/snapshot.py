@@ -24,7 +24,8 @@ SEEN_SECONDS = 60.0
 class EvalPoint(msgspec.Struct, frozen=True):
     """Held-out reward (mean over tasks of a family, then over families) at one policy version.
     `own` are families this node samples, `unseen` those it only ever met in peers' rollouts.
-    `pass_k` is the reward of the best of `k` answers to some of the tasks, by family."""
+    `pass_k` is the reward of the best of `k` answers to some of the tasks, by family. `alone`: no
+    group of a peer was trained on until then."""
 
     seconds: float
     version: int
@@ -34,6 +35,7 @@ class EvalPoint(msgspec.Struct, frozen=True):
     families: dict[str, float]
     pass_k: dict[str, float] = {}
     k: int = 1
+    alone: bool = False
 
 
 class GroupCounts(msgspec.Struct):
@@ -272,6 +274,20 @@ class RelayingRow(msgspec.Struct, frozen=True):
         )
 
 
+class CoordinatorRow(msgspec.Struct, frozen=True):
+    """What passes between this node and its coordinator. It answered the last time, or not for the
+    reason `fault`; `answers` is None before the first time. It gave `introduced` heartbeats of
+    peers, took the newest report at `reported` (Unix seconds, 0 for none), and its reputation
+    lowers the weight of `lowered` peers now."""
+
+    url: str
+    answers: bool | None = None
+    fault: str = ""
+    introduced: int = 0
+    reported: float = 0.0
+    lowered: int = 0
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything worth showing of a node at one moment."""
 
@@ -325,6 +341,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     environment: str = ""
     recent: RecentRow | None = None
     examples: list[SampleRow] = []
+    coordinator: CoordinatorRow | None = None
     #: The verdict on the node, then what else its owner should know: `verdict.findings`.
     findings: list[Said] = []
 
@@ -341,7 +358,7 @@ class Ended(msgspec.Struct, frozen=True):
 class NetworkReport(msgspec.Struct, frozen=True):
     """What `doctor --network` learns of a running node: how it is reached, which addresses it tells
     others, how many peers answer, and how many heartbeats the transport's table gave within so many
-    `seconds` (None: it has none), or why none (`fault`)."""
+    `seconds` (None: it has no table), or why none (`fault`)."""
 
     reach: Verdict
     addresses: list[str]

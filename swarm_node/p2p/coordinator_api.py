@@ -6,15 +6,18 @@ signed by others, and a reputation only lowers shares.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta, Struct
 
 from swarm_node.p2p.coordination import MAX_BATCH_BYTES, MAX_REPORT_BYTES, Share
+from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import Name, UnixSeconds
 from swarm_node.p2p.statements import MAX_STATEMENT_BYTES
 from swarm_node.p2p.ticket import MAX_TICKET_CHARS
-from swarm_node.p2p.wire import MAX_PRESENCE_BYTES, Counter
+from swarm_node.p2p.wire import MAX_PRESENCE_BYTES, Counter, Digest
 
 PREFIX: Final = "/v1"
 #: Before the base64 of a packed `coordination.Shown`, in the header Authorization.
@@ -26,6 +29,7 @@ MAX_BATCHES: Final = 256
 MAX_BODY_BYTES: Final = 64 * 1024
 #: Of an answer that a node reads: a thousand rows.
 MAX_ANSWER_BYTES: Final = 2 << 20
+_NEWCOMER_DOMAIN: Final = b"swarm-node/redemption/v1"
 
 Limit = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 PeerId = Annotated[str, Meta(pattern=r"^[1-9A-HJ-NP-Za-km-z]{1,64}$")]
@@ -95,16 +99,18 @@ class Batches(Struct, frozen=True):
 
 
 class ReputationRow(Struct, frozen=True):
-    """A member's `share` of all trust, in [0, 1]. `raters` members reported about it."""
+    """A member's `share` of all trust, in [0, 1], and that of all rated members of its issuer.
+    `raters` members reported about it."""
 
     peer_id: PeerId
     share: Share
+    issuer_share: Share
     raters: Counter
 
 
 class Reputation(Struct, frozen=True):
     """Members about whom others reported, the least trusted first; how many there are, and the
-    median of their shares."""
+    median of their issuers' shares."""
 
     count: Counter
     median: Share
@@ -196,10 +202,29 @@ class Picture(Struct, frozen=True):
 
 
 class Redemption(Wire, frozen=True):
-    """A code, and the peer id of the newcomer: the same two get the same ticket again."""
+    """A code, and what nobody but the `newcomer` can make of it: the same two get the same ticket
+    again."""
 
     code: Code
-    peer_id: PeerId
+    newcomer: Digest
+
+
+def redemption(code: str, newcomer: Identity) -> Redemption:
+    """What a newcomer asks with. Ed25519 signs the same code alike each time, so it needs to store
+    nothing, and who reads a used code gets no ticket for it.
+
+    Raises:
+        msgspec.ValidationError: this is no code.
+    """
+    signature = newcomer.sign(_NEWCOMER_DOMAIN + code_digest(code))
+    proof = hashlib.sha256(signature).digest()
+    return msgspec.convert({"code": code, "newcomer": proof}, Redemption)
+
+
+def code_digest(code: str) -> bytes:
+    """Of a code as a person types it. It has 100 random bits, so no slow hash is needed."""
+    plain = [letter for letter in code.upper() if letter.isalnum()]
+    return hashlib.sha256("".join(plain).encode()).digest()
 
 
 class Redeemed(Struct, frozen=True):

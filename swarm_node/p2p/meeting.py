@@ -80,7 +80,6 @@ class Meeting:
         self._relays = relays
         self._revisits = Revisits(rng)
         self._unread = 0  # further beats before the next read of the transport's table
-        self._asked_per_beat = 1
         self._next_feeler = 0.0
         self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
 
@@ -130,7 +129,9 @@ class Meeting:
         for peer in self._directory.live(now, seconds):
             issuer = self._members.issuer(peer.peer_id)
             self._book.welcome(peer.peer_id, peer.addresses, now, issuer)
-        asked = self._directory.draw(self._rng, self._asked_per_beat, self._clock.now())
+        # Without a table peers are all that it hears of others, so it asks more of them.
+        count = 1 if self._transport.has_table else FEW
+        asked = self._directory.draw(self._rng, count, self._clock.now())
         await asyncio.gather(*map(self._exchange_peers, asked))
         await self._save()
 
@@ -241,8 +242,6 @@ class Meeting:
             return
         self._unread = _BEATS_PER_READ
         found = await self._transport.heartbeats()
-        if found is None:  # peers are all that it hears of others, so it asks more of them
-            found, self._asked_per_beat = {}, FEW
         heard = self._rng.sample(sorted(found), min(len(found), _HEARD_PER_READ))
         for peer_id in heard:
             self._hear(found[peer_id], expected=peer_id, teller=None)

@@ -211,6 +211,8 @@ class MemoryNetwork:
 class MemoryTransport:
     """One node's end of a `MemoryNetwork`; keeps the Transport contract."""
 
+    has_table = True
+
     def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
         self._network = network
         self._peer_id = identity.peer_id

@@ -212,6 +212,8 @@ def _decode(text: str) -> bytes:
     if len(text) > MAX_TICKET_CHARS:
         raise TicketError(f"this is too long for a ticket (over {MAX_TICKET_CHARS} characters)")
     compact = "".join(text.split())
+    if re.match(r"swarmjoin\d+\.", compact) and not compact.startswith(PREFIX):
+        raise TicketError("this ticket is of another wire version: upgrade the older of both nodes")
     if not compact.startswith(PREFIX):
         raise TicketError(f"this is not a join ticket: one begins with {PREFIX}")
     encoded = compact.removeprefix(PREFIX)

@@ -123,10 +123,15 @@ class Transport(Protocol):
         place of the previous one. Best effort: a node without peers succeeds."""
         ...
 
-    async def heartbeats(self) -> dict[str, bytes] | None:
+    @property
+    def has_table(self) -> bool:
+        """Whether the stack has a table of heartbeats. Without one `publish_heartbeat` reaches the
+        own networks at most, and peers are all that this node hears of others."""
+        ...
+
+    async def heartbeats(self) -> dict[str, bytes]:
         """peer id -> newest heartbeat of peers that can be found, without this node's own; of a
-        large swarm a random sample, so that the cost does not depend on the swarm's size. None
-        where the stack has no table of them: `publish_heartbeat` does nothing there.
+        large swarm a random sample, so that the cost does not depend on the swarm's size.
         The bytes are as that peer published them; the caller verifies them."""
         ...
 

@@ -4,7 +4,9 @@ An address that holds a token stays in the browser's history and can be passed o
 every port of this machine, whoever listens there. So `swarm-node open` gets a key that is good for
 one minute and one use. It stands behind the # of the address, which browsers do not send. The page
 exchanges it for a pass, keeps that in the storage of its own origin, and sends it with each
-request. A pass is good for looking, until the node ends.
+request. A pass is good for looking, until the node ends. Other users of the machine see the
+arguments of a browser, and so the address: a key that comes a second time ends the pass that it
+gave (RFC 6749, 4.1.2).
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ class Entrance:
         self._now = now
         self._keys: Recent[str, float] = Recent(_MOST_KEYS)
         self._passes: Recent[str, None] = Recent(_MOST_PASSES)
+        #: Key -> the pass that it gave.
+        self._used: Recent[str, str] = Recent(_MOST_PASSES)
 
     def key(self) -> Key:
         """A new key. Of too many the oldest ends."""
@@ -59,9 +63,10 @@ class Entrance:
         """The pass for a key that was not used yet, None for any other."""
         ends = self._keys.pop(key.key, None)
         if ends is None or ends <= self._now():
+            self._passes.pop(self._used.get(key.key, ""), None)
             return None
         made = secrets.token_urlsafe(32)
-        self._passes[made] = None
+        self._passes[made], self._used[key.key] = None, made
         return Pass(made)
 
     def admits(self, given: str) -> bool:

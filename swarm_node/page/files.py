@@ -16,6 +16,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "css": "text/css",
     "svg": "image/svg+xml",
 }
+_HEAD: Final = "head.html"
 #: Scripts and styles of this server alone, requests to it alone, no frames, no forms.
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
@@ -32,13 +33,15 @@ HEADERS: Final[Mapping[str, str]] = {
 
 @cache
 def files() -> Mapping[str, tuple[str, bytes]]:
-    """Name -> content type and bytes."""
-    found = (resources.files(__package__) / "static").iterdir()
-    return {
-        entry.name: (kind, entry.read_bytes())
-        for entry in found
-        if (kind := _KINDS.get(entry.name.rpartition(".")[2])) is not None
-    }
+    """Name -> content type and bytes. A page is its own part below the head of all pages."""
+    place = resources.files(__package__) / "static"
+    head, found = (place / _HEAD).read_bytes(), dict[str, tuple[str, bytes]]()
+    for entry in place.iterdir():
+        name, _, end = entry.name.rpartition(".")
+        if end in _KINDS and entry.name != _HEAD:
+            above = head.replace(b"NAME", name.encode()) if end == "html" else b""
+            found[entry.name] = _KINDS[end], above + entry.read_bytes()
+    return found
 
 
 async def serve_file(request: web.Request) -> web.Response:

@@ -19,4 +19,18 @@ EQUIVALENT: dict[str, str] = {
     "p2p/admission.py Severed.__contains__: isinstance(peer, str)": "no other key is in the table",
     "p2p/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
+    "p2p/asking.py Asker.ask: isinstance(error, RefusedError)": "no other error quotes a peer",
+    "p2p/asking.py Asker.reject: peer_id is None": "the directory knows nobody without an id",
+    "p2p/asking.py Asker._greet: not reached": "whom a dial reached is connected",
+    "coordinator/web.py Api._caller.right: token": "both are set wherever routes ask for them",
+    "coordinator/web.py Api._caller: not given.startswith(api.SCHEME)": "it is no base64 then",
+    "coordinator/web.py Api._caller: len(given) > _BASE64_CHARS + len(api.SCHEME)": (
+        "open_call has the same limit"
+    ),
+    "coordinator/web.py Api._caller: not given.startswith(api.SCHEME) or "
+    "len(given) > _BASE64_CHARS + len(api.SCHEME)": "as both parts",
+    "coordinator/web.py Api._caller: len(request.raw_path) > MAX_TARGET_CHARS": (
+        "no call names a longer target"
+    ),
+    "page/entrance.py Key.key: 64": "a request has 64 KiB at most, and the key is only looked up",
 }

@@ -55,7 +55,7 @@ MODULES: dict[str, list[str]] = {
     "p2p/admission.py": [],
     "p2p/serving.py": _EXCHANGE,
     "p2p/verify.py": _EXCHANGE,
-    "p2p/asking.py": _EXCHANGE,
+    "p2p/asking.py": [],
     "p2p/pulling.py": _EXCHANGE,
     "p2p/meeting.py": _EXCHANGE,
     "p2p/reach/circuit.py": [],
@@ -68,6 +68,21 @@ MODULES: dict[str, list[str]] = {
     "p2p/reach/relaying.py": [],
     "p2p/reach/transport.py": [],
     "p2p/reach/verdict.py": [],
+    "node/control.py": ["tests/page/test_entrance.py"],
+    "page/entrance.py": ["tests/coordinator/test_page.py"],
+    "page/listening.py": ["tests/coordinator/test_web.py", "tests/node/test_control.py"],
+    "coordinator/introductions.py": [],
+    "coordinator/redemptions.py": [],
+    "coordinator/reputation.py": [],
+    "coordinator/service.py": [
+        "tests/coordinator/test_server.py",
+        "tests/coordinator/test_reports.py",
+    ],
+    "coordinator/store.py": [
+        "tests/coordinator/test_reports.py",
+        "tests/coordinator/test_redemptions.py",
+    ],
+    "coordinator/web.py": ["tests/coordinator/test_server.py", "tests/coordinator/test_page.py"],
 }
 _LET_IN = ("_allow", "_admit", "check_size")
 #: A test that takes as long hangs. The slowest takes 6 s on an idle machine.
@@ -97,6 +112,11 @@ class Mutant:
     def apply(self, source: str) -> str:
         assert source[self.start :].startswith(self.old)
         return source[: self.start] + self.new + source[self.start + len(self.old) :]
+
+
+def file_of(module: str, root: Path = ROOT) -> Path:
+    """Where a module lies in a tree."""
+    return root / ("" if module.startswith("coordinator/") else "swarm_node") / module
 
 
 def mutants(module: str, source: str) -> list[Mutant]:
@@ -221,7 +241,7 @@ class Campaign:
         """The guards of each module, those whose names contain one of `only`."""
         wanted = {}
         for module in MODULES:
-            file = self.copy / "swarm_node" / module
+            file = file_of(module, self.copy)
             found = mutants(module, file.read_text()) if file.exists() else []
             wanted[module] = [each for each in found if any(part in each.name for part in only)]
         return {module: found for module, found in wanted.items() if found}
@@ -240,7 +260,7 @@ class Campaign:
 
     def killer(self, mutant: Mutant, rooms: dict[str, list[str]]) -> str | None:
         """The room whose tests fail without the guard, None if all pass."""
-        file = self.copy / "swarm_node" / mutant.module
+        file = file_of(mutant.module, self.copy)
         source = file.read_text()
         file.write_text(mutant.apply(source))
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from builders import ROOT
 from campaigns.equivalent import EQUIVALENT
-from campaigns.mutants import MODULES, mutants
+from campaigns.mutants import MODULES, file_of, mutants
 
 SOURCE = """
 class Body:
@@ -61,7 +61,7 @@ def test_guards_are_found_and_taken_out_where_they_stand() -> None:
 
 def test_every_module_has_guards_and_stays_a_program_without_one() -> None:
     for module in MODULES:
-        source = (ROOT / "swarm_node" / module).read_text()
+        source = file_of(module).read_text()
         found = mutants(module, source)
         assert found, module
         for each in found:
@@ -70,9 +70,7 @@ def test_every_module_has_guards_and_stays_a_program_without_one() -> None:
 
 def test_every_guard_that_is_called_equivalent_is_still_there() -> None:
     names = {
-        each.name
-        for module in MODULES
-        for each in mutants(module, (ROOT / "swarm_node" / module).read_text())
+        each.name for module in MODULES for each in mutants(module, file_of(module).read_text())
     }
     assert sorted(set(EQUIVALENT) - names) == []
 

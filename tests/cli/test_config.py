@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from control_servers import serving
 from typer.testing import CliRunner
 
-from swarm_node.cli.config import explain_settings
+from swarm_node.cli.config_view import explain_settings
 from swarm_node.cli.main import app
-from swarm_node.config import settings_keys
+from swarm_node.config import Sources, load_settings, settings_keys
+from swarm_node.config.reloading import Reloaded, Reloading
 
 
 def test_a_setting_is_explained(tmp_path: Path) -> None:
@@ -26,7 +31,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     }
     assert list(keys) == [name for name, _ in settings_keys()]
     own = keys["experience.own"]
-    assert own[1:5] == (5, 8, "int 1..1024", str(file))
+    assert own[1:5] == (5, 8, "int 1..1024", f"{file}:2")
     assert keys["experience.external"].choices == "int 0..1024 | auto"
     assert keys["network.poll_seconds"].choices == "float >0..30"
     assert keys["run.seed"].choices == "int 0..<4294967296"
@@ -49,3 +54,58 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     assert answer["schema"] == 1
     assert len(answer["settings"]) == len(list(settings_keys()))
     assert "secret" not in shown.stdout + listed.stdout
+
+
+def test_a_value_has_a_line_and_no_restart_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[run]\n\nupdates = 5\n")
+    shown = CliRunner().invoke(app, ["config", "--config", str(file)], env={"COLUMNS": "300"})
+    assert f"run.updates                     5 (default 0; {file}:3)" in shown.stdout
+    assert "Stop after this many updates; 0 means never. No restart." in shown.stdout
+
+
+def test_set_writes_the_file_and_says_what_the_running_node_does(tmp_path: Path) -> None:
+    file, home = tmp_path / "node.toml", tmp_path / "home"
+    home.mkdir()
+    flags = {"run.eval_tasks": 4}
+    reloading = Reloading(Sources(flags, {}, file), load_settings(flags, environ={}))
+    arguments = ["run.updates=5", "run.eval_tasks=9", "experience.own=6", "--home", str(home)]
+
+    def change(*more: str) -> str:
+        command = [sys.executable, "-m", "swarm_node", "config", *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def asked(*more: str) -> str:
+        def reload() -> Reloaded:
+            return reloading.reload(load_settings({}, environ={}))[1]
+
+        async with serving(home, reload=reload):
+            return await asyncio.to_thread(change, *more)
+
+    said = asyncio.run(asked("--config", str(file), "set", *arguments)).splitlines()
+    assert said == [
+        f"{file}: run.updates, run.eval_tasks, experience.own written",
+        "in use now: run.updates",
+        "after a restart (swarm-node stop, then swarm-node join): experience.own",
+        "not in use, command line decides: run.eval_tasks",
+    ]
+    other = tmp_path / "other.toml"
+    said = asyncio.run(asked("set", "--config", str(other), *arguments)).splitlines()
+    assert said[1] == f"the running node reads {file}: start it with --config {other}"
+    said = change("set", "--config", str(file), *arguments).splitlines()
+    assert said[1] == f"no node runs in {home}: the next start reads it"
+
+
+def test_set_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    for arguments, told in (
+        (["run.updates=5"], "name the settings file: --config FILE"),
+        (["run.updates", "--config", str(file)], "write KEY=VALUE"),
+        (["run.updates=-5", "--config", str(file)], "run.updates"),
+    ):
+        done = CliRunner().invoke(app, ["config", "set", *arguments])
+        assert done.exit_code == 1
+        assert told in done.stderr
+    assert not file.exists()

@@ -85,6 +85,32 @@ def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
     assert "choose another --out" in again.output
 
 
+def test_options_of_an_environment_and_the_users_name_stay_at_home(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment may be any program, which takes what it needs from its options."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    canary = secrets.token_urlsafe(32)
+    monkeypatch.setenv("CANARY_TOKEN", canary)
+    settings, out = tmp_path / "node.toml", tmp_path / "bundle.zip"
+    settings.write_text(
+        '[environment]\nname = "elsewhere:create"\n[environment.options]\npreset = "short"\n'
+        f'judge_api_key = "{canary}"\nPassword = "{canary}"\n'
+    )
+    arguments = ["--home", str(home.path), "--config", str(settings), "--out", str(out)]
+    done = CliRunner().invoke(app, ["support-bundle", *arguments])
+    assert done.exit_code == 0, done.output
+    with zipfile.ZipFile(out) as bundle:
+        parts = {name: bundle.read(name) for name in bundle.namelist()}
+    everything = b"".join(parts.values())
+    assert canary.encode() not in everything
+    assert str(tmp_path).encode() not in everything
+    rows = {row["name"]: row["value"] for row in json.loads(parts["settings.json"])}
+    assert rows["environment.options"]["preset"] == "short"
+    assert rows["environment.options"].keys() == {"preset", "judge_api_key", "Password"}
+    assert b"~/home" in parts["settings.json"]
+
+
 def test_what_is_no_secret_stays() -> None:
     part = b"peer 12D3KooWxyz listens on /ip4/192.0.2.1/tcp/7, loss 0.25"
     assert cleaned(part, [b"x" * 16]) == part

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import msgspec
+import pytest
 from builders import history_row, quiet_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from swarm_node.cli.views import peers_view
 from swarm_node.node.ledger import Admission, Ban
 from swarm_node.node.samples import RecentRow, SampleRow
 from swarm_node.node.snapshot import (
+    CoordinatorRow,
     EvalPoint,
     GroupCounts,
     MembershipRow,
@@ -71,6 +73,30 @@ def test_status_says_how_the_node_is_reached_and_what_to_do() -> None:
     text = shown(msgspec.structs.replace(QUIET, reach=judge([], ())))
     assert "not probed yet: no member to ask" in text
     assert "→" not in text
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"answers": None}, "not asked yet"),
+        (
+            {"answers": True, "introduced": 1},
+            "1 introduction, no report yet; its reputation lowers",
+        ),
+        (
+            {"answers": True, "introduced": 9, "reported": 100.0, "lowered": 1},
+            "9 introductions, last report 60 s ago; its reputation lowers 1 peer",
+        ),
+        (
+            {"answers": False, "introduced": 9, "reported": 100.0, "fault": "[b]gone"},
+            "9 introductions, last report 60 s ago; [b]gone",
+        ),
+    ],
+)
+def test_status_says_what_the_coordinator_does(known: dict[str, Any], said: str) -> None:
+    row = CoordinatorRow("https://swarm.example", **known)
+    text = " ".join(shown(quiet_snapshot(coordinator=row, time=160.0)).split())
+    assert f"coordinator https://swarm.example: {said}" in text
 
 
 def test_peers_are_shown_with_score_reasons_share_and_pause() -> None:

@@ -11,17 +11,17 @@ import threading
 from pathlib import Path
 
 import pytest
-from builders import quiet_snapshot
+from control_servers import serving
 from rich.console import Console
 from typer.testing import CliRunner
 
+from swarm_node.cli.home import json_of
 from swarm_node.cli.main import app
 from swarm_node.cli.samples_view import samples_view
 from swarm_node.durable import Journal
-from swarm_node.node.control import ControlClient, ControlServer
-from swarm_node.node.history import HistoryReport
+from swarm_node.node.control import ControlClient
 from swarm_node.node.samples import SampleRow
-from swarm_node.node.snapshot import EvalPoint, NetworkReport, PeerRow
+from swarm_node.node.snapshot import PeerRow
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 ROWS = [
@@ -48,33 +48,26 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
 
 
 def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
-    async def network() -> NetworkReport:
-        raise AssertionError
-
-    async def evaluate() -> EvalPoint:
-        raise AssertionError
-
     async def main() -> subprocess.CompletedProcess[str]:
-        server = ControlServer(
-            tmp_path / "control.json",
-            snapshot=quiet_snapshot,
-            history=lambda since: HistoryReport(1, []),
-            network=network,
-            evaluate=evaluate,
-            stop=lambda: None,
-            samples=lambda: ROWS,
-        )
-        await server.start()
-        assert (await ControlClient(tmp_path / "control.json").samples()).samples == ROWS
-        command = [sys.executable, "-m", "swarm_node", "samples", "--json", "--home", str(tmp_path)]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
-        await server.close()
-        return done
+        async with serving(tmp_path, samples=lambda: ROWS):
+            assert (await ControlClient(tmp_path / "control.json").samples()).samples == ROWS
+            command = [sys.executable, "-m", "swarm_node", "samples", "--home", str(tmp_path)]
+            return await asyncio.to_thread(
+                subprocess.run, [*command, "--json"], capture_output=True, text=True
+            )
 
     done = asyncio.run(main())
     assert done.returncode == 0, done.stderr
     listed = json.loads(done.stdout)
     assert (listed["schema"], len(listed["samples"])) == (1, 4)
+
+
+def test_json_has_all_that_peers_wrote_and_moves_no_cursor() -> None:
+    hostile = "\x9b2J\x7f\u202eevil\U000e0041 é 中 \x1b[2J\u2028"
+    text = json_of({"samples": [hostile]})
+    assert text.isprintable()
+    assert json.loads(text) == {"samples": [hostile]}
+    assert "é 中" in text
 
 
 def test_top_needs_a_terminal(tmp_path: Path) -> None:

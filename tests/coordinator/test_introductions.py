@@ -18,6 +18,8 @@ def test_the_newest_presence_of_a_member_is_given() -> None:
     kept.leave("a", b"new", "i", 2)
     kept.leave("a", b"old", "i", 1)
     assert kept.sample(random.Random(0), 0.0) == [b"new"]
+    kept.leave("a", b"newest", "i", 3)
+    assert kept.sample(random.Random(0), 0.0) == [b"newest"]
     assert kept.sample(random.Random(0), 0.0, "a") == []
 
 

@@ -27,7 +27,6 @@ async def test_a_pass_is_for_looking(tmp_path: Path) -> None:
         body = b'{"key":"%b"}' % key.encode()
         status, answer = await request("POST", place + "/v1/enter", body, {})
         assert status == 200
-        assert (await request("POST", place + "/v1/enter", body, {}))[0] == 401
         for path in ("/v1/picture", "/v1/codes", "/v1/trusted"):
             assert await ask("GET", path, answer["token"]) == 200
         for method, path in (("POST", "/v1/codes"), ("PUT", "/v1/trusted"), ("POST", "/v1/key")):
@@ -35,6 +34,8 @@ async def test_a_pass_is_for_looking(tmp_path: Path) -> None:
         public = await request("GET", running.url + "/", b"", {})
         assert public[0] == 404  # members of the public get no page
         assert len(Key(key).key) > 40
+        assert (await request("POST", place + "/v1/enter", body, {}))[0] == 401
+        assert await ask("GET", "/v1/picture", answer["token"]) == 401, "two had the key"
 
 
 async def _told(running: Running, swarm: Swarm, hand: Hand) -> None:
@@ -77,4 +78,41 @@ async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_pa
                 result = await axe.Axe().run(page)
                 assert result.violations_count == 0, result.generate_report()
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width
+            await browser.close()
+
+
+async def test_only_the_last_page_of_history_comes_with_members(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(1000.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        await _told(running, swarm, hand)
+        after, members = 0, []
+        while True:
+            _, picture = await running.admin("GET", f"/v1/picture?limit=3&after={after}")
+            members.append(len(picture["members"]))
+            after = picture["next"]
+            if not after:
+                break
+        assert members == [0, 0, 2]
+
+
+@pytest.mark.slow(reason="starts a browser")
+@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+async def test_names_that_members_invent_do_not_fill_the_page(tmp_path: Path) -> None:
+    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
+    swarm, hand = Swarm(), Hand(1000.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for number in range(1, 5):
+            one = swarm.member(number)
+            invented = tuple((f"a{number} {n}", 1.0) for n in range(62))
+            families = (("gcd", 0.5), ("__proto__", 0.25), *invented)
+            report = sealed_report(one, EPOCH + hand.seconds, held_out=families)
+            assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
+        async with driver.async_playwright() as started:
+            browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            page = await browser.new_page()
+            await page.goto(await AdminClient(running.data).page())
+            rows = page.locator("#families tbody tr")
+            await driver.expect(rows).to_have_count(64)
+            for name in ("gcd", "__proto__"):
+                await driver.expect(rows.filter(has_text=name)).to_have_count(1)
             await browser.close()

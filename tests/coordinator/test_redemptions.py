@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from coordinator_runs import Hand, Running, coordinator, issuer_file
 from swarm_keys import DAY, Swarm
 
-from swarm_node.errors import CoordinatorError, TicketError
+from swarm_node.errors import CoordinatorError, TicketError, TicketExpiredError
 from swarm_node.node.coordinator_client import redeem as ask_for_ticket
 from swarm_node.node.home import Home
+from swarm_node.node.issuers import tickets_of
 from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.addresses import coordinator_address
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.membership import SwarmInfo
-from swarm_node.p2p.ticket import parse_ticket, redeem
+from swarm_node.p2p.ticket import parse_ticket, redeem, with_addresses
 from swarm_node.simulation.seeded import EPOCH
 
 
 async def _redeem(
-    running: Running, code: str, who: str | None = None
+    running: Running, code: str, who: Identity | None = None
 ) -> tuple[int, dict[str, str]]:
-    asked = api.Redemption(code, who or Identity.generate().peer_id)
+    asked = api.redemption(code, who or Identity.generate())
     return await running.ask("POST", "/v1/redemptions", asked)
 
 
@@ -55,7 +60,7 @@ async def test_a_newcomer_that_lost_the_answer_gets_the_same_ticket_also_after_a
     tmp_path: Path,
 ) -> None:
     swarm, hand = Swarm(), Hand(10.0)
-    file, who = issuer_file(tmp_path, swarm, 2), Identity.generate().peer_id
+    file, who = issuer_file(tmp_path, swarm, 2), Identity.generate()
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         code = await _code(running)
         _, first = await _redeem(running, code, who)
@@ -87,16 +92,67 @@ async def test_a_code_ends_with_its_uses_its_time_its_withdrawal_and_the_tickets
         assert (await running.admin("DELETE", "/v1/codes/99"))[0] == 404
 
 
-async def test_a_ticket_names_members_that_were_introduced(tmp_path: Path) -> None:
+async def test_who_reads_a_used_code_gets_no_ticket_for_it_whoever_it_says_to_be(
+    tmp_path: Path,
+) -> None:
+    """All that is known of the newcomer is public: its key, its peer id, its certificates."""
     swarm, hand = Swarm(), Hand(10.0)
-    file, one = issuer_file(tmp_path, swarm, 1), swarm.member(1)
-    address = f"/ip4/192.0.2.7/tcp/31330/p2p/{one.identity.peer_id}"
+    file, alice = issuer_file(tmp_path, swarm, 2), Identity.generate()
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
-        presence = swarm.presence(one, 10.0, addresses=(address,))
-        asked = api.Introduction(presence)
-        assert (await running.ask("POST", "/v1/introductions", asked, by=one))[0] == 200
-        _, answer = await _redeem(running, await _code(running))
-        assert parse_ticket(answer["ticket"], EPOCH).peers == [address]
+        code = await _code(running)
+        assert (await _redeem(running, code, alice))[0] == 200
+        for known in (alice.public_key, hashlib.sha256(alice.public_key).digest()):
+            asked = {"code": code, "newcomer": base64.b64encode(known).decode()}
+            _, answer = await running.ask("POST", "/v1/redemptions", asked)
+            assert answer["reason"] == "used_up"
+        asked = {"code": code, "peer_id": alice.peer_id}
+        assert (await running.ask("POST", "/v1/redemptions", asked))[0] == 400
+
+
+async def test_a_member_cannot_have_newcomers_dial_what_it_names(tmp_path: Path) -> None:
+    """What a ticket names is dialled as it is, also on one's own machine."""
+    swarm, hand = Swarm(), Hand(10.0)
+    file, bad, newcomer = issuer_file(tmp_path, swarm, 1), swarm.member(1), Identity.generate()
+    address = f"/ip4/127.0.0.1/tcp/6379/p2p/{bad.identity.peer_id}"
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        asked = api.Introduction(swarm.presence(bad, 10.0, addresses=(address,)))
+        assert (await running.ask("POST", "/v1/introductions", asked, by=bad))[0] == 200
+        code = await _code(running)
+        text = await ask_for_ticket(running.url, code, newcomer, hand.clock().wall)
+        assert parse_ticket(text, EPOCH).addresses == (coordinator_address(running.url),)
+
+
+async def test_nor_can_a_coordinator(tmp_path: Path) -> None:
+    swarm = Swarm()
+    (text,) = tickets_of(issuer_file(tmp_path, swarm, 1), EPOCH)
+    ticket, bad = (
+        parse_ticket(text, EPOCH),
+        f"/ip4/127.0.0.1/tcp/6379/p2p/{Identity.generate().peer_id}",
+    )
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"ticket": with_addresses(ticket, ticket.info, [bad] * 8)})
+
+    app = web.Application()
+    app.router.add_post("/v1/redemptions", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    given = await ask_for_ticket(url, "AAAAA-AAAAA-AAAAA-AAAAA", Identity.generate(), lambda: EPOCH)
+    assert parse_ticket(given, EPOCH).peers == []
+    await runner.cleanup()
+
+
+async def test_a_ticket_that_has_expired_is_no_fault_of_the_coordinator(tmp_path: Path) -> None:
+    swarm, hand, who = Swarm(), Hand(10.0), Identity.generate()
+    file = issuer_file(tmp_path, swarm, 1)
+    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+        code = await _code(running, seconds=300 * DAY)
+        assert (await _redeem(running, code, who))[0] == 200
+        hand.seconds += 31 * DAY
+        with pytest.raises(TicketExpiredError, match="ask for a new one"):
+            await ask_for_ticket(running.url, code, who, hand.clock().wall)
 
 
 async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path: Path) -> None:
@@ -105,12 +161,12 @@ async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path
     async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
         code = f" {await _code(running)}\n"
         member.create()
-        text = await ask_for_ticket(running.url, code, member.identity().peer_id, hand.clock().wall)
+        text = await ask_for_ticket(running.url, code, member.identity(), hand.clock().wall)
         member.join_swarm(parse_ticket(text, EPOCH), EPOCH)
         assert member.coordinator() == running.url
         assert member.membership().swarm.swarm_id == swarm.info.swarm_id
         with pytest.raises(CoordinatorError, match="used_up, this code was used already"):
-            await ask_for_ticket(running.url, code, Identity.generate().peer_id, hand.clock().wall)
+            await ask_for_ticket(running.url, code, Identity.generate(), hand.clock().wall)
 
 
 async def test_without_anissuer_file_nobody_is_admitted(tmp_path: Path) -> None:

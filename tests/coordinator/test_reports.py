@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from coordinator_runs import Hand, Running, coordinator, found, sealed_report
-from swarm_keys import Swarm
+from swarm_keys import DAY, Swarm
 
+from coordinator.reputation import trust
+from coordinator.service import _useful
 from coordinator.store import Store
+from swarm_node.errors import HomeError
 from swarm_node.node.home import Membership
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.coordination import SignedBatch, content_digest, follow, open_batch, open_report
+from swarm_node.p2p.statements import revocations, state
 from swarm_node.simulation.seeded import EPOCH
 
 
@@ -142,12 +152,96 @@ async def test_reputation_follows_reports_and_begins_with_whom_the_operator_trus
         assert answer["reason"] == "unknown_member"
 
 
+def _fill(store: Store, peer_id: str, issuer: str, times: Iterable[float]) -> None:
+    for at in times:
+        store.report(peer_id, b"r", api.HistoryRow(0, at, peer_id, 0, None, 0, 0, 0, 0), issuer)
+
+
+def test_a_ticket_with_many_keys_pushes_no_history_of_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store.MAX_HISTORY", 100)
+    store = Store(tmp_path / "c.db")
+    for issuer in ("one", "two"):
+        _fill(store, issuer, issuer, range(20))
+    for key in range(40):
+        _fill(store, f"key {key}", "crowd", range(20, 26))
+        store.tidy(30.0, ())
+    kept = Counter(row.peer_id for row in store.history(0, 0.0, 1000))
+    assert (kept["one"], kept["two"]) == (20, 20)
+    assert 50 < kept.total() <= 100
+    assert max(kept) == "two"
+    assert "key 39" in kept, "the newest stay"
+    store.close()
+
+
+def test_history_from_a_time_on_does_not_walk_over_what_came_before(tmp_path: Path) -> None:
+    store, steps = Store(tmp_path / "c.db"), [0]
+
+    def step() -> None:
+        steps[0] += 1
+
+    _fill(store, "one", "one", range(2000))
+    store._db.set_progress_handler(step, 100)
+    assert store.history(0, 9e9, 10) == []
+    assert [row.at for row in store.history(0, 1990.0, 5)] == [1990, 1991, 1992, 1993, 1994]
+    assert [row.at for row in store.history(1996, 1000.0, 5)] == [1996, 1997, 1998, 1999]
+    assert steps[0] < 10
+    store.close()
+
+
+async def test_a_new_key_costs_no_write_of_the_disk_before_the_next_tick(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        written = tmp_path / "c" / "coordinator.db-wal"
+        before = written.stat().st_size
+        for n in range(1, 9):
+            one = swarm.member(n, many, "many")
+            assert (await running.ask("GET", "/v1/reputation", by=one))[0] == 200
+        assert written.stat().st_size == before
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        _, page = await running.ask("GET", "/v1/members", by=one)
+        assert len(page["rows"]) == 8
+
+
+async def test_a_ticket_with_many_keys_leaves_the_disk_to_reports_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.service._ISSUER_REPORTS", (0.1, 3.0))
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    keys = [swarm.member(n, many, "many") for n in range(2, 7)]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert [await _report(running, key) for key in keys] == [200] * 3 + [429] * 2
+        assert await _report(running, swarm.member(1)) == 200
+        hand.seconds += 60
+        assert await _report(running, keys[4]) == 200
+
+
+async def test_no_request_waits_while_trust_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    where: list[threading.Thread] = []
+
+    def noted(*given: Any) -> dict[str, float]:
+        where.append(threading.current_thread())
+        return trust(*given)
+
+    monkeypatch.setattr("coordinator.service.trust", noted)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert (await running.admin("PUT", "/v1/trusted", api.Trusted(["x"])))[0] == 200
+    assert len(where) == 2
+    assert threading.main_thread() not in where
+
+
 def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     day = 86_400.0
     for minute in range(0, 48 * 60, 5):
         row = api.HistoryRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
-        store.report("one", b"r", row)
+        store.report("one", b"r", row, "i")
     store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]
     assert len([at for at in kept if at < day]) == 24
@@ -181,3 +275,54 @@ async def test_a_member_reports_every_few_minutes_and_not_all_the_time(tmp_path:
         assert await _report(running, one) == 429
         hand.seconds += 20
         assert await _report(running, one) == 200
+
+
+async def test_former_members_rate_nobody_and_end_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that were expelled it remembers some."""
+    monkeypatch.setattr("swarm_node.p2p.members._MAX_FORMER", 1)
+    monkeypatch.setattr("coordinator.server.TICK_SECONDS", 0.05)
+    swarm, hand = Swarm(), Hand(10.0)
+    one, two, *gone = (swarm.member(n) for n in range(1, 5))
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        assert await _report(running, two) == 200
+        for bad in gone:
+            assert await _report(running, bad, peers=(found(two, 9),)) == 200
+        await _until(running, one, "reputation", 1)
+        keys = [bad.identity.public_key for bad in gone]
+        statement = state(swarm.root.key, b"", swarm.info, revocations(1, EPOCH, EPOCH + DAY, keys))
+        hand.seconds += 60
+        asked = api.Introduction(swarm.presence(one, hand.seconds), 1, statement)
+        assert (await running.ask("POST", "/v1/introductions", asked, by=one))[0] == 200
+        assert await _report(running, two) == 200
+        rows = await _until(running, one, "members", 3)  # of four
+        assert sorted(row["standing"] for row in rows) == ["member", "member", "revoked"]
+        await _until(running, one, "reputation", 0)
+
+
+async def _until(running: Running, by: Membership, what: str, count: int) -> list[dict[str, Any]]:
+    """The rows of a list, once there are so many."""
+    async with asyncio.timeout(60):
+        while True:
+            running.hand.seconds += 2  # a member asks once a second
+            status, page = await running.ask("GET", f"/v1/{what}", by=by)
+            assert status == 200
+            if len(page["rows"]) == count:
+                rows: list[dict[str, Any]] = page["rows"]
+                return rows
+            await asyncio.sleep(0.05)
+
+
+def test_what_is_nobodys_fault_makes_a_peer_no_less_useful() -> None:
+    peer = Swarm().member(1)
+    assert _useful(found(peer, 10, stale=9, signature=2)) == 8.0
+    assert _useful(found(peer, 1, tokens=5)) == 0.0
+
+
+def test_a_database_of_a_newer_coordinator_is_left_alone(tmp_path: Path) -> None:
+    Store(tmp_path / "c.db").close()
+    with closing(sqlite3.connect(tmp_path / "c.db")) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(HomeError, match="newer swarm-coordinator"):
+        Store(tmp_path / "c.db")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.reputation import RETURN, opinion, trust
+from coordinator.reputation import RETURN, opinion, rated, trust
+from swarm_node.p2p.coordinator_api import MAX_ROWS
 
 
 def test_trust_goes_to_who_was_useful_to_who_is_trusted() -> None:
@@ -20,6 +21,11 @@ def test_trust_goes_to_who_was_useful_to_who_is_trusted() -> None:
 
 def test_nobody_rates_itself_and_strangers_do_not_count() -> None:
     issuer = {"a": "i", "b": "j"}
+    assert trust({"b": {"b": 50.0, "a": 1.0}}, issuer, {"b"}) == trust(
+        {"b": {"a": 1.0}}, issuer, {"b"}
+    )
+    itself = rated({"a": 0.5, "b": 0.5}, issuer, {"a": {"a": 9.0, "b": 1.0}})
+    assert [row.peer_id for row in itself.rows] == ["b"]
     alone = trust({}, issuer, {"a"})
     assert trust(
         {"a": {"a": 50.0}, "stranger": {"b": 9.0}, "b": {"nobody": 1.0}}, issuer, {"a"}
@@ -102,3 +108,39 @@ def test_ten_times_the_keys_get_the_same_share() -> None:
 
     assert share(20) == pytest.approx(share(2), rel=1e-3)
     assert share(200) == pytest.approx(share(2), rel=1e-3)
+
+
+def test_keys_of_a_trusted_ticket_take_nothing_from_another_trusted_one() -> None:
+    issuer = {"a": "one", **{f"s{n}": "many" for n in range(99)}, "c": "third"}
+    shares = trust({}, issuer, {"a", *(f"s{n}" for n in range(99))})
+    assert shares["a"] == pytest.approx(0.5)
+    assert shares["c"] == 0.0
+
+
+def test_no_ticket_moves_the_median_or_hides_who_is_trusted_least_by_making_keys() -> None:
+    """The keys rate each other, so all of them are rated, and hardly trusted."""
+    issuer = {**{name: name for name in "abcde"}, "bad": "bad ticket"}
+    ratings = {a: {b: 10.0 for b in "abcde" if b != a} for a in "abcde"}
+    ratings["a"]["bad"] = 1.0
+    alone = rated(trust(ratings, issuer, {"a"}), issuer, ratings)
+    keys = [f"key {n}" for n in range(2 * MAX_ROWS)]
+    issuer |= dict.fromkeys(keys, "bad ticket")
+    ratings |= {key: {keys[n - 1]: 1.0} for n, key in enumerate(keys)}
+    crowd = rated(trust(ratings, issuer, {"a"}), issuer, ratings)
+    assert crowd.median == pytest.approx(alone.median, rel=0.05)
+    shown = {row.peer_id: row for row in crowd.rows}
+    assert len(crowd.rows) == MAX_ROWS
+    assert shown.keys() >= set("abcde")
+    (before,) = [row for row in alone.rows if row.peer_id == "bad"]
+    assert before.issuer_share < alone.median / 2
+    for row in crowd.rows:
+        low = row.issuer_share < crowd.median / 2
+        assert low == (issuer[row.peer_id] == "bad ticket"), "each of its keys is lowered"
+
+
+def test_members_of_a_ticket_with_many_are_not_lowered_for_sharing_it() -> None:
+    issuer = {**{name: name for name in "abc"}, **{f"s{n}": "many" for n in range(10)}}
+    people = list(issuer)
+    ratings = {a: {b: 10.0 for b in people if b != a} for a in people}
+    found = rated(trust(ratings, issuer, ()), issuer, ratings)
+    assert all(row.issuer_share >= found.median / 2 for row in found.rows)

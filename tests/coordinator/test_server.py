@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_runs import Hand, Running, coordinator, sealed_report
+from coordinator_runs import Hand, Running, coordinator, request, sealed_report
 from swarm_keys import DAY, Swarm
 
 from coordinator.routes import ADMIN, PUBLIC, Route
@@ -80,6 +80,9 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
                 assert await status(None) in inside, target
                 continue
             assert await status(None) == 401, target
+            operator = {"Authorization": f"Bearer {running.token}"}
+            given = await request(route.method, running.url + target, b"", operator)
+            assert given[0] == 401, "the operator is no member"
             assert await status(member) in inside, target
             assert await status(revoked) == 403, target
             assert await status(forged) == 403, target
@@ -95,6 +98,8 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
                 await status(member, issued_ms=int((EPOCH + hand.seconds + 301) * 1000)) == 401
             ), target
             hand.seconds += 20  # the limit of requests of a member
+        _, page = await running.ask("GET", "/v1/members", by=member)
+        assert [row["peer_id"] for row in page["rows"]] == [member.identity.peer_id], "no others"
         hand.seconds = 11 * DAY
         assert (await running.ask("GET", "/v1/members", by=expired))[0] == 403
         assert (await running.ask("GET", "/v1/members", by=late))[0] == 200
@@ -102,8 +107,10 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
 
 async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(START)
-    member = swarm.member(1)
+    member, revoked = swarm.member(1), swarm.member(2)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
+        asked = api.Introduction(swarm.presence(member, START), 1, _revoked_list(swarm, revoked))
+        assert (await running.ask("POST", "/v1/introductions", asked, by=member))[0] == 200
         operator = Running(running.admin_port, running.admin_port, running.data, hand)
         for route in ADMIN:
             target = _target(route)
@@ -112,10 +119,30 @@ async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_pa
                 continue
             assert (await operator.ask(route.method, target))[0] == 401
             assert (await operator.ask(route.method, target, by=member))[0] == 401
+            assert (await operator.ask(route.method, target, by=revoked))[0] == 401
             assert (await running.admin(route.method, target))[0] in (200, 400, 404), target
             assert (await running.ask(route.method, target, by=member))[0] in (200, 404, 405)
             hand.seconds += 20
-        assert (running.data / "admin.token").stat().st_mode & 0o077 == 0
+        tokens = [running.data / name for name in ("admin.token", "metrics.token")]
+        assert [token.stat().st_mode & 0o077 for token in tokens] == [0, 0]
+        scraper = {"Authorization": f"Bearer {tokens[1].read_text()}"}
+        for route in ADMIN:
+            url = f"http://127.0.0.1:{running.admin_port}{_target(route)}"
+            status, _ = await request(route.method, url, b"", scraper)
+            assert status == (
+                200 if route.path == "/metrics" else 400 if route.who == "anybody" else 401
+            )
+
+
+async def test_the_tokens_of_a_run_end_with_it(tmp_path: Path) -> None:
+    """Whoever listens at its port after a crash is shown them by Prometheus and by the commands."""
+    swarm, hand, shown = Swarm(), Hand(START), []
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        shown += [(running.data / name).read_text() for name in ("admin.token", "metrics.token")]
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for token in shown:
+            url = f"http://127.0.0.1:{running.admin_port}/metrics"
+            assert (await request("GET", url, b"", {"Authorization": f"Bearer {token}"}))[0] == 401
 
 
 async def test_a_signed_request_is_answered_once_and_only_as_it_was_signed(tmp_path: Path) -> None:
@@ -191,6 +218,16 @@ async def test_a_revocation_list_comes_in_with_one_member_and_goes_out_to_all(
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         status, answer = await running.ask("GET", "/v1/members", by=gone)
         assert (status, answer["reason"]) == (403, "revoked"), "the list survives a restart"
+
+
+async def test_who_brings_the_list_that_expels_it_is_told_so(tmp_path: Path) -> None:
+    swarm, hand = Swarm(), Hand(START)
+    one, two = swarm.member(1), swarm.member(2)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        asked = api.Introduction(swarm.presence(one, START), 1, _revoked_list(swarm, one))
+        _, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
+        assert answer["reason"] == "revoked"
+        assert (await _leave(running, swarm, two))[0]["presences"] == []
 
 
 async def test_a_forged_list_expels_nobody(tmp_path: Path) -> None:

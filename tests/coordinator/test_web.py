@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -14,7 +15,10 @@ from coordinator_runs import Hand, Running, authorization, coordinator, request
 from swarm_keys import Swarm
 
 from coordinator import web
+from swarm_node.node.home import Membership
 from swarm_node.p2p import coordinator_api as api
+from swarm_node.page import listening
+from swarm_node.page.listening import site_of
 from swarm_node.simulation.seeded import EPOCH
 
 _HEAD = b"POST /v1/redemptions HTTP/1.1\r\nHost: x\r\n"
@@ -43,7 +47,7 @@ async def _closes(reader: asyncio.StreamReader) -> bytes:
 async def test_who_sends_its_head_or_its_body_slowly_is_cut_off_and_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(web, "BODY_SECONDS", 0.5)
     async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
         for sent in (b"", b"GET /v1/hea", _HEAD, _HEAD + b"Content-Length: 99\r\n\r\n{"):
@@ -56,7 +60,7 @@ async def test_who_sends_its_head_or_its_body_slowly_is_cut_off_and_others_are_s
 async def test_a_head_that_trickles_in_is_cut_off_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
     async with (
         coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running,
         _opened(running, _HEAD) as (reader, writer),
@@ -88,10 +92,14 @@ async def test_a_body_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
             assert b" 400 " in await _closes(reader)
 
 
-async def test_connections_of_an_address_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "limit", ["coordinator.server.MAX_OF_ADDRESS", "swarm_node.page.listening.MAX_CONNECTIONS"]
+)
+async def test_connections_are_bounded_in_all_and_of_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr("coordinator.server.MAX_OF_ADDRESS", 5)
+    monkeypatch.setattr(limit, 5)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 600.0)  # nothing else closes them
     async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
         asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
         async with AsyncExitStack() as held:
@@ -107,6 +115,67 @@ async def test_connections_of_an_address_are_bounded(
                     break
 
 
+def test_a_site_is_an_ipv4_address_in_either_form_or_an_ipv6_64() -> None:
+    assert site_of("192.0.2.1") == site_of("::ffff:192.0.2.1") != site_of("::ffff:192.0.2.2")
+    assert site_of("2001:db8:1:2::1") == site_of("2001:db8:1:2:3::4") != site_of("2001:db8:1:3::1")
+    assert site_of("fe80::1%eth0") == site_of("fe80::2")
+    assert site_of("nonsense") == ""
+
+
+async def test_connections_of_an_ipv6_site_are_those_of_one_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one address of ::/64 is here, so each connection says that it comes from another."""
+    monkeypatch.setattr("coordinator.server.MAX_OF_ADDRESS", 3)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 600.0)
+    number = itertools.count(1)
+    real = asyncio.selector_events._SelectorSocketTransport.get_extra_info
+
+    def elsewhere(self: Any, name: str, default: Any = None) -> Any:
+        found = real(self, name, default)
+        return (f"2001:db8::{next(number):x}", 7, 0, 0) if name == "peername" else found
+
+    async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
+        monkeypatch.setattr(
+            asyncio.selector_events._SelectorSocketTransport, "get_extra_info", elsewhere
+        )
+        asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+        async with AsyncExitStack() as held:
+            for _ in range(3):
+                reader, _ = await held.enter_async_context(_opened(running, asked))
+                assert b" 200 " in await reader.readline()
+            async with _opened(running) as (reader, _):
+                assert await _closes(reader) == b""
+
+
+async def test_a_large_answer_counts_as_many_requests_of_a_member_and_its_issuer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_PRICED_BYTES", 10)
+    monkeypatch.setattr(web, "_ISSUER", (1.0, 100.0))
+    swarm, hand = Swarm(), Hand(10.0)
+    many = swarm.issuer("many")
+    one, two = (swarm.member(n, many, "many") for n in (1, 2))
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+
+        async def status(by: Membership) -> int:
+            return (await running.ask("GET", "/v1/members", by=by))[0]
+
+        assert await status(one) == 200
+        assert await status(one) == 429, "it takes what the answer weighed"
+        assert await status(two) == 200
+        assert await status(swarm.member(3, many, "many")) == 429, "so do those of its ticket"
+        assert await status(swarm.member(4)) == 200
+        hand.seconds += 600
+        assert await status(one) == 200
+
+
+async def test_the_document_of_the_api_has_the_limit_of_all_requests(tmp_path: Path) -> None:
+    async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
+        asked = [(await running.ask("GET", "/v1/openapi.json"))[0] for _ in range(201)]
+        assert asked == [200] * 200 + [429]
+
+
 async def test_requests_of_an_address_and_of_a_member_have_limits(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
     one, two = swarm.member(1), swarm.member(2)
@@ -120,6 +189,18 @@ async def test_requests_of_an_address_and_of_a_member_have_limits(tmp_path: Path
         assert 429 in await statuses(300)
         hand.seconds += 60
         assert await statuses(1, by=one) == [200]
+
+
+async def test_requests_of_all_addresses_together_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_ALL", (1.0, 5.0))
+    async with coordinator(tmp_path / "c", Swarm(), Hand(10.0), behind_proxy=True) as running:
+        asked = []
+        for n in range(6):
+            header = {"X-Forwarded-For": f"203.0.113.{n}"}
+            asked.append((await request("GET", running.url + "/v1/health", b"", header))[0])
+        assert asked == [200] * 5 + [429]
 
 
 async def test_behind_a_proxy_the_address_is_the_one_that_the_proxy_adds(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import RunningNode
+from running import CoordinatorProcess, RunningNode
 
 
 @pytest.fixture
@@ -37,3 +37,17 @@ def start_node(tmp_path: Path, hears_ctrl_c: None) -> Iterator[Callable[..., Run
     yield start
     for node in nodes:
         node.end()
+
+
+@pytest.fixture
+def start_coordinator(tmp_path: Path) -> Iterator[Callable[..., CoordinatorProcess]]:
+    """Start a coordinator; it is gone when the test ends."""
+    started = []
+
+    def start(*arguments: str) -> CoordinatorProcess:
+        started.append(CoordinatorProcess(tmp_path / "coordinator", *arguments))
+        return started[-1].start()
+
+    yield start
+    for each in started:
+        each.kill()

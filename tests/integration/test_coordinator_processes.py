@@ -3,75 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from running import CoordinatorProcess
+from swarm_keys import DAY
 
+from swarm_node.durable import create_private
 from swarm_node.node.home import Home
+from swarm_node.node.issuers import make
+from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.ticket import parse_ticket
 
 NodeStarter = Callable[..., Any]
-
-
-class CoordinatorProcess:
-    """`swarm-coordinator serve`, with a port that stays the same over restarts."""
-
-    def __init__(self, data: Path, *arguments: str) -> None:
-        self.data = data
-        self._arguments = arguments
-        self._listen = "127.0.0.1:0"
-        self.url = ""
-
-    def start(self) -> CoordinatorProcess:
-        command = ["serve", "--listen", self._listen, "--admin", "127.0.0.1:0"]
-        self.process = subprocess.Popen(
-            [*_COMMAND, *command, "--data", str(self.data), *self._arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().split()[-1]
-        self.process.stdout.readline()  # it wrote where its operator reaches it
-        self._listen = self.url.removeprefix("http://")
-        return self
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-    def run(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*_COMMAND, *arguments, "--data", str(self.data)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-
-_COMMAND = [sys.executable, "-c", "from coordinator.main import app; app()"]
-
-
-@pytest.fixture
-def start_coordinator(tmp_path: Path) -> Iterator[Callable[..., CoordinatorProcess]]:
-    """Start a coordinator; it is gone when the test ends."""
-    started = []
-
-    def start(*arguments: str) -> CoordinatorProcess:
-        started.append(CoordinatorProcess(tmp_path / "coordinator", *arguments))
-        return started[-1].start()
-
-    yield start
-    for each in started:
-        each.kill()
 
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
@@ -143,3 +99,59 @@ def _metrics(coordinator: CoordinatorProcess) -> str:
     )
     with urllib.request.urlopen(asked, timeout=30) as answer:
         return answer.read().decode()
+
+
+@pytest.mark.slow(reason="a process that is killed and started again, several times")
+@pytest.mark.timeout(600)
+def test_a_code_gives_one_ticket_however_often_the_coordinator_is_killed_meanwhile(
+    start_coordinator: Callable[..., CoordinatorProcess], tmp_path: Path
+) -> None:
+    rounds, newcomers = int(os.environ.get("KILLS", "4")), 16
+    owner = Home(tmp_path / "owner")
+    swarm = owner.found_swarm("team", time.time()).swarm
+    file, described = tmp_path / "web.issuer", tmp_path / "swarm.toml"
+    made = make(
+        owner, "web", rounds + 1, now=time.time(), valid_seconds=DAY, member_seconds=DAY,
+        uses=1, steward=False,
+    )  # fmt: skip
+    create_private(file, made.content)
+    described.write_text(f'name = "{swarm.name}"\nroot_key = "{swarm.root_key.hex()}"\n')
+    coordinator = start_coordinator("--swarm", str(described), "--issuer-file", str(file))
+    rng, given = random.Random(7), set()
+    for _ in range(rounds):
+        code = _post(*_admin(coordinator), api.NewCode("alice"))["code"]
+        people = [Identity.generate() for _ in range(newcomers)]
+        with ThreadPoolExecutor(newcomers) as pool:
+            asked = [pool.submit(_redeem, coordinator.url, code, each) for each in people]
+            time.sleep(rng.uniform(0, 0.05))
+            coordinator.kill()
+            answers = [each.result() for each in asked]
+        coordinator.start()
+        answers += [_redeem(coordinator.url, code, each) for each in people]
+        tickets = {parse_ticket(text, time.time()).issuer.issuer_key for text in answers if text}
+        assert len(tickets) == 1, "one newcomer has it, and the same each time"
+        assert not given & tickets, "no ticket is given twice"
+        given |= tickets
+    assert f"swarm_coordinator_tickets_left {1.0}" in _metrics(coordinator)
+
+
+def _admin(coordinator: CoordinatorProcess) -> tuple[str, dict[str, str]]:
+    """Where codes are made, and what opens it."""
+    place = json.loads((coordinator.data / "admin.json").read_text())
+    token = (coordinator.data / "admin.token").read_text()
+    url = f"http://{place['host']}:{place['port']}/v1/codes"
+    return url, {"Authorization": f"Bearer {token}"}
+
+
+def _redeem(url: str, code: str, newcomer: Identity) -> str:
+    """The text of a ticket, "" if there is no answer or another one."""
+    try:
+        return str(_post(f"{url}/v1/redemptions", {}, api.redemption(code, newcomer))["ticket"])
+    except (OSError, HTTPException):
+        return ""
+
+
+def _post(url: str, headers: dict[str, str], body: object) -> Any:
+    sent = urllib.request.Request(url, msgspec.json.encode(body), headers, method="POST")
+    with urllib.request.urlopen(sent, timeout=30) as answer:
+        return json.load(answer)

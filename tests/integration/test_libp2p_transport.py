@@ -222,7 +222,8 @@ def test_there_is_no_table_of_heartbeats() -> None:
         async with running(one, other):
             assert await other.dial(one.addresses()) == 1
             await other.publish_heartbeat(b"beat", ttl=60)
-            assert await one.heartbeats() is None
+            assert not one.has_table
+            assert await one.heartbeats() == {}
 
     asyncio.run(main())
 
@@ -241,6 +242,21 @@ def test_a_node_dials_the_address_that_answered_before_where_a_link_has_ended() 
                     await asyncio.sleep(0.01)
             assert await other.request(one.peer_id, ECHO, b"x") == b"x"
             assert await other.connected(one.peer_id)
+
+    asyncio.run(main())
+
+
+def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() -> None:
+    async def main() -> None:
+        one, other = transport(), transport()
+        async with running(one, other):
+            _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+            async with contextlib.AsyncExitStack() as stack:
+                for number in range(128):  # MAX_STRANGERS, of as few addresses as can
+                    place = (f"127.0.1.{1 + number // 16}", 0)
+                    _, writer = await asyncio.open_connection(host, port, local_addr=place)
+                    stack.callback(writer.close)
+                assert await other.dial(one.addresses()) == 1
 
     asyncio.run(main())
 

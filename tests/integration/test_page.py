@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from page_server import CHROMIUM, FLAGS, HOSTILE, point, row, served, snapshot
+
+from swarm_node.node.snapshot import CoordinatorRow
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="NOT RUN: needs axe")
@@ -60,6 +63,26 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         playwright.expect(page.locator("#held")).to_have_text("0.797", timeout=15_000)
         page.reload()  # the pass is kept
         playwright.expect(page.locator("#held")).to_have_text("0.797")
+    assert errors == []
+
+
+def test_what_was_measured_alone_is_a_line_of_its_own(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    alone = [replace(point(number), alone=number < 9) for number in range(20)]
+    told = CoordinatorRow("https://swarm.example", True, introduced=7)
+    with served(tmp_path, snapshot(evals=alone, coordinator=told)) as one:
+        page.goto(one.address())
+        lines = page.locator("#reward .u-legend .u-label")
+        every = ["up", "all families", "sampled here", "never sampled", "alone"]
+        playwright.expect(lines).to_have_text(every)
+        page.locator("#family").select_option("gcd")
+        playwright.expect(lines).to_have_text(["up", "gcd", "alone"])
+        assert "https://swarm.example: 7 introductions" in page.locator("#machine").inner_text()
+        one.now = snapshot(evals=[point(number) for number in range(3)])
+        page.reload()
+        playwright.expect(lines).to_have_text(every[:-1])
     assert errors == []
 
 

@@ -90,7 +90,7 @@ def test_a_coordinator_is_scraped(tmp_path: Path) -> None:
                 "scrape_configs": [
                     {
                         "job_name": "coordinator",
-                        "authorization": {"credentials_file": str(running.data / "admin.token")},
+                        "authorization": {"credentials_file": str(running.data / "metrics.token")},
                         "static_configs": [{"targets": [f"127.0.0.1:{running.admin_port}"]}],
                     }
                 ],

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm_node.config import load_settings
+from swarm_node.config import Sources, load_settings
+from swarm_node.config.reloading import Reloading
 from swarm_node.errors import HomeError
 from swarm_node.node.build import make_built_in, run_node
 from swarm_node.node.fit import Fit, fit, this_machine
@@ -35,6 +36,7 @@ def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engin
 
 def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:
     settings = load_settings({"run.device": "cpu"}, environ={})
+    reloading = Reloading(Sources({}), settings)
     home = Home(tmp_path)
     membership = home.found_swarm("team", time.time())
     home.control_file.mkdir()
@@ -48,7 +50,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
         return [name for name in opened if name.startswith(str(tmp_path))] + list(map(str, weights))
 
     async def run() -> None:
-        await run_node(settings, home, membership, model, found, Screen())
+        await run_node(settings, home, membership, model, found, Screen(), reloading)
 
     epochs = []
     for _ in range(2):

@@ -29,7 +29,8 @@ from swarm_node.errors import ConfigError, CoordinatorError
 from swarm_node.node.coordinating import Coordinating, hints_of, report_of
 from swarm_node.node.coordinator_client import CoordinatorClient
 from swarm_node.node.home import Membership
-from swarm_node.node.snapshot import EvalPoint, GroupCounts, PeerRow
+from swarm_node.node.parts import Tally
+from swarm_node.node.snapshot import CoordinatorRow, EvalPoint, GroupCounts, PeerRow
 from swarm_node.p2p import coordinator_api as api
 from swarm_node.p2p.conduct import LEAST_HINT, Standing, draw
 from swarm_node.p2p.coordination import MAX_REPORT_BYTES, SignedBatch, open_batch
@@ -53,7 +54,8 @@ class End:
         self.member = member
         self.clock = clock
         self.office = MemoryOffice()
-        self.alarms: dict[str, str] = {}
+        self.tally = Tally()
+        self.alarms = self.tally.alarms
         self.credentials = Credentials(
             member.identity,
             member.swarm,
@@ -76,7 +78,7 @@ class End:
             keeper=self.office,
             clock=self.clock,
             rng=random.Random(1),
-            alarms=self.alarms,
+            tally=self.tally,
         )
 
     def beat(self) -> None:
@@ -132,8 +134,12 @@ def test_two_nodes_that_know_only_the_coordinator_hear_of_each_other(tmp_path: P
         await two.ask()
         assert two.knows(one)
         assert not one.knows(two)
+        assert one.tally.coordinator == CoordinatorRow(running.url, reported=one.clock.wall()), (
+            "nobody was there to be introduced"
+        )
         await one.ask()
         assert one.knows(two)
+        assert one.tally.coordinator.introduced == 1
         _, answer = await running.ask("GET", "/v1/members", by=one.member)
         assert [row["model"] for row in answer["rows"]] == ["tiny", "tiny"], "both reported"
 
@@ -178,19 +184,25 @@ def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
         async with asyncio.timeout(60):
             while len(pauses) < 15:
                 await real_sleep(0.01)
+        row = one.tally.coordinator
+        assert row is not None
+        assert (row.answers, row.lowered) == (False, 0)
+        assert "does not answer" in row.fault
         dead._client = one.loop._client
         async with asyncio.timeout(60):
             while "the coordinator answers again" not in (said := capsys.readouterr().out):
                 shown.append(said)
                 await real_sleep(0.01)
         shown.append(said)
+        assert (row := one.tally.coordinator) is not None
+        assert (row.answers, row.fault) == (True, "")
         task.cancel()
 
     shown: list[str] = []
     play(tmp_path, scene)
     assert "".join(shown).count("the coordinator is not used") == 1
-    assert pauses[13] > 40, "it asks less and less often"
-    assert max(pauses) <= 72
+    assert pauses[13] > 39, "it asks less and less often"
+    assert max(pauses) <= 60, "it is back within a minute"
 
 
 def test_what_no_coordinator_says_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
@@ -363,10 +375,11 @@ def test_a_report_says_what_the_owner_sees_and_fits() -> None:
 
 def test_a_hint_lowers_to_a_half_at_most_and_never_lifts() -> None:
     rows = [
-        api.ReputationRow("bad", 0.0, 3),
-        api.ReputationRow("poor", 0.05, 3),
-        api.ReputationRow("fair", 0.2, 3),
-        api.ReputationRow("best", 0.75, 3),
+        api.ReputationRow("bad", 0.0, 0.0, 3),
+        api.ReputationRow("poor", 0.05, 0.05, 3),
+        api.ReputationRow("one of many of a ticket", 0.05, 0.2, 3),
+        api.ReputationRow("fair", 0.2, 0.2, 3),
+        api.ReputationRow("best", 0.75, 0.75, 3),
     ]
     hints = hints_of(api.Reputation(4, 0.2, rows))
     assert hints == pytest.approx({"bad": LEAST_HINT, "poor": LEAST_HINT + 0.25})

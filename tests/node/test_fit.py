@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.cli.plan import shape_of
-from swarm_node.config import Settings, load_settings
+from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.node import fit as fitting
 from swarm_node.node import join as joining
@@ -279,7 +279,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
     monkeypatch.setattr(joining, "resolve", refused)
     monkeypatch.setattr(joining, "machine_of", lambda facts, settings: machine)
     with pytest.raises(HomeError, match="where two must fit"):
-        joining.join_swarm(settings_of(home=str(tmp_path)))
+        joining.join_swarm(settings_of(home=str(tmp_path)), Sources({}))
     assert fetched == []
 
 

@@ -14,7 +14,7 @@ import structlog
 import torch
 from structlog.testing import capture_logs
 
-from swarm_node.config import Settings, load_settings
+from swarm_node.config import Settings, Sources, load_settings
 from swarm_node.errors import (
     ConfigError,
     CoordinatorError,
@@ -119,7 +119,7 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
         address = f"/ip4/127.0.0.1/tcp/{held.getsockname()[1]}"
         flags = {"home": home, "network.listen": [address], "run.device": "cpu"}
         with pytest.raises(MachineError, match=f"{address}.*--listen.*swarm-node doctor"):
-            join_swarm(load_settings(flags, environ={}))
+            join_swarm(load_settings(flags, environ={}), Sources(flags))
     assert not home.exists()
 
 
@@ -156,4 +156,4 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
     with pytest.raises(MachineError, match=r"RTX 4070 with driver 470\.57 \(CUDA 11\.4\).*torch"):
-        join_swarm(settings)
+        join_swarm(settings, Sources({}))

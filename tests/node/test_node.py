@@ -322,6 +322,8 @@ def test_two_nodes_meet_and_train_on_each_others_groups(tmp_path: Path) -> None:
             [seen[0].peer_id],
         ]
         assert all(each.peers[0].received == each.groups.received > 0 for each in seen)
+        assert all(each.evals[0].alone for each in seen)
+        assert not (await nodes[0].evaluate()).alone
         for node in nodes:
             node.stop()
         await asyncio.gather(*lives)

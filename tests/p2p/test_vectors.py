@@ -16,6 +16,16 @@ from builders import ROOT
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
 from swarm_node.p2p import wire
+from swarm_node.p2p.coordination import (
+    Shown,
+    SignedBatch,
+    SignedCall,
+    SignedReport,
+    content_digest,
+    open_batch,
+    open_call,
+    open_report,
+)
 from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, heartbeat_key
 from swarm_node.p2p.identity import Identity, peer_id_of
@@ -195,6 +205,26 @@ def test_what_members_say_of_their_reach_is_read_as_published(case: dict[str, An
     assert msgpack.unpackb(raw) == case["fields"]
 
 
+@pytest.mark.parametrize("case", BODIES["coordinator"], ids=lambda case: case["name"])
+def test_what_members_and_a_coordinator_sign_is_read_as_published(case: dict[str, Any]) -> None:
+    raw = bytes.fromhex(case["sealed"])
+    opened: SignedCall | SignedReport | SignedBatch | Rejected
+    if case["kind"] == Kind.CALL:
+        opened = open_call(wire.pack(Shown(raw, b"", b"")), SWARM_ID)
+    else:
+        opened = (open_report if case["kind"] == Kind.REPORT else open_batch)(raw, SWARM_ID)
+    if isinstance(opened, Rejected):
+        assert opened.reason == case["expect"]
+        return
+    assert (opened.author, case["expect"]) == (case["author"], "ok")
+    packed = msgpack.unpackb(wire.pack(opened.body))
+    assert json.loads(json.dumps(packed, default=bytes.hex)) == case["fields"]
+    if isinstance(opened, SignedBatch):
+        content = content_digest([bytes.fromhex(digest) for digest in case["reports"]])
+        assert opened.body.content == content
+        assert opened.body.previous.hex() == case.get("after", "00" * 32)
+
+
 def test_a_datagram_is_read_as_published() -> None:
     case = BODIES["datagram"]
     raw, secret = bytes.fromhex(case["datagram"]), bytes.fromhex(case["secret"])
@@ -220,6 +250,7 @@ def test_an_independent_reader_agrees_on_every_vector() -> None:
         7
         + len(ENVELOPES["cases"])
         + len(BODIES["relayed"])
+        + len(BODIES["coordinator"])
         + sum(len(MEMBERSHIP[kind]) for kind in ("cases", "statements", "presences"))
     )
 

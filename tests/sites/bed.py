@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import ipaddress
 import json
 import os
 import secrets
 import shutil
 import signal
 import socket
+import string
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from functools import cache
@@ -102,6 +104,14 @@ table ip nat {{
         iifname eth0 ct state {{ new, invalid }} counter name dropped {unasked};
     }}
 }}
+table ip6 filter {{
+    counter dropped {{ }}
+    chain forward {{
+        type filter hook forward priority filter;
+        ct state established,related accept;
+        {six}
+    }}
+}}
 """
 
 
@@ -156,9 +166,11 @@ class Bed:
         self._processes.append(process)
         return process
 
-    def socket_in(self, host: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    def socket_in(
+        self, host: str, kind: int = socket.SOCK_STREAM, family: int = socket.AF_INET
+    ) -> socket.socket:
         """A socket of this process in the network of a host; it stays there. TCP or UDP."""
-        return self._open(self._namespace(host), socket.AF_INET, kind)
+        return self._open(self._namespace(host), family, kind)
 
     def keep(self, opened: socket.socket) -> socket.socket:
         """Closes this socket with the bed, as it does those that it made."""
@@ -183,6 +195,46 @@ class Bed:
         steps.link(router, carrier, "lan", "100.64.0.2/24", "100.64.0.1")
         steps.take(self._ip)
         self.flush(site)
+
+    def six(self, hosts: Sequence[str], only: Collection[str] = ()) -> dict[str, str]:
+        """Gives hosts an address of IPv6 each, which no router translates, and returns them. Those
+        in `only` lose their IPv4. Routers drop what comes in unasked, but of kind OPEN nothing."""
+        numbers = {site: number for number, site in enumerate(self.sites, 1)}
+        ways = {n: f"route add {_six(n)}/64 via {_six(0, f'ff:{n}')}" for n in numbers.values()}
+        for site, number in numbers.items():
+            lines = [
+                f"addr add {_six(0, f'ff:{number}')}/64 dev eth0 nodad",
+                f"addr add {_six(number, 'ff')}/64 dev lan nodad",
+                *(way for other, way in ways.items() if other != number),
+            ]
+            self._ip(f"r-{site}", lines)
+        given = {}
+        for host in hosts:
+            site = self._hosts.get(host, "")
+            number = numbers.get(site, 0)
+            given[host] = _six(number, host.lstrip(string.ascii_letters))
+            way = [f"route add default via {_six(number, 'ff')}"] if number else ways.values()
+            self._ip(host, [f"addr add {given[host]}/64 dev eth0 nodad", *way])
+            if host in only:
+                self._ip(host, [f"addr del {self.address(host)}/{24 if number else 16} dev eth0"])
+        return given
+
+    def overlay(self, hosts: Sequence[str]) -> dict[str, str]:
+        """Gives public hosts an address each in a private network over their links (VXLAN), and
+        returns them. It is what a VPN does, but for the encryption."""
+        given = {host: f"10.99.0.{number}" for number, host in enumerate(hosts, 1)}
+        for host, address in given.items():
+            own = f"local {self.address(host)} dev eth0"
+            lines = [
+                f"link add over type vxlan id 7 dstport 4789 {own}",
+                f"addr add {address}/24 dev over",
+                "link set over up",
+            ]
+            self._ip(host, lines)
+            for each in (self.address(each) for each in hosts if each != host):
+                entry = f"bridge fdb append 00:00:00:00:00:00 dev over dst {each}"
+                _done(self.command(host, entry.split()))
+        return given
 
     def cut(self, name: str) -> None:
         """Pulls the cable of a site's uplink, or of one host. Mappings stay."""
@@ -226,6 +278,11 @@ class Bed:
         routers = [f"r-{site}", *([f"c-{site}"] if site in self._carriers else [])]
         return sum(self._counted(router) for router in routers)
 
+    def received(self, host: str) -> int:
+        """Bytes that came to a host so far."""
+        shown = json.loads(_done(self.command(host, ["ip", "-s", "-j", "link", "show", "eth0"])))
+        return int(shown[0]["stats64"]["rx"]["bytes"])
+
     @contextmanager
     def capture(self, name: str, path: Path) -> Iterator[Capture]:
         """Writes what passes the interface of a host, or of a site towards the internet, to a pcap
@@ -257,10 +314,14 @@ class Bed:
             dnat=f"{_TO_FIRST} {first}" if nat is Nat.OPEN else to_sender,
             how=" random,fully-random" if nat is Nat.SYMMETRIC else "",
             forward=_FORWARD.get(nat, _UNASKED),
+            six="" if nat is Nat.OPEN else "iifname eth0 counter name dropped drop;",
             unasked="meta l4proto tcp reject with tcp reset" if nat is Nat.REJECT else "drop",
         )
-        script = "echo 1 > /proc/sys/net/ipv4/ip_forward && nft -f - && conntrack -F 2>&1"
-        _done(self.command(router, ["sh", "-c", script]), rules)
+        steps = (
+            *("echo 1 > /proc/sys/net/ipv4/ip_forward", "nft -f -", "conntrack -F 2>&1"),
+            "if cd /proc/sys/net/ipv6; then echo 1 > conf/all/forwarding; fi",
+        )
+        _done(self.command(router, ["sh", "-c", " && ".join(steps)]), rules)
 
     def _plug(self, name: str, state: str) -> None:
         if name in self.sites:
@@ -334,6 +395,11 @@ class _Steps:
 
     def _to(self, name: str, *lines: str) -> None:
         self._lines.setdefault(name, []).extend(lines)
+
+
+def _six(network: int, host: str = "") -> str:
+    """An address in the network of the public hosts (0), or in that of a site."""
+    return str(ipaddress.IPv6Address(f"2a00:11:{network}::{host}"))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,22 +24,29 @@ class Scene:
     def __init__(self, bed: Bed, place: Path, *arguments: str) -> None:
         self.bed = bed
         self.nodes: dict[str, RunningNode] = {}
+        #: Where nodes look for environments.
+        self.path = [os.environ.get("PYTHONPATH", "")]
         self._place = place
         self._arguments = list(arguments)
         self._ticket = ""
         self._ids: dict[str, str] = {}
 
-    def start(self, host: str, *further: str) -> RunningNode:
+    def start(
+        self, host: str, *further: str, listen: str = f"/ip4/0.0.0.0/tcp/{PORT}"
+    ) -> RunningNode:
         """Start the node of a host, with `further` arguments of its own. It joins the swarm of the
         first one, by a ticket file."""
-        arguments = ["--model", "tiny", *self._arguments, *further]
+        arguments = [*self._arguments, *further]
+        if "--model" not in arguments:
+            arguments += ["--model", "tiny"]
         if self._ticket:
             arguments += ["--ticket-file", self._ticket]
         node = RunningNode(
             self._place / host,
             arguments,
             self.bed.command(host, COMMAND),
-            listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+            listen=listen,
+            variables={"PYTHONPATH": os.pathsep.join(filter(None, self.path))},
         )
         self.nodes[host] = node
         node.start()
@@ -87,6 +95,13 @@ def scene(bed: Bed, place: Path, *arguments: str) -> Iterator[Scene]:
         yield made
     finally:
         made.end()
+
+
+def row(made: Scene, host: str, other: str) -> dict[str, Any]:
+    """What the status of one host's node says of another's; {} while it knows it not."""
+    peer_id = made.peer_ids()[other]
+    rows = (made.status(host) or {"peers": []})["peers"]
+    return next((each for each in rows if each["peer_id"] == peer_id), {})
 
 
 def groups_by_author(node: RunningNode) -> dict[str, int]:

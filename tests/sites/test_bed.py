@@ -212,6 +212,49 @@ def test_hosts_of_a_site_meet_directly_and_private_addresses_are_each_sites_own(
     assert not readable(of_a)
 
 
+def test_addresses_of_ipv6_are_each_hosts_own_and_routers_drop_what_is_unasked(bed: Bed) -> None:
+    bed.kind("b", Nat.OPEN)
+    given = bed.six(["pub1", "a1", "b1"], only=["a1", "b1"])
+
+    def calls(host: str, other: str) -> tuple[socket.socket, socket.socket]:
+        listener, caller = (bed.socket_in(each, family=socket.AF_INET6) for each in (other, host))
+        listener.bind(("", PORT))
+        listener.listen()
+        listener.settimeout(60)
+        caller.setblocking(False)
+        with suppress(BlockingIOError):
+            caller.connect((given[other], PORT))
+        return caller, listener
+
+    for other in ("pub1", "b1"):
+        caller, listener = calls("a1", other)
+        assert outcome(caller) == "open"
+        far, (seen, *_) = listener.accept()
+        assert seen == given["a1"]
+        far.close()
+    caller, listener = calls("pub1", "a1")
+    until(lambda: bed.dropped("a") > 0)
+    assert not readable(listener)
+    with pytest.raises(OSError, match="unreachable"):
+        bed.socket_in("a1").connect((bed.address("pub1"), PORT))
+
+
+def test_what_passes_an_overlay_is_no_tcp_of_the_network_below(bed: Bed, tmp_path: Path) -> None:
+    given = bed.overlay(["pub1", "pub2", "pub3"])
+    with bed.capture("pub1", tmp_path / "below.pcap"):
+        for other in ("pub2", "pub3"):
+            listener = listening(bed, other, PORT)
+            caller = calling(bed, "pub1", (given[other], PORT))
+            far, (seen, _) = listener.accept()
+            assert seen == given["pub1"]
+            assert outcome(caller) == "open"
+            caller.sendall(b"over it")
+            assert far.recv(9) == b"over it"
+            far.close()
+    assert tcp_streams(tmp_path / "below.pcap") == {}
+    assert b"over it" in (tmp_path / "below.pcap").read_bytes()
+
+
 @pytest.mark.parametrize("host", ["pub1", "a1"])
 def test_nothing_leaves_the_machine(bed: Bed, host: str) -> None:
     caller = bed.socket_in(host)

@@ -25,7 +25,8 @@ async def echo(reader, writer):
     writer.close()
 
 async def main(port, ip):
-    server = await asyncio.start_server(echo, "0.0.0.0", port, reuse_port=True)
+    host = "::" if ":" in ip else "0.0.0.0"
+    server = await asyncio.start_server(echo, host, port, reuse_port=True)
     print("listening", flush=True)
     sys.stdin.readline()
     met = await hold(port, ip, port)
@@ -39,10 +40,11 @@ asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 DIALLER = """
 import socket, sys
 port, ip = int(sys.argv[1]), sys.argv[2]
-with socket.socket() as dials:
+family, host = (socket.AF_INET6, "::") if ":" in ip else (socket.AF_INET, "0.0.0.0")
+with socket.socket(family) as dials:
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         dials.setsockopt(socket.SOL_SOCKET, option, 1)
-    dials.bind(("0.0.0.0", port))
+    dials.bind((host, port))
     dials.settimeout(15)
     try:
         dials.connect((ip, port))
@@ -53,11 +55,13 @@ with socket.socket() as dials:
 """
 
 
-def met(bed: Bed, holding: str, dialling: str) -> tuple[str, str]:
+def met(bed: Bed, holding: str, dialling: str, *, six: bool = False) -> tuple[str, str]:
     """What host 1 of a site that holds a SYN, and of one that dials, say in the end."""
+    given = bed.six([f"{holding}1", f"{dialling}1"]) if six else {}
 
     def start(site: str, program: str, other: str) -> subprocess.Popen[str]:
-        arguments: Sequence[str] = (sys.executable, "-c", program, str(PORT), bed.address(other))
+        address = given.get(f"{other}1") or bed.address(other)
+        arguments: Sequence[str] = (sys.executable, "-c", program, str(PORT), address)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         return bed.run(f"{site}1", arguments, **pipes)
 
@@ -89,6 +93,11 @@ def met(bed: Bed, holding: str, dialling: str) -> tuple[str, str]:
 def test_a_held_syn_meets_the_others(holds: Nat, dials: Nat) -> None:
     with Bed({"a": holds, "b": dials}, public=1, hosts=1) as bed:
         assert met(bed, "a", "b") == ("met", "through both routers")
+
+
+def test_a_held_syn_meets_the_others_through_two_firewalls_of_ipv6() -> None:
+    with Bed({"a": Nat.RESTRICTED, "b": Nat.RESTRICTED}, public=1, hosts=1) as bed:
+        assert met(bed, "a", "b", six=True) == ("met", "through both routers")
 
 
 @pytest.mark.slow(reason="a SYN that nobody meets is given up after eight seconds")

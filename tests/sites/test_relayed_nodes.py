@@ -1,114 +1,103 @@
-"""Real nodes behind routers with NAT learn from each other's rollouts through relays they found."""
+"""Real nodes behind routers with NAT learn from each other's rollouts: through relays that they
+found, and over direct links that they opened."""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sites.bed import Bed, Nat
+from sites.scene import Scene, row, scene, until
 
-pytestmark = [pytest.mark.sites, pytest.mark.scenario]
-
-COMMAND = [sys.executable, "-m", "swarm_node"]
-FAST = [
-    *("--listen", "/ip4/0.0.0.0/tcp/31330"),
-    *("--set", "network.poll_seconds=1"),
-    *("--set", "run.eval_seconds=600", "--set", "run.checkpoint_updates=1000"),
+pytestmark = [
+    pytest.mark.sites,
+    pytest.mark.scenario,
+    pytest.mark.slow(reason="starts four real nodes, each of four processes that import torch"),
+    pytest.mark.timeout(1200),
 ]
+PUBLIC = "pub1", "pub2"
 HIDDEN = "a1", "b1"
+PAIRS = HIDDEN, HIDDEN[::-1]
+_ENOUGH = 20
+_DIRECT_SECONDS = 5.0
 
 
-class Node:
-    """One `swarm-node join` process on a host of the bed."""
-
-    def __init__(self, bed: Bed, host: str, home: Path, *arguments: str) -> None:
-        self.bed, self.host, self.home = bed, host, home
-        home.mkdir(parents=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (home / "log").open("ab") as log:
-            command = [*COMMAND, "join", "--home", str(home), *FAST, *arguments]
-            self.process = bed.run(host, command, stdout=log, stderr=log, env=environment)
-
-    def run(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, verb, "--home", str(self.home), *arguments]
-        return subprocess.run(self.bed.command(self.host, command), capture_output=True, text=True)
-
-    def wait(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Poll the status until `what` holds; the test's own timeout ends a wait in vain."""
-        while True:
-            assert self.process.poll() is None, (self.home / "log").read_text()[-4000:]
-            done = self.run("status", "--json")
-            if done.returncode == 0 and what(status := json.loads(done.stdout)):
-                return status
-            time.sleep(2.0)
-
-
-@pytest.mark.slow(reason="starts four real nodes behind routers of their own")
-@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("carrier", [None, Nat.SYMMETRIC], ids=["home", "carrier"])
 def test_two_nodes_behind_nat_trade_rollouts_through_a_relay_that_they_found(
-    tmp_path: Path,
+    tmp_path: Path, carrier: Nat | None
 ) -> None:
-    with Bed({"a": Nat.RESTRICTED, "b": Nat.SYMMETRIC}, public=2, hosts=1) as bed:
-        first, nodes, ids = _started(bed, tmp_path)
-        relays = {ids["pub2"], first.wait(_running)["peer_id"]}
-        for host, other in (HIDDEN, HIDDEN[::-1]):
+    with (
+        Bed({"a": Nat.RESTRICTED, "b": Nat.SYMMETRIC}, public=2, hosts=1) as bed,
+        scene(bed, tmp_path) as made,
+    ):
+        if carrier is not None:
+            bed.double("a", carrier)
+        ids = _started(made)
+        relays = {ids[host] for host in PUBLIC}
 
-            def trades(status: dict[str, Any], other: str = other) -> bool:
-                row = _peer(status, ids[other])
-                return row is not None and row["received"] >= 20 and row["via"] in relays
+        def trade(host: str, other: str) -> bool:
+            found = row(made, host, other)
+            return found.get("received", 0) >= _ENOUGH and found["via"] in relays
 
-            status = nodes[host].wait(trades)
-            assert status["relaying"]["kept"]
-            assert status["relaying"]["relayed"] >= 20
-            shown = nodes[host].run("peers").stdout
+        until(lambda: all(trade(*pair) for pair in PAIRS), 600, lambda: _rows(made))
+        for host in HIDDEN:
+            status = made.nodes[host].wait(lambda status: bool(status["relaying"]["kept"]))
+            assert status["relaying"]["relayed"] >= _ENOUGH
+            shown = made.nodes[host].run("peers").stdout
             assert "relayed" in shown
             assert "direct" in shown
-        assert sum(node.wait(_running)["relaying"]["requests"] for node in (first, nodes["pub2"]))
+        forwarded = (made.nodes[host].wait(_relays)["relaying"] for host in PUBLIC)
+        assert sum(each["requests"] for each in forwarded)
 
 
-@pytest.mark.slow(reason="starts four real nodes behind routers of their own")
-@pytest.mark.timeout(1200)
-def test_two_nodes_behind_home_routers_come_to_have_a_direct_link(tmp_path: Path) -> None:
-    with Bed({"a": Nat.RESTRICTED, "b": Nat.RESTRICTED}, public=2, hosts=1) as bed:
-        _, nodes, ids = _started(bed, tmp_path)
-        for host, other in (HIDDEN, HIDDEN[::-1]):
-            peer_id = ids[other]
+@pytest.mark.parametrize("carrier", [None, Nat.RESTRICTED], ids=["home", "carrier"])
+def test_two_nodes_behind_home_routers_have_a_direct_link_within_seconds(
+    tmp_path: Path, carrier: Nat | None
+) -> None:
+    """From the moment at which each was reached through a relay."""
+    with (
+        Bed({"a": Nat.RESTRICTED, "b": Nat.RESTRICTED}, public=2, hosts=1) as bed,
+        scene(bed, tmp_path) as made,
+    ):
+        if carrier is not None:
+            bed.double("a", carrier)
+        _started(made)
 
-            def direct(status: dict[str, Any], peer_id: str = peer_id, least: int = 5) -> bool:
-                row = _peer(status, peer_id)
-                return row is not None and row["received"] >= least and row["via"] == ""
+        def ways() -> list[str | None]:
+            return [row(made, *pair).get("via") for pair in PAIRS]
 
-            status = nodes[host].wait(direct)
-            relayed, row = status["relaying"]["relayed"], _peer(status, peer_id)
-            assert row is not None
-            more = functools.partial(direct, least=row["received"] + 20)
-            assert nodes[host].wait(more)["relaying"]["relayed"] <= relayed + 5
+        until(lambda: None not in ways(), 300, lambda: _rows(made))
+        begun = time.monotonic()
+        until(lambda: ways() == ["", ""], 60, lambda: _rows(made))
+        took = time.monotonic() - begun
+        assert took < _DIRECT_SECONDS, f"direct after {took:.1f} s"
+        before = {pair: row(made, *pair)["received"] for pair in PAIRS}
+        relayed = [_relayed(made, host) for host in HIDDEN]
 
+        def trade(pair: tuple[str, str]) -> bool:
+            found = row(made, *pair)
+            return found.get("received", 0) >= before[pair] + _ENOUGH and found["via"] == ""
 
-def _started(bed: Bed, place: Path) -> tuple[Node, dict[str, Node], dict[str, str]]:
-    """The founder, the others by host, and their peer ids."""
-    first = Node(bed, "pub1", place / "pub1")
-    first.wait(_running)
-    ticket = str(place / "ticket")
-    done = first.run("invite", "--name", "others", "--uses", "3", "--out", ticket)
-    assert done.returncode == 0, done.stderr
-    nodes = {
-        host: Node(bed, host, place / host, "--ticket-file", ticket) for host in ("pub2", *HIDDEN)
-    }
-    return first, nodes, {host: node.wait(_running)["peer_id"] for host, node in nodes.items()}
-
-
-def _running(status: dict[str, Any]) -> bool:
-    return bool(status["state"] == "running")
+        until(lambda: all(map(trade, PAIRS)), 300, lambda: _rows(made))
+        for host, earlier in zip(HIDDEN, relayed, strict=True):
+            assert _relayed(made, host) <= earlier + 5
 
 
-def _peer(status: dict[str, Any], peer_id: str) -> dict[str, Any] | None:
-    return next((row for row in status["peers"] if row["peer_id"] == peer_id), None)
+def _started(made: Scene) -> dict[str, str]:
+    for host in (*PUBLIC, *HIDDEN):
+        made.start(host)
+    return made.peer_ids()
+
+
+def _relays(status: dict[str, Any]) -> bool:
+    return status["relaying"] is not None
+
+
+def _relayed(made: Scene, host: str) -> int:
+    return int(made.nodes[host].wait(_relays)["relaying"]["relayed"])
+
+
+def _rows(made: Scene) -> dict[str, dict[str, Any]]:
+    return {host: row(made, host, other) for host, other in PAIRS}

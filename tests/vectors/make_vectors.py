@@ -19,10 +19,18 @@ import numpy as np
 from msgspec import structs, to_builtins
 
 from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.p2p.coordination import (
+    Call,
+    Finding,
+    Report,
+    SignedBatch,
+    next_batch,
+    open_batch,
+)
 from swarm_node.p2p.envelope import Kind, content_id, seal, signed_bytes
 from swarm_node.p2p.frames import Reply
 from swarm_node.p2p.hivemind.records import HeartbeatRecords, SwarmAuthorizer, heartbeat_key
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.identity import Identity, peer_id_of
 from swarm_node.p2p.membership import (
     IssuerBody,
     MemberBody,
@@ -269,7 +277,55 @@ def bodies() -> dict[str, Any]:
         "relayed": relayed(),
         "reach": [reach(body) for body in probes()],
         "datagram": datagram(),
+        "coordinator": coordinator(),
     }
+
+
+def coordinator() -> list[dict[str, Any]]:
+    """What members and a coordinator (OTHER) sign. A batch has digests of its reports beside it."""
+    empty, ms = hashlib.sha256(b"").digest(), 1_800_000_000_000
+    call = Call(1, "GET", "/v1/history?since=0&limit=9", ms, bytes(range(16)), empty)
+    report = Report(
+        1, ms, "swarm-node 0.1.0", "tiny", "open", 7, 8, 90, 30, 40, 50, 20,
+        (("chain_sum", 0.5), ("gcd", 1.0)),
+        (Finding(ROOT.public_key, 12, (("implausible", 3), ("too_long", 1))),),
+    )  # fmt: skip
+    sealed = seal(NODE, SWARM.swarm_id, Kind.REPORT, pack(report))
+    reports = [hashlib.sha256(raw).digest() for raw in (sealed, GOLDEN)]
+    first = next_batch(OTHER, SWARM.swarm_id, None, reports, ms)
+    held = open_batch(first, SWARM.swarm_id)
+    assert isinstance(held, SignedBatch)
+    later = next_batch(OTHER, SWARM.swarm_id, held, [], ms + 60_000)
+
+    def entry(name: str, kind: Kind, raw: bytes, expect: str = "ok") -> dict[str, Any]:
+        body = msgpack.unpackb(msgpack.unpackb(raw)[1])
+        fields = json.loads(json.dumps(body, default=bytes.hex))
+        vector = {"name": name, "kind": kind.value, "sealed": raw.hex(), "expect": expect}
+        return {**vector, "author": peer_id_of(msgpack.unpackb(raw)[2]), "fields": fields}
+
+    def other(kind: Kind, body: Body, at: int, value: Any) -> bytes:
+        """The same with another value in one field, which no node sends."""
+        fields = list(msgpack.unpackb(pack(body)))
+        fields[at] = value
+        return seal(NODE, SWARM.swarm_id, kind, msgpack.packb(fields))
+
+    return [
+        entry("a call", Kind.CALL, seal(NODE, SWARM.swarm_id, Kind.CALL, pack(call))),
+        entry("a call of version 2", Kind.CALL, other(Kind.CALL, call, 0, 2), "schema"),
+        entry("a method in small letters", Kind.CALL, other(Kind.CALL, call, 1, "get"), "schema"),
+        entry("a short nonce", Kind.CALL, other(Kind.CALL, call, 4, bytes(15)), "schema"),
+        entry("a report", Kind.REPORT, sealed),
+        entry("of nothing", Kind.REPORT, other(Kind.REPORT, report, 13, [])),
+        entry("a report of version 2", Kind.REPORT, other(Kind.REPORT, report, 0, 2), "schema"),
+        entry("a reward above 1", Kind.REPORT,
+              other(Kind.REPORT, report, 12, [["gcd", 1.5]]), "schema"),
+        entry("a count below 0", Kind.REPORT, other(Kind.REPORT, report, 7, -1), "schema"),
+        entry("the first batch", Kind.BATCH, first) | {"reports": [raw.hex() for raw in reports]},
+        entry("the one after it", Kind.BATCH, later)
+        | {"reports": [], "after": hashlib.sha256(first).hexdigest()},
+        entry("a batch without a number", Kind.BATCH, other(Kind.BATCH, held.body, 1, 0), "schema"),
+        entry("a report in its place", Kind.BATCH, sealed, "kind"),
+    ]  # fmt: skip
 
 
 def probes() -> list[Body]:

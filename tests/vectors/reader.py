@@ -26,10 +26,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 P = 2**255 - 19
 D = -121665 * pow(121666, -1, P) % P
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET, RELAY, REPLY = (
+ROLLOUT, RECORD, HEAD, CERT, ISSUER, REVOKE, SECRET, RELAY, REPLY, CALL, REPORT, BATCH = (
     f"application/vnd.swarm.{name}.v1+msgpack"
     for name in (
         *("rollout", "record", "head", "cert", "issuer", "revoke", "secret", "relay", "reply"),
+        *("call", "report", "batch"),
     )
 )
 
@@ -318,6 +319,43 @@ def judge_relayed(case: dict[str, Any], swarm_id: bytes) -> str:
         return str(refused)
 
 
+def read_coordination(case: dict[str, Any], swarm_id: bytes) -> str:
+    """A call, a report or a batch."""
+    raw = bytes.fromhex(case["sealed"])
+    limits = {CALL: 576, REPORT: 32 << 10, BATCH: 320}
+    author, body = open_envelope(raw, swarm_id, case["kind"], limits[case["kind"]])
+    if case["kind"] == CALL:
+        method, target, _, nonce, digest = fields(body, str, str, int, bytes, bytes)
+        letters = method.isascii() and method.isalpha() and method.isupper()
+        sound = letters and 3 <= len(method) <= 7 and 1 <= len(target) <= 256
+        sound = sound and (len(nonce), len(digest)) == (16, 32)
+    elif case["kind"] == REPORT:
+        values = fields(body, *(int, str, str, str), *[int] * 7, list, list)
+        sound = min(values[4:11]) >= 0 and all(0 <= reward <= 1 for _, reward in values[11])
+        sound = sound and max(len(values[11]), len(values[12])) <= 64
+    else:
+        number, previous, content, _ = fields(body, int, bytes, bytes, int)
+        sound = number >= 1
+    if not sound:
+        raise Refused("schema")
+    if case["kind"] == BATCH:
+        reports = b"".join(sorted(bytes.fromhex(digest) for digest in case["reports"]))
+        if content != hashlib.sha256(reports).digest():
+            return "wrong content"
+        if previous.hex() != case.get("after", "00" * 32):
+            return "wrong previous"
+    shown = json.loads(json.dumps(msgpack.unpackb(body), default=bytes.hex))
+    same = (peer_id(author), shown) == (case["author"], case["fields"])
+    return "ok" if same else "wrong fields"
+
+
+def judge_coordination(case: dict[str, Any], swarm_id: bytes) -> str:
+    try:
+        return read_coordination(case, swarm_id)
+    except Refused as refused:
+        return str(refused)
+
+
 def judge_swarm(swarm: dict[str, Any]) -> str:
     root = bytes.fromhex(swarm["root_key"])
     made = hashlib.sha256(b"swarm-node/swarm/v1" + root + swarm["name"].encode()).hexdigest()
@@ -437,6 +475,8 @@ def main(directory: Path) -> int:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
     for case in bodies["relayed"]:
         results.append((case["name"], judge_relayed(case, swarm_id), case["expect"]))
+    for case in bodies["coordinator"]:
+        results.append((case["name"], judge_coordination(case, swarm_id), case["expect"]))
     for case in swarm["cases"]:
         results.append((case["name"], judge_chain(case, swarm), case["expect"]))
     for case in swarm["statements"]:

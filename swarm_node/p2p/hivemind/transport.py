@@ -35,6 +35,8 @@ class HivemindTransport(StreamTransport[DhtNode]):
     holds p2pd's copy of the key while p2pd starts. For the rest see `StreamTransport`.
     """
 
+    has_table = True
+
     def __init__(
         self,
         identity: Identity,
@@ -96,7 +98,8 @@ class HivemindTransport(StreamTransport[DhtNode]):
     async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
         node = self._running()
         moved = await node.look()
-        silent = await cut_silent(node, self._rounds, linked, moved)
+        pinged = self._rounds.next(linked, self._is_member)
+        silent = await cut_silent(node, pinged, moved)
         done = "moved" if moved else "cut" if silent else "ok"
         if len(silent) == len(linked) or node.lonely:
             await node.ping_known()

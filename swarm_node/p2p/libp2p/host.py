@@ -21,6 +21,7 @@ from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.identity import public_key_of
 from swarm_node.p2p.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
+from swarm_node.p2p.reach.verdict import site
 from swarm_node.p2p.recent import Recent
 
 UPGRADE_SECONDS = 10.0
@@ -32,9 +33,9 @@ MAX_LINKS = 512
 MAX_LINKS_PER_PEER = 4
 MAX_STREAMS_PER_LINK = 256
 MAX_STREAMS = 2048
-#: Connections that are no links yet, and those of one IP address.
+#: Connections that are no links yet, and those of one place: an IPv4 address or an IPv6 /64.
 MAX_STRANGERS = 128
-MAX_STRANGERS_PER_HOST = 16
+MAX_STRANGERS_PER_PLACE = 16
 #: Peers whose address is kept for another connection.
 _MAX_ANSWERED = 2048
 _log = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ class Host:
         self._nursery = nursery
         #: By peer, the newest last: it works where an older one broke unnoticed.
         self._links: dict[str, list[Link]] = {}
-        self._strangers: Counter[str] = Counter()
+        #: The place of each, the oldest first.
+        self._strangers: dict[trio.CancelScope, str] = {}
         self._answered: Recent[str, str] = Recent(_MAX_ANSWERED)
 
     async def listen(self, addresses: Sequence[str]) -> tuple[str, ...]:
@@ -142,24 +144,37 @@ class Host:
     async def _accept(self, tcp: trio.SocketStream) -> None:
         """Make a link of a connection that somebody opened."""
         try:
-            host = str(tcp.socket.getpeername()[0])
+            place = site(str(tcp.socket.getpeername()[0]).partition("%")[0])
         except OSError:
             return  # it has gone already
-        full = self._strangers.total() >= MAX_STRANGERS
-        if full or self._strangers[host] >= MAX_STRANGERS_PER_HOST:
-            return
-        self._strangers[host] += 1
-        try:
-            with trio.fail_after(UPGRADE_SECONDS):
+        link = None
+        with trio.CancelScope(deadline=trio.current_time() + UPGRADE_SECONDS) as scope:
+            if not self._admit(place, scope):
+                return
+            try:
                 link = await upgrade(self._upgrader, tcp, None, self._held)
-            public_key_of(link.peer)
-        except Exception as error:  # noqa: BLE001 - a stranger's bytes end its own connection
-            _log.debug("a connection did not become a link: %r", error)
-            return
-        finally:
-            self._strangers[host] -= 1
-            self._strangers += Counter()  # forgets whoever has none left
-        await self._keep(link)
+                public_key_of(link.peer)
+            except Exception as error:  # noqa: BLE001 - a stranger's bytes end its own connection
+                _log.debug("a connection did not become a link: %r", error)
+                return
+            finally:
+                self._strangers.pop(scope, None)
+        if link is not None:
+            await self._keep(link)
+
+    def _admit(self, place: str, scope: trio.CancelScope) -> bool:
+        """Whether a connection may become a link, until `scope` is cancelled. If too many try, the
+        oldest one of the place with the most is given up."""
+        tried = Counter(self._strangers.values())
+        if tried[place] >= MAX_STRANGERS_PER_PLACE:
+            return False
+        if tried.total() >= MAX_STRANGERS:
+            fullest = tried.most_common(1)[0][0]
+            oldest = next(each for each, at in self._strangers.items() if at == fullest)
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[scope] = place
+        return True
 
     async def _keep(self, link: Link) -> None:
         """Serve a link until it ends."""

@@ -18,6 +18,8 @@ from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 class Libp2pTransport(StreamTransport[Libp2pDaemon]):
     """Transport on py-libp2p 0.8.1 (TCP only). See `StreamTransport`."""
 
+    has_table = False
+
     def use_secret(self, secret: bytes) -> None:
         """The secret guards the DHT, and there is none here."""
 
@@ -26,8 +28,9 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
         self._running()
         check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
 
-    async def heartbeats(self) -> None:
+    async def heartbeats(self) -> dict[str, bytes]:
         self._running()
+        return {}
 
     async def _start_node(self, listen: Sequence[str]) -> Libp2pDaemon:
         return await Libp2pDaemon.start(

@@ -78,7 +78,7 @@ def dialled(addresses: Iterable[str]) -> list[str]:
 
 def reachable_first(addresses: Iterable[str]) -> list[str]:
     """Direct addresses only, those of the Internet before those of a private network."""
-    return sorted((text for text in addresses if not parse(text)), key=_is_private)
+    return sorted((text for text in addresses if not parse(text)), key=is_private)
 
 
 def host_of(address: str) -> str:
@@ -87,7 +87,8 @@ def host_of(address: str) -> str:
     return parts[2] if len(parts) > 4 else ""
 
 
-def _is_private(address: str) -> bool:
+def is_private(address: str) -> bool:
+    """Whether the host in a multiaddr is no address of the Internet; a name may be one."""
     try:
         return not ipaddress.ip_address(host_of(address)).is_global
     except ValueError:

@@ -98,11 +98,13 @@ class Relays:
         return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
 
     async def joined(self, relay: str, address: str, patience: float) -> bool:
-        """Whether a relay is connected, in the end, and a member that this node knows."""
-        if not await self._inner.connected(relay) and not (
-            address and await self._inner.dial([address], min(patience, DIAL_SECONDS))
-        ):
-            return False
+        """Whether a relay is connected, in the end, and a member that this node knows. It is
+        dialled at all its addresses: this node may have another version of IP than who named it."""
+        if not await self._inner.connected(relay):
+            stated = circuit.reachable_first(self._members.relays().get(relay, ()))
+            known = list(dict.fromkeys([address, *stated]))
+            if not (address and await self._inner.dial(known, min(patience, DIAL_SECONDS))):
+                return False
         return self._members.is_member(relay) or await self._introduced(relay)
 
     async def _introduced(self, relay: str) -> bool:
@@ -117,7 +119,8 @@ class Relays:
 
     async def keep(self) -> None:
         """Ask the kept relays whether they are there, and replace those that are not."""
-        if self._dialable() is not False:
+        dialable = self._dialable()
+        if dialable is None or (dialable and not self._six_alone()):
             self._kept.clear()
             return
         kept = list(self._kept)
@@ -139,6 +142,11 @@ class Relays:
             relay, address = min(found, key=self._alike)
             self._kept[relay] = _Kept(address)
             found.remove((relay, address))
+
+    def _six_alone(self) -> bool:
+        """Whether this node can be dialled over IPv6 alone, so that not all others can."""
+        public = [text for text in self._inner.addresses() if not circuit.is_private(text)]
+        return {text.startswith("/ip6/") for text in public} == {True}
 
     def _alike(self, candidate: tuple[str, str]) -> int:
         """How much a relay shares with those that are kept: issuer and host."""

@@ -52,7 +52,8 @@ _ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
 _PAUSE, LEAST_PAUSE = 600.0, 15.0
 #: What is older, because nobody could be asked since, is forgotten.
 _FORGET_SECONDS = 3 * _PAUSE
-_TICK = 5.0
+#: Between two looks at whether it is time, and before the first round.
+_TICK, _FIRST_TICK = 5.0, 1.0
 _log = structlog.get_logger(__name__)
 
 #: (IP address, port, peer id) -> how a new connection to it ended.
@@ -167,12 +168,18 @@ class ProbeServer:
         now = self._clock.now()
         return (
             is_public(ip)
+            and self._speaks(ip)
             and is_peer_id(peer_id)
             and peer_id != self._transport.peer_id
             and await self._transport.seen(peer_id) is None
             and self._strange_hosts.take(site(ip), now)
             and self._favours.take(self._members.issuer(caller), caller, now)
         )
+
+    def _speaks(self, ip: str) -> bool:
+        """Whether this node may have the version of IP of this address: it knows it of its own."""
+        own = {":" in host for host in hosts_of(self._transport.addresses()) if not _loopback(host)}
+        return not own or (":" in ip) in own
 
     async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
         """How the connections of some further members of the Internet ended that have no link to
@@ -246,7 +253,7 @@ class Prober:
                 await self._round()
             if now > self._answered + _FORGET_SECONDS:
                 self._reach.probes = ()
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
 
     async def refresh(self) -> None:
         """Ask now, unless that has just been done."""
@@ -320,7 +327,8 @@ class Prober:
             self._asker.reject(reply, peer.peer_id)
             return None
         place = _place(reply.seen)
-        if place is None:
+        # At the far end of a link that punch.py passed on, a member sees its own machine.
+        if place is None or (_loopback(place[0]) and not _loopback(at)):
             return None
         shown, asked = self._members.shown(peer.peer_id), {*request.ports, place[1]}
         return Probed(

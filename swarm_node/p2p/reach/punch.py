@@ -26,7 +26,7 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.budgets import FAVOURS, Budget
 from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
+from swarm_node.p2p.reach.verdict import Nat, Reach, is_public, site
 
 PUNCH: Final = "/swarm-node/punch/1"
 #: How long a SYN is held, and how long the asker dials. A lost SYN is repeated after 1 and 3 s.
@@ -47,7 +47,8 @@ _HOLDS: frozenset[Nat] = frozenset({"restricted", "address"})
 _DIALS: frozenset[Nat] = _HOLDS | {"reject"}
 _log = structlog.get_logger(__name__)
 
-Endpoint = Annotated[str, Meta(pattern=r"\A/ip4/[0-9.]{7,15}/tcp/[0-9]{1,5}\Z")]
+_HOST = r"(ip4/[0-9.]{7,15}|ip6/[0-9a-f:.]{2,45})"
+Endpoint = Annotated[str, Meta(pattern=rf"\A/{_HOST}/tcp/[0-9]{{1,5}}\Z")]
 
 
 class Punch(wire.Body, frozen=True):
@@ -68,7 +69,7 @@ class Place:
     listens: int
 
     def __str__(self) -> str:
-        return f"/ip4/{self.ip}/tcp/{self.port}"
+        return f"/ip{6 if ':' in self.ip else 4}/{self.ip}/tcp/{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +110,19 @@ class Puncher:
 
     async def punch(self, peer: str) -> bool | None:
         """Whether `peer`, which a relay reaches, has a direct link in the end. None while this node
-        does not know where it is. Of two that could both ask, the one with the lower peer id does:
-        two SYNs from each end would be in each other's way."""
+        does not know where it is, or the peer does not help: it may not know yet either. Of two
+        that could both ask, the one with the lower peer id does: two SYNs from each end would be in
+        each other's way."""
         own = self._place()
-        if own is None:
+        if own is None or own.nat == "unknown":
             return None
         if own.nat not in _DIALS or (own.nat in _HOLDS and self._own_id > peer):
             return False
         raw = await self._ask(peer, wire.pack(Punch(str(own))))
-        there = _open(raw) if raw else None
-        if there is None or isinstance(there, Rejected):
+        if not raw:
+            return None
+        there = _open(raw)
+        if isinstance(there, Rejected):
             return False
         return await self._dial([f"{there.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
 
@@ -134,9 +138,11 @@ class Puncher:
         if self._held[issuer] >= self._free:  # who keeps them leaves as many to others
             return b""
         _, ip, port = split_endpoint(there.address) or ("", "", 0)
+        if (":" in ip) != (":" in own.ip):
+            return b""
         if not (
             self._askers.take(caller, now)
-            and self._hosts.take(ip, now)
+            and self._hosts.take(site(ip), now)
             and self._all.take(issuer, caller, now)
         ):
             return b""
@@ -163,11 +169,16 @@ class Puncher:
 
 
 def place_of(reach: Reach) -> Place | None:
-    """Where a node is of which this much is known."""
+    """Where a node is of which this much is known. Behind a firewall it is as behind a router, if
+    it dials from the port on which it listens."""
     seen = reach.seen()
-    if seen is None or not reach.ports or ":" in seen[0]:
+    if seen is None or not reach.ports:
         return None
-    return Place(reach.nat(), *seen, reach.ports[0])
+    nat = reach.nat()
+    if nat == "none" and reach.dialable() is False and seen[1] in reach.ports:
+        refused = any("refused" in probe.outcomes.values() for probe in reach.probes)
+        nat = "reject" if refused else "restricted"
+    return Place(nat, *seen, reach.ports[0])
 
 
 async def hold(
@@ -192,12 +203,15 @@ async def hold(
 
 
 async def _met(listens: int, ip: str, port: int) -> socket.socket:
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    six = ":" in ip
+    held = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:
         held.setblocking(False)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("0.0.0.0", listens))  # noqa: S104 - it listens nowhere
+        if six:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        held.bind(("::" if six else "0.0.0.0", listens))  # noqa: S104 - it listens nowhere
         await asyncio.get_running_loop().sock_connect(held, (ip, port))
     except BaseException:
         held.close()
@@ -210,8 +224,9 @@ async def splice(met: socket.socket, port: int) -> None:
     streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     try:
         with contextlib.suppress(OSError):
+            own = "::1" if met.family == socket.AF_INET6 else "127.0.0.1"
             streams.append(await asyncio.open_connection(sock=met))
-            streams.append(await asyncio.open_connection("127.0.0.1", port))
+            streams.append(await asyncio.open_connection(own, port))
             (reader, writer), (own_reader, own_writer) = streams
             await asyncio.gather(_pump(reader, own_writer), _pump(own_reader, writer))
     finally:

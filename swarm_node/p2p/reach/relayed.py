@@ -7,15 +7,18 @@ somebody else: a request names its target, its time and a nonce, and a reply rep
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+import structlog
 from msgspec import Meta
 
 from swarm_node.clock import Clock
+from swarm_node.durable import Journal
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.admission import BusyError, PeerSlots
@@ -49,6 +52,11 @@ _NONCES, _ASKERS = 256, 1024
 #: Of all askers that are no members: they may only greet.
 _STRANGERS_NONCES = 4096
 _LENGTH = struct.Struct(">H")
+#: A line of a journal: the asker if it was a member, nonce, Unix ms. Two files of so many bytes
+#: hold more than one relay can pass on while its requests are valid.
+_NOTED = re.compile(rb"(\w*) ([0-9a-f]{32}) ([0-9]{1,15})\n")
+JOURNAL_BYTES: Final = 4_000_000
+_log = structlog.get_logger(__name__)
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Protocol = Annotated[str, Meta(pattern=r"\A/swarm-node/[a-z]{1,24}/[0-9]{1,3}\Z")]
@@ -180,24 +188,49 @@ class Replays:
             return Rejected("future", f"sealed {-age:.0f} s ahead")
         if age > CLOCK_SKEW_SECONDS:
             return Rejected("outdated", f"sealed {age:.0f} s ago")
-        if not member:
-            return self._of_stranger(body.nonce)
         nonces, floor = self._askers.get(asker) or (OrderedDict(), -1)
-        if body.nonce in nonces:
+        if body.nonce in (nonces if member else self._strangers):
             return Rejected("duplicate", "the same request a second time")
-        if body.issued_ms <= floor:
+        if member and body.issued_ms <= floor:
             return Rejected("outdated", "older than many requests that came before it")
-        nonces[body.nonce] = body.issued_ms
-        if len(nonces) > _NONCES:
-            floor = max(floor, nonces.popitem(last=False)[1])
-        self._askers[asker] = nonces, floor
+        self.remember(asker if member else "", body.nonce, body.issued_ms)
         return None
 
-    def _of_stranger(self, nonce: bytes) -> Rejected | None:
-        if nonce in self._strangers:
-            return Rejected("duplicate", "the same request a second time")
-        self._strangers[nonce] = None
-        return None
+    def remember(self, member: str, nonce: bytes, issued_ms: int) -> None:
+        """Take a request for one that was here, of a member, or "" for who is none."""
+        if not member:
+            self._strangers[nonce] = None
+            return
+        nonces, floor = self._askers.get(member) or (OrderedDict(), -1)
+        nonces[nonce] = issued_ms
+        if len(nonces) > _NONCES:
+            floor = max(floor, nonces.popitem(last=False)[1])
+        self._askers[member] = nonces, floor
+
+
+class Answered:
+    """Replays that outlast a restart: what was answered is in `journal`, if there is one. A crash
+    loses nothing of it; a power cut may."""
+
+    def __init__(self, journal: Journal | None) -> None:
+        self._replays = Replays()
+        self._journal = journal
+        for line in journal.lines() if journal is not None else ():
+            if noted := _NOTED.fullmatch(line):
+                member, nonce, issued = noted.groups()
+                self._replays.remember(member.decode(), bytes.fromhex(nonce.decode()), int(issued))
+
+    def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
+        """See `Replays.refused`."""
+        refused = self._replays.refused(asker, member, body, wall)
+        if refused is None and self._journal is not None:
+            who = asker if member else ""
+            try:
+                self._journal.append(f"{who} {body.nonce.hex()} {body.issued_ms}".encode())
+            except OSError as error:
+                _log.warning("a restart forgets which requests were answered", error=str(error))
+                self._journal = None
+        return refused
 
 
 class Target:
@@ -214,9 +247,10 @@ class Target:
         refuse: Callable[[str, Rejected], None],
         came_by: Callable[[str, str], None],
         clock: Clock,
+        journal: Journal | None = None,
     ) -> None:
         """`refuse` counts what a relay should not have passed on. `came_by` is told of the asker
-        and the relay of a request."""
+        and the relay of a request. `journal` outlasts the process."""
         self._identity = identity
         self._swarm_id = swarm_id
         self._handlers = handlers
@@ -226,7 +260,7 @@ class Target:
         self._came_by = came_by
         self._clock = clock
         self._pace = PeerGates(2.0 * PASSED, 2.0 * PASSED_AT_ONCE)
-        self._replays = Replays()
+        self._replays = Answered(journal)
         self._slots = PeerSlots()
 
     async def answer(self, relay: str, payload: bytes) -> bytes:

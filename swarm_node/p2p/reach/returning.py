@@ -7,12 +7,12 @@ those that are silent. The next request then dials anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from swarm_node.p2p.recent import Recent
 
-#: Links that are pinged at a time; of more, those that were not pinged for longest.
+#: Links that are pinged at a time; of more, members' first, then those not pinged for longest.
 PINGED: Final = 32
 #: How long one ping may take. A link is cut after two in a row, or after one if this node moved.
 PING_SECONDS: Final = 3.0
@@ -26,10 +26,12 @@ class Rounds:
         self._asked: Recent[str, int] = Recent(_REMEMBERED)
         self._round = 0
 
-    def next(self, linked: Iterable[str]) -> list[str]:
-        """The peers whose links are pinged now."""
+    def next(self, linked: Iterable[str], is_member: Callable[[str], bool]) -> list[str]:
+        """The peers whose links are pinged now. Keys cost a stranger nothing, so its links have the
+        turns that members leave."""
         self._round += 1
-        chosen = sorted(linked, key=lambda peer: (self._asked.get(peer, 0), peer))[:PINGED]
+        order = sorted(linked, key=lambda p: (not is_member(p), self._asked.get(p, 0), p))
+        chosen = order[:PINGED]
         for peer in chosen:
             self._asked[peer] = self._round
         return chosen

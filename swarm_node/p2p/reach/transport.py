@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swarm_node.clock import Clock
+from swarm_node.durable import Journal
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.admission import Severed
 from swarm_node.p2p.budgets import Wants
@@ -51,8 +52,8 @@ from swarm_node.p2p.transport import (
 _WAYS, _RELAYS_OF_A_PEER = 512, 4
 #: Between two tries to reach a relayed peer directly.
 _DIRECT_SECONDS = 120.0
-#: The same while this node does not know what lies between it and the others.
-_UNKNOWN_SECONDS = 5.0
+#: The same while one of the two may not know yet where it is, at first; each comes later.
+_SOON_SECONDS, _LATER = 2.0, 1.25
 #: Relayed peers that are tried at once.
 _UPGRADES = 8
 #: How long a presence that came over the own network counts.
@@ -69,6 +70,7 @@ class Way:
     relays: dict[str, str] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
     direct_at: float = 0.0
+    soon: float = _SOON_SECONDS
 
     def learn(self, relay: str, address: str) -> None:
         """Take up a relay; the one that failed longest ago makes room."""
@@ -93,7 +95,8 @@ class Usage:
 
 class ReachingTransport:
     """Keeps the Transport contract. `dialable` says whether peers can dial this node, None while
-    that is not known. `wants` are those of the node's budgets, and `rejected` its counts."""
+    that is not known. `wants` are those of the node's budgets, and `rejected` its counts.
+    `answered` outlasts the process, so that no relayed request is answered twice."""
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class ReachingTransport:
         clock: Clock,
         rng: random.Random,
         lan: Lan | None = None,
+        answered: Journal | None = None,
     ) -> None:
         self.usage = Usage()
         #: Opens a direct link to a relayed peer, set once the node can; see `Puncher.punch`.
@@ -118,7 +122,7 @@ class ReachingTransport:
         self._lan = lan
         self._identity = identity
         self._swarm_id = swarm_id
-        self._mode = mode
+        self.mode = mode
         self._dialable = dialable
         self._members = members
         self._directory = directory
@@ -148,12 +152,12 @@ class ReachingTransport:
             clock=clock,
         )
         inner.forward(RELAY, self._relaying.route)
-        inner.serve(RELAYED, self._target().answer)
+        inner.serve(RELAYED, self._target(answered).answer)
         inner.serve(KEEP, self._relaying.keep)
         if lan is not None:
             lan.screen(self._issued)
 
-    def _target(self) -> Target:
+    def _target(self, answered: Journal | None) -> Target:
         """What answers requests that come through relays."""
         return Target(
             self._identity,
@@ -164,6 +168,7 @@ class ReachingTransport:
             refuse=self._refuse,
             came_by=lambda asker, relay: self._way(asker).learn(relay, ""),
             clock=self._clock,
+            journal=answered,
         )
 
     @property
@@ -173,7 +178,7 @@ class ReachingTransport:
     @property
     def serves(self) -> bool:
         """Whether this node forwards requests of others now."""
-        return self._mode == "serve" or (self._mode == "auto" and self._dialable() is True)
+        return self.mode == "serve" or (self.mode == "auto" and self._dialable() is True)
 
     @property
     def carried(self) -> Carried:
@@ -222,13 +227,14 @@ class ReachingTransport:
             await self._lan.announce(heartbeat, own_networks(self._inner.addresses()))
         await self._inner.publish_heartbeat(heartbeat, ttl)
 
-    async def heartbeats(self) -> dict[str, bytes] | None:
+    @property
+    def has_table(self) -> bool:
+        return self._inner.has_table
+
+    async def heartbeats(self) -> dict[str, bytes]:
         """See `Transport.heartbeats`; besides the table, what was heard on the own networks."""
-        table = await self._inner.heartbeats()
+        found = await self._inner.heartbeats()
         near = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
-        if not near:
-            return table
-        found = table or {}
         newer = (p for p in near if self._issued(near[p], p) > self._issued(found.get(p, b""), p))
         return {**found, **{peer: near[peer] for peer in newer}}
 
@@ -342,6 +348,8 @@ class ReachingTransport:
             self._rejected[reply.reason] += 1
             raise _UndeliveredError(reply.detail)
         self.usage.relayed += 1
+        if self.usage.via.get(peer) == "":
+            self._way(peer).direct_at = 0.0  # it had a direct link, which can come back
         self.usage.via[peer] = relay
         return reply.unwrap(max_reply)
 
@@ -360,7 +368,8 @@ class ReachingTransport:
             return True
         punched = await self.punch(peer) if self.punch is not None else False
         if punched is None:
-            way.direct_at = now + _UNKNOWN_SECONDS
+            way.direct_at = now + way.soon
+            way.soon = min(_DIRECT_SECONDS, _LATER * way.soon)
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
     def _issued(self, presence: bytes, peer: str) -> int:

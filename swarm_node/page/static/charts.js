@@ -26,7 +26,7 @@ function lineChart(place, axis) {
       series: [
         { label: axis.clock ? "time" : "up", value: axis.clock ? undefined : (_, v) => (v === null ? "" : span(v)) },
         ...labels.map((label, at) => ({
-          label, stroke: colour(colours[at % colours.length]), width: 2, spanGaps: true,
+          label, stroke: colour(label === "alone" ? "--dim" : colours[at % colours.length]), width: 2, spanGaps: true,
           dash: at === 2 ? [6, 4] : undefined,
           value: (_, v) => (v === null || v === undefined ? "" : Number(v.toPrecision(3)).toString()),
         })),

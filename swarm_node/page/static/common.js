@@ -25,15 +25,20 @@ const sleep = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000
 function text(id, said) { at(id).textContent = said; }
 
 function cell(row, said, kind) {
-  const made = row.insertCell();
+  const made = document.createElement("td");
   made.textContent = said;
   if (kind) made.className = kind;
+  row.append(made);
   return made;
 }
 
 function fill(id, items, write) {
   const body = document.createElement("tbody");
-  for (const item of items) write(body.insertRow(), item);
+  for (const item of items) {
+    const row = document.createElement("tr");
+    write(row, item);
+    body.append(row);
+  }
   at(id).tBodies[0].replaceWith(body);
 }
 
@@ -47,7 +52,8 @@ function bar(value, label) {
 
 const share = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 const percent = (value) => `${Math.round(value * 100)}%`;
-const count = (value) => value.toLocaleString("en");
+const numbers = new Intl.NumberFormat("en"); // made once: toLocaleString makes one for each number
+const count = (value) => numbers.format(value);
 const short = (peer) => `…${peer.slice(-8)}`;
 const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
 const counted = (counts) => Object.entries(counts).map(([what, n]) => `${what} ${count(n)}`).join(", ");

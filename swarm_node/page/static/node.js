@@ -145,12 +145,20 @@ function drawRewards() {
   if (!evals.length) return;
   const chosen = at("family").selectedIndex > 0 ? at("family").value : "";
   const x = evals.map((point) => point.seconds);
-  if (chosen) return rewards.draw(x, [[chosen, evals.map((point) => point.families[chosen] ?? null)]]);
-  const lines = [["all families", evals.map((point) => point.all)]];
+  if (chosen) return rewards.draw(x, parted(chosen, evals.map((point) => point.families[chosen] ?? null)));
+  const lines = parted("all families", evals.map((point) => point.all));
   if (evals.some((point) => point.unseen !== null)) {
-    lines.push(["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.unseen)]);
+    lines.splice(1, 0, ["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.unseen)]);
   }
   rewards.draw(x, lines);
+}
+
+/* A line, and apart from it what was measured before the first group of a peer was trained on. */
+function parted(label, values) {
+  const joined = evals.findIndex((point) => !point.alone);
+  if (joined < 2) return [[label, values]];
+  return [[label, values.map((value, n) => (n >= joined - 1 ? value : null))],
+    ["alone", values.map((value, n) => (n < joined ? value : null))]];
 }
 
 function drawMetric() {
@@ -229,12 +237,13 @@ function showSamples(samples) {
 }
 
 function showMachine(snapshot) {
-  const member = snapshot.membership, row = snapshot.latest, relays = snapshot.relaying;
+  const member = snapshot.membership, row = snapshot.latest, relays = snapshot.relaying, told = snapshot.coordinator;
   const facts = {
     "peer id": snapshot.peer_id,
     addresses: snapshot.addresses.join("  ") || "–",
     membership: member ? `${member.name}, by ${member.issuer}, until ${day(member.until)}` : "–",
     reach: snapshot.reach ? snapshot.reach.text : "–",
+    coordinator: told ? `${told.url}: ${told.fault || `${count(told.introduced)} introductions`}` : "–",
     sampler: snapshot.engine,
     judging: snapshot.sandbox || "–",
     busy: row ? `sampler ${percent(row.sampler_busy)}, trainer ${percent(row.trainer_busy)}` : "–",

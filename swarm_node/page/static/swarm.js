@@ -3,7 +3,7 @@
 
 const lines = lineChart(at("chart"), { clock: true });
 const shares = lineChart(at("chart"), { clock: true, share: true });
-const stepSeconds = 60;
+const stepSeconds = 60, mostFamilies = 64;
 let reports = [], shown = null;
 
 const metrics = {
@@ -60,8 +60,6 @@ function draw() {
 
 function show(picture) {
   shown = picture;
-  reports.push(...picture.history);
-  reports = reports.slice(-50000);
   const rows = picture.members, now = picture.time;
   const members = rows.filter((row) => row.standing === "member");
   const fresh = members.filter((row) => row.reported > now - 900);
@@ -88,9 +86,14 @@ function show(picture) {
 function showFamilies(rows) {
   const families = new Map();
   for (const row of rows) {
-    for (const [name, reward] of Object.entries(row.held_out)) families.set(name, [...(families.get(name) ?? []), reward]);
+    for (const [name, reward] of Object.entries(row.held_out)) {
+      if (!families.has(name)) families.set(name, []);
+      families.get(name).push(reward);
+    }
   }
-  fill("families", [...families].sort(), (row, [name, rewards]) => {
+  /* A member can invent any number of names: those that most members measured are shown. */
+  const common = [...families].sort((a, b) => b[1].length - a[1].length).slice(0, mostFamilies);
+  fill("families", common.sort(), (row, [name, rewards]) => {
     cell(row, name, "name");
     cell(row, Math.min(...rewards).toFixed(2), "n");
     cell(row, mean(rewards).toFixed(2), "n");
@@ -124,10 +127,11 @@ async function run() {
   for (let after = 0; ; ) {
     try {
       const picture = await (await ask(`/v1/picture?after=${after}`)).json();
+      reports.push(...picture.history);
+      reports = reports.slice(-50000);
+      after = reports.length ? reports[reports.length - 1].id : after;
+      if (picture.next > 0) continue;
       show(picture);
-      const more = picture.next > 0;
-      after = picture.history.length ? picture.history[picture.history.length - 1].id : after;
-      if (more) continue;
     } catch (error) {
       const locked = error.message === "locked";
       verdict("bad", locked ? "this page has no pass" : "the coordinator does not answer",

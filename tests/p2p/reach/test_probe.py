@@ -174,6 +174,34 @@ def test_a_node_asks_every_ten_minutes_and_when_those_that_it_asked_are_gone(
     at_site(body, tmp_path, 4)
 
 
+def test_who_sees_the_node_on_its_own_machine_saw_a_link_that_was_passed_on(
+    tmp_path: Path,
+) -> None:
+    async def body(site: Site) -> None:
+        site.see(0, "/ip4/11.0.9.1/tcp/9", "/ip4/11.0.9.1/tcp/9", "/ip6/::1/tcp/9")
+        site.lets_in = lambda index: "timeout"
+        first = site.start(0)
+        for index in (1, 2):
+            site.start(index)
+        await asyncio.sleep(MET)
+        assert [probe.seen_ip for probe in first.reach.probes] == ["11.0.9.1"]
+
+    at_site(body, tmp_path, 3)
+
+
+def test_the_first_peer_is_asked_within_two_seconds(tmp_path: Path) -> None:
+    async def body(site: Site) -> None:
+        first = site.start(0)
+        await asyncio.sleep(31.0)
+        site.start(1)
+        while not first.directory.draw(random.Random(0), 1, site.loop.time()):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        assert first.reach.probes
+
+    at_site(body, tmp_path, 2)
+
+
 def test_the_first_member_of_the_internet_is_asked_at_once(tmp_path: Path) -> None:
     async def body(site: Site) -> None:
         site.see(0, "/ip4/192.168.1.11/tcp/9")
@@ -295,6 +323,22 @@ def test_a_member_with_an_address_of_its_own_dials_nothing_on_its_machine(
     assert member.ask() == {9: "untried"}
     member.transport.own = "/ip4/127.0.0.1/tcp/7/p2p/"
     assert member.ask() == {9: "refused"}
+
+
+@pytest.mark.parametrize(
+    ("own", "outcome"),
+    [
+        ("/ip6/2a00:11::1/tcp/7/p2p/", "untried"),
+        ("/ip6/::1/tcp/7/p2p/", "timeout"),  # it may have any other
+        ("/ip4/192.168.1.11/tcp/7/p2p/", "timeout"),
+    ],
+)
+def test_a_member_without_ipv4_says_nothing_of_who_has_it(
+    tmp_path: Path, own: str, outcome: Outcome
+) -> None:
+    member = Member(tmp_path, "/ip4/11.0.9.1/tcp/9")
+    member.transport.own = own
+    assert member.ask_for(Identity.generate().peer_id, "/ip4/11.0.9.2/tcp/9") == outcome
 
 
 def test_a_caller_gets_few_probes_and_a_host_few_ports(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from swarm_node.p2p.reach import punch
 from swarm_node.p2p.reach.punch import _SPLICED as SPLICED
 from swarm_node.p2p.reach.punch import Place, Punch, Puncher, hold, place_of, splice
 from swarm_node.p2p.reach.punch import _Hold as Hold
-from swarm_node.p2p.reach.verdict import Nat, Probed, Reach
+from swarm_node.p2p.reach.verdict import Nat, Outcome, Probed, Reach
 
 HERE = "/ip4/11.0.1.1/tcp/4001"
 THERE = "/ip4/11.0.2.1/tcp/4002"
@@ -27,12 +27,18 @@ THERE = "/ip4/11.0.2.1/tcp/4002"
 class Sides:
     """A puncher, and what it asked and dialled."""
 
-    def __init__(self, nat: Nat | None, own_id: str = "a", reply: bytes | None = b"") -> None:
+    def __init__(
+        self,
+        nat: Nat | None,
+        own_id: str = "a",
+        reply: bytes | None = b"",
+        ip: str = "11.0.1.1",
+    ) -> None:
         self.asked: list[str] = []
         self.dialled: list[str] = []
         self.reply = reply
         self.now = 0.0
-        place = None if nat is None else Place(nat, "11.0.1.1", 4001, 31000)
+        place = None if nat is None else Place(nat, ip, 4001, 31000)
         self.puncher = Puncher(
             own_id,
             lambda: place,
@@ -61,10 +67,18 @@ def test_who_is_asked_is_dialled_where_it_says() -> None:
     assert sides.dialled == [f"{THERE}/p2p/b"]
 
 
-@pytest.mark.parametrize("reply", [None, b"", b"junk", wire.pack(Punch("/ip4/10.0.0.1/tcp/1"))])
-def test_a_peer_that_does_not_help_is_not_dialled(reply: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("reply", "ends"),
+    [
+        (None, None),  # it may not know yet where it is
+        (b"", None),
+        (b"junk", False),
+        (wire.pack(Punch("/ip4/10.0.0.1/tcp/1")), False),
+    ],
+)
+def test_a_peer_that_does_not_help_is_not_dialled(reply: bytes | None, ends: bool | None) -> None:
     sides = Sides("restricted", reply=reply)
-    assert asyncio.run(sides.puncher.punch("b")) is False
+    assert asyncio.run(sides.puncher.punch("b")) is ends
     assert sides.dialled == []
 
 
@@ -76,12 +90,14 @@ def test_who_can_only_answer_or_not_be_met_asks_nobody() -> None:
         ("reject", "c", True),  # nobody could hold a SYN for the other
         ("symmetric", "a", False),
         ("none", "a", False),
-        ("unknown", "a", False),
     ):
         sides = Sides(nat, own)  # type: ignore[arg-type]
-        assert asyncio.run(sides.puncher.punch("b")) is False
+        assert asyncio.run(sides.puncher.punch("b")) is (None if asks else False)
         assert bool(sides.asked) is asks, (nat, own)
-    assert asyncio.run(Sides(None).puncher.punch("b")) is None
+    for unknown in (None, "unknown"):
+        sides = Sides(unknown)  # type: ignore[arg-type]
+        assert asyncio.run(sides.puncher.punch("b")) is None
+        assert not sides.asked
 
 
 @pytest.mark.parametrize("nat", ["restricted", "address"])
@@ -100,7 +116,8 @@ def test_no_syn_is_held_where_it_would_not_help(nat: Nat | None) -> None:
     [
         *("/ip4/192.168.1.5/tcp/80", "/ip4/127.0.0.1/tcp/80", "/ip4/224.0.0.1/tcp/80"),
         *("/ip4/0.0.0.0/tcp/80", "/ip4/169.254.169.254/tcp/80", "/ip4/11.0.2.1/tcp/0"),
-        *("/ip6/2a00:1450:4001:830::200e/tcp/80", "/dns4/example.org/tcp/80"),
+        *("/ip6/fd00::1/tcp/80", "/ip6/fe80::1/tcp/80", "/ip6/::1/tcp/80"),
+        *("/ip6/::ffff:11.0.2.1/tcp/80", "/ip6/2002:b00:201::1/tcp/80", "/dns4/example.org/tcp/80"),
         *("/ip4/11.0.2.1/tcp/99999", "/ip4/999.0.2.1/tcp/80", "/ip4/11.0.2.01/tcp/80"),
     ],
 )
@@ -140,9 +157,32 @@ def test_a_node_is_where_most_members_of_the_internet_see_it() -> None:
     assert place_of(reach) is None  # it does not know its own port
     reach.ports = (5,)
     assert place_of(reach) == Place("restricted", "11.0.1.1", 5, 5)
-    for elsewhere in ("192.168.1.1", "2a01:9::1"):
-        reach.probes = (probed(1, elsewhere, 5),)
-        assert place_of(reach) is None
+    reach.probes = (probed(1, "192.168.1.1", 5),)
+    assert place_of(reach) is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "nat"), [("timeout", "restricted"), ("refused", "reject"), ("open", "none")]
+)
+def test_a_firewall_lets_in_what_a_router_of_that_kind_does(outcome: Outcome, nat: Nat) -> None:
+    reach = Reach()
+    ip, reach.ports = "2a01:9::1", (5,)
+    reach.probes = tuple(
+        Probed(f"peer {n}", "n", f"2a01:{n}::1", ip, 5, True, {5: outcome}, 0.0) for n in (1, 2)
+    )
+    assert place_of(reach) == Place(nat, ip, 5, 5)
+    assert str(place_of(reach)) == f"/ip6/{ip}/tcp/5"
+    reach.ports = (6,)  # it dials from any port
+    assert place_of(reach) == Place("none", ip, 5, 6)
+
+
+def test_a_syn_goes_to_an_address_of_the_own_kind() -> None:
+    other = "/ip6/2a01:9::1/tcp/5"
+    assert Sides("restricted").answer(other) == b""
+    assert Sides("restricted", ip="2a01:8::1").answer(other) == wire.pack(
+        Punch("/ip6/2a01:8::1/tcp/4001")
+    )
+    assert Sides("restricted", ip="2a01:8::1").answer() == b""
 
 
 def test_a_syn_that_meets_nobody_is_given_up() -> None:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -18,6 +19,7 @@ from msgspec import structs
 from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
+from swarm_node.durable import Journal
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.admission import Severed
@@ -26,6 +28,7 @@ from swarm_node.p2p.frames import Reply
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.relayed import (
     _NONCES,
+    JOURNAL_BYTES,
     MAX_PAYLOAD_BYTES,
     PASSED_AT_ONCE,
     PER_ASKER,
@@ -229,7 +232,10 @@ class World:
         self.came_by: list[tuple[str, str]] = []
         self.running = self.most = 0
         self.numbers = iter(range(1_000_000))
-        self.end = Target(
+        self.end = self.started()
+
+    def started(self, journal: Journal | None = None) -> Target:
+        return Target(
             self.target,
             SWARM,
             {WHO: self._who},
@@ -238,6 +244,7 @@ class World:
             refuse=lambda peer, why: self.refused.append((peer, why.reason)),
             came_by=lambda asker, relay: self.came_by.append((asker, relay)),
             clock=Clock(now=lambda: self.now, wall=lambda: self.now),
+            journal=journal,
         )
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
@@ -320,6 +327,37 @@ def test_a_relay_is_not_blamed_for_its_askers() -> None:
         with pytest.raises(TransportError, match="broke the protocol"):
             await world.ask(world.body())
         assert world.refused == []
+
+    in_world(body)
+
+
+def test_no_request_is_answered_a_second_time_after_a_restart(tmp_path: Path) -> None:
+    place = tmp_path / "answered"
+
+    async def body(world: World) -> None:
+        relay, stranger = world.relay.peer_id, Identity.generate()
+        world.end = world.started(Journal(place, JOURNAL_BYTES))
+        asked = [seal_request(end, SWARM, world.body()) for end in (world.asker, stranger)]
+        for sealed in asked:
+            await world.end.answer(relay, sealed)
+        with place.open("ab") as file:
+            file.write(b"a power cut ended this li")
+        world.end = world.started(Journal(place, JOURNAL_BYTES))
+        for sealed in asked:
+            with pytest.raises(TransportError, match="duplicate"):
+                await world.end.answer(relay, sealed)
+        # What was on its way, from an asker whose clock is late, is answered.
+        late = structs.replace(world.body(), issued_ms=int((world.now - 290) * 1000))
+        assert await world.ask(late) == Reply(world.asker.peer_id.encode())
+
+    in_world(body)
+
+
+def test_a_full_disk_keeps_nobody_from_being_answered(tmp_path: Path) -> None:
+    async def body(world: World) -> None:
+        world.end = world.started(Journal(tmp_path / "gone" / "answered", JOURNAL_BYTES))
+        assert await world.ask(world.body()) == Reply(world.asker.peer_id.encode())
+        assert await world.ask(world.body()) == Reply(world.asker.peer_id.encode())
 
     in_world(body)
 

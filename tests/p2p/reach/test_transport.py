@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,22 @@ from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
+from swarm_node.p2p.serving import PEERS
 from swarm_node.p2p.transport import RELAY, RELAYED, Onward
 from swarm_node.simulation.seeded import Seeded
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 WHO = "/swarm-node/who/1"
 SIZED = "/swarm-node/sized/1"
+
+
+class Stating(MemoryTransport):
+    """A transport that states other addresses than its own, if there are any."""
+
+    stated: Sequence[str] = ()
+
+    def addresses(self) -> list[str]:
+        return list(self.stated) or super().addresses()
 
 
 class End:
@@ -50,7 +61,7 @@ class End:
         self.members = Members(swarm.info, lambda: swarm.begin + loop.time())
         self.directory = Directory(self.peer_id)
         self.rejected: Counter[str] = Counter()
-        self.inner = MemoryTransport(network, membership.identity)
+        self.inner = Stating(network, membership.identity)
         self.reaching = ReachingTransport(
             self.inner,
             membership.identity,
@@ -241,6 +252,30 @@ def test_who_can_be_dialled_or_does_not_know_keeps_no_relay() -> None:
     in_world(body)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "keeps"),
+    [
+        (["ip6/2a00:11::1"], True),
+        (["ip6/2a00:11::1", "ip4/192.168.1.5", "ip4/127.0.0.1"], True),
+        (["ip6/2a00:11::1", "ip4/11.0.0.1"], False),
+        (["ip6/2a00:11::1", "dns4/example.org"], False),
+        (["ip6/fd00::1", "ip4/192.168.1.5"], False),
+    ],
+)
+def test_who_can_be_dialled_over_ipv6_alone_keeps_relays_for_those_without_it(
+    hosts: Sequence[str], keeps: bool
+) -> None:
+    async def body(world: World) -> None:
+        two = world.two
+        two.inner.stated = [f"/{host}/tcp/1/p2p/{two.peer_id}" for host in hosts]
+        two.dialable = True
+        await two.keep()
+        assert bool(two.reaching.relays.kept()) is keeps
+        assert two.reaching.serves
+
+    in_world(body)
+
+
 @pytest.mark.parametrize(("mode", "served"), [("off", [False] * 3), ("serve", [True] * 3)])
 def test_a_node_relays_as_its_setting_says(mode: Mode, served: Sequence[bool]) -> None:
     async def main(loop: VirtualTimeLoop) -> None:
@@ -359,6 +394,54 @@ def test_a_peer_that_can_be_reached_directly_is_not_relayed_for_long() -> None:
     in_world(body)
 
 
+def test_a_peer_that_may_not_know_yet_where_it_is_is_asked_again_ever_more_seldom() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, times = world.one, []
+        one.directory.meet(world.two.peer_id, 0.0)
+
+        async def punch(peer: str) -> None:
+            times.append(world.loop.time())
+
+        one.reaching.punch = punch
+        begun = world.loop.time()
+        while world.loop.time() < begun + 600.0:
+            await one.reaching.upgrade()
+            await asyncio.sleep(2.0)
+        first = [time - begun for time in times if time < begun + 15.0]
+        assert all(later - time < 5.0 for time, later in pairwise(first))
+        assert len(first) >= 4
+        assert sum(time > begun + 300.0 for time in times) <= 4
+
+    in_world(body)
+
+
+def test_a_direct_link_that_is_lost_is_opened_anew_at_once() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two, punched = world.one, world.two, []
+        one.directory.meet(two.peer_id, 0.0)
+
+        async def punch(peer: str) -> bool:
+            world.network.hide([one.peer_id])  # two can be dialled
+            punched.append(peer)
+            return bool(await one.inner.dial([f"/memory/p2p/{two.peer_id}"]))
+
+        one.reaching.punch = punch
+        for times in (1, 2):
+            await one.asks(two)
+            assert one.reaching.usage.via[two.peer_id]
+            await one.reaching.upgrade()
+            await one.asks(two)
+            assert one.reaching.usage.via[two.peer_id] == ""
+            assert punched == times * [two.peer_id]
+            world.network.hide([one.peer_id, two.peer_id])  # and forgets all links
+            for each in (one, two):
+                await each.keep()
+
+    in_world(body)
+
+
 def test_nobody_is_its_own_relay_and_a_relay_of_a_peer_needs_no_other() -> None:
     async def body(world: World) -> None:
         await world.joined()
@@ -393,6 +476,23 @@ class Nodes:
     async def stop(self) -> None:
         for node in self.nodes:
             await node.stop()
+
+
+def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presences(
+    tmp_path: Path,
+) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        swarm = Nodes(loop, tmp_path, count=6, hidden=0)
+        without, other = (node.transport for node in swarm.nodes[:2])
+        assert isinstance(without, SilentTransport)
+        assert isinstance(other, SilentTransport)
+        without.has_table = False
+        await asyncio.sleep(600.0)
+        assert await without.heartbeats()  # as those that came over the own network
+        assert without.reached[PEERS] > 3 * other.reached[PEERS]
+        await swarm.stop()
+
+    run_virtual(main)
 
 
 def test_whole_nodes_behind_nat_find_and_list_each_other(tmp_path: Path) -> None:
@@ -613,9 +713,16 @@ def test_a_relay_is_joined_once_it_is_dialled_and_a_member() -> None:
         (relay,), two, greeted = world.relays, world.two, list[str]()
         two.inner.__class__ = Unlinked
         relays, address = two.reaching.relays, f"/memory/p2p/{relay.peer_id}"
+        told_address(world, relay, f"/ip4/11.0.0.9/tcp/1/p2p/{relay.peer_id}")  # nobody is there
         assert not await relays.joined(relay.peer_id, "", 1.0)
         assert not await relays.joined(relay.peer_id, "/memory/p2p/nobody", 1.0)
         assert await relays.joined(relay.peer_id, address, 1.0)
+
+        await asyncio.sleep(1.0)
+        told_address(world, relay, address)
+        two.inner.linked = False  # type: ignore[attr-defined]
+        named = f"/ip6/2a00:11::1/tcp/1/p2p/{relay.peer_id}"  # by who has another version of IP
+        assert await relays.joined(relay.peer_id, named, 1.0)
 
         async def greet(peer: str) -> bool:
             greeted.append(peer)

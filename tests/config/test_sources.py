@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.config import RETIRED, load_settings, parse_assignments, settings_keys
+from swarm_node.config import RETIRED, Sources, load_settings, parse_assignments, settings_keys
 from swarm_node.errors import ConfigError
 
 
@@ -68,6 +68,14 @@ def test_a_bad_file_is_refused_by_the_name_of_the_key(tmp_path: Path, text: str,
     file.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(key)):
         load_settings({}, environ={}, config=file)
+
+
+def test_a_table_without_a_key_has_no_line(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[run]\n[experience]\nown = 5\n[environment.options]\n")
+    origins = Sources({}, {}, file).origins()
+    assert origins["experience.own"] == f"{file}:3"
+    assert origins["environment.options"] == str(file)
 
 
 def test_an_unknown_variable_is_refused_by_name() -> None:

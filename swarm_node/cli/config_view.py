@@ -1,0 +1,131 @@
+"""Every setting with its value, default, choices, and the value's source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated as _Annotated
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from rich.console import Group, RenderableType
+from rich.markup import escape
+
+from swarm_node.config import Sources, load_settings, settings_keys
+from swarm_node.config.model import at_once, field_of, value_of
+
+#: Beside settings that a running node takes over.
+AT_ONCE = "No restart."
+
+
+class Key(NamedTuple):
+    """One setting, as `config` shows it. `source` says where its value comes from, `at_once`
+    whether a running node takes another one over."""
+
+    name: str
+    value: Any
+    default: Any
+    choices: str
+    source: str
+    description: str
+    at_once: bool
+
+
+def explain_settings(
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> list[Key]:
+    """Every setting with its value, default, choices and where the value comes from.
+
+    Raises:
+        ConfigError: as from `load_settings`.
+    """
+    sources = Sources(flags, os.environ if environ is None else environ, config)
+    settings, origins = sources.load(), sources.origins()
+    defaults = load_settings({}, environ={})
+    return [
+        Key(
+            name,
+            value_of(settings, name),
+            value_of(defaults, name),
+            _choices(field_of(name)),
+            origins.get(name, "default"),
+            description,
+            at_once(name),
+        )
+        for name, description in settings_keys()
+    ]
+
+
+def _choices(field: FieldInfo) -> str:
+    """The values a field accepts: "int 1..1024", "float >0..1", "torch | vllm | auto"."""
+    return _kind(field.annotation) + _range(field.metadata)
+
+
+def _range(limits: Sequence[Any]) -> str:
+    """As " 1..1024", "" without limits. Of two limits of a side the narrower counts."""
+    lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
+    lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
+    highs = [(item.le, "") for item in limits if hasattr(item, "le")]
+    highs += [(item.lt, "<") for item in limits if hasattr(item, "lt")]
+    if not lows and not highs:
+        return ""
+    low, over = max(lows, default=("", ""))
+    high, under = min(highs, key=lambda limit: (limit[0], not limit[1]), default=("", ""))
+    return f" {over}{low}..{under}{high}"
+
+
+def _kind(annotation: Any) -> str:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, parts))
+    if get_origin(annotation) in (list, dict):
+        return {list: "list", dict: "table"}[get_origin(annotation)]
+    if get_origin(annotation) is _Annotated:
+        limits = [limit for info in parts[1:] for limit in getattr(info, "metadata", ())]
+        return _kind(parts[0]) + _range(limits)
+    if parts:
+        return " | ".join(_kind(part) for part in parts if part is not type(None))
+    name = str(annotation.__name__)
+    return {"SecretStr": "text", "str": "text", "Path": "path"}.get(name, name)
+
+
+def config_view(keys: Sequence[Key]) -> RenderableType:
+    """Two lines per setting, a blank line between tables. Values that are no default are bold."""
+    lines: list[RenderableType] = []
+    table = ""
+    for key in keys:
+        if key.name.partition(".")[0] != table and "." in key.name:
+            lines.append("")
+        table = key.name.partition(".")[0]
+        parts = [f"{key.name:31}", escape(_shown(key.value))]
+        if key.value != key.default:
+            parts[1] = f"[bold]{parts[1]}[/]"
+            parts.append(f"(default {escape(_shown(key.default))}; {escape(key.source)})")
+        parts.append(f"  [cyan]{escape(key.choices)}[/]")
+        known = f"{key.description} {AT_ONCE}" if key.at_once else key.description
+        lines += [" ".join(parts), f"    [dim]{escape(known)}[/]"]
+    return Group(*lines)
+
+
+def config_rows(keys: Sequence[Key]) -> list[dict[str, Any]]:
+    """The same for programs."""
+    return [
+        {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}
+        for key in keys
+    ]
+
+
+def _shown(value: Any) -> str:
+    plain = _plain(value)
+    return "-" if plain is None or plain in ("", [], {}) else str(plain)
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold; a secret stays masked."""
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    return str(value)

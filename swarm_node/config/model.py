@@ -1,0 +1,257 @@
+"""Every setting in one model: its type, its limits, its default and its line of help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from platformdirs import user_data_path
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr
+from pydantic.fields import FieldInfo
+
+from swarm_node.p2p.addresses import COORDINATOR_URL
+from swarm_node.policy.choices import AdvantageName, LossName
+from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Text = Annotated[str, Field(min_length=1, max_length=256)]
+#: Of a field which a running node takes over: `Node.adopt` has the other half.
+_AT_ONCE: dict[str, JsonValue] = {"at_once": True}
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Network(Table):
+    """How the node meets its peers."""
+
+    stack: Literal["hivemind", "libp2p"] = Field(
+        "hivemind", description="What carries the streams (docs/networking.md); one swarm has both."
+    )
+    listen: list[Text] = Field(
+        ["/ip4/0.0.0.0/tcp/0"],
+        min_length=1,
+        max_length=4,
+        description="Addresses to listen on; port 0 picks one and keeps it.",
+    )
+    announce: list[Text] = Field(
+        [], max_length=4, description="Addresses to tell peers instead of `listen`."
+    )
+    bootstrap: list[Text] = Field(
+        [], max_length=64, description="Peers to dial besides those of the ticket."
+    )
+    poll_seconds: Seconds = Field(
+        2.0,
+        le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
+        description="Seconds between lists of random peers; a heartbeat every tenth time.",
+    )
+    coordinator: str = Field(
+        "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."
+    )
+    relay: Literal["auto", "off", "serve"] = Field(
+        "auto",
+        description="Forward requests for members behind NAT; auto: if peers can dial us.",
+        json_schema_extra=_AT_ONCE,
+    )
+
+
+class EnvironmentTable(Table):
+    """Which tasks are trained on."""
+
+    name: Text = Field("reasoning_gym", description="Environment, or module:factory of your own.")
+    families: list[Text] = Field(
+        [], max_length=256, description="Families this node samples; empty means all of them."
+    )
+    options: dict[str, Any] = Field(
+        {},
+        description="Options of the environment: preset (short, chat, sapo), datasets, path, …",
+    )
+
+
+class Sampling(Table):
+    """How completions are drawn."""
+
+    group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
+    tasks_per_call: int = Field(16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8.")
+    max_new_tokens: int = Field(
+        24, ge=1, le=32_768, description="Longest completion; a pretrained model: 512."
+    )
+    temperature: float = Field(1.0, gt=0, le=10, description="Softmax temperature.")
+    engine: Literal["torch", "vllm", "auto"] = Field(
+        "auto", description="The engine; auto: vLLM if it and CUDA are available, else torch."
+    )
+    common_share: float = Field(
+        0.0, ge=0, le=1, description="Share of tasks that all nodes of the swarm sample in common."
+    )
+
+
+class Experience(Table):
+    """Which groups are trained on."""
+
+    own: int = Field(8, ge=1, le=1024, description="Own groups per update (I); pretrained: 4.")
+    external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+        "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
+    )
+    max_lag: int = Field(8, ge=0, le=1024, description="Largest lag of an own group, in versions.")
+    max_age: int = Field(
+        32,
+        ge=0,
+        le=65_536,
+        description="Largest age of a peer's group, in updates since it arrived.",
+    )
+    filter_own: bool = Field(False, description="Drop own groups of equal rewards: more sampling.")
+    correction: Literal["positive", "own", "sampler"] = Field(
+        "positive", description="Peers' answers: good ones, all (SAPO), or weighted."
+    )
+
+
+class Training(Table):
+    """How the policy is updated."""
+
+    loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
+    advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
+    learning_rate: float = Field(
+        3e-4,
+        gt=0,
+        le=1,
+        description="AdamW learning rate; a pretrained model: 1e-5 for adapters, 1e-6 for all.",
+    )
+    optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
+    dtype: DtypeName = Field(
+        "auto", description="Type in matrix products; auto: bfloat16 on a GPU, else float32."
+    )
+    lora_rank: int = Field(
+        0, ge=0, le=1024, description="LoRA rank; 0 trains all; unset: all if they fit, else 32."
+    )
+    base: Literal["auto", "whole", "nf4"] = Field(
+        "auto",
+        description="Frozen base of adapters; nf4: 4 bits a weight; auto: if nothing else fits.",
+    )
+
+
+class Run(Table):
+    """How long a node runs, where, and how often it measures and saves."""
+
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
+    updates: int = Field(
+        0,
+        ge=0,
+        description="Stop after this many updates; 0 means never.",
+        json_schema_extra=_AT_ONCE,
+    )
+    eval_seconds: Seconds = Field(
+        20.0,
+        description="Seconds between measurements of held-out reward.",
+        json_schema_extra=_AT_ONCE,
+    )
+    eval_tasks: int = Field(
+        16, ge=1, le=4096, description="Held-out tasks per family.", json_schema_extra=_AT_ONCE
+    )
+    checkpoint_updates: int = Field(
+        50, ge=1, description="Updates between checkpoints.", json_schema_extra=_AT_ONCE
+    )
+    threads: int = Field(1, ge=1, le=256, description="Torch threads of sampler and trainer.")
+    device: str = Field(
+        "auto",
+        pattern=f"^({DEVICE})$",
+        description="auto, cpu, cuda or cuda:N; auto: CUDA where torch sees it.",
+    )
+    trainer_processes: int = Field(
+        1, ge=1, le=64, description="Processes that train together, each with a GPU."
+    )
+    trainer_hosts: str = Field(
+        "",
+        pattern=f"^({HOSTS})$",
+        description="HOST:PORT*K: K hosts train together and meet here; none: this one alone.",
+    )
+
+    @property
+    def hosts(self) -> int:
+        """How many train together."""
+        return int(self.trainer_hosts.partition("*")[2] or 1)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that train together, on all hosts."""
+        return self.trainer_processes * self.hosts
+
+
+def default_home() -> Path:
+    """The default directory of a node."""
+    return user_data_path("swarm-node", appauthor=False)
+
+
+class Settings(Table):
+    """All settings of one node."""
+
+    home: Path = Field(default_factory=default_home, description="The node's directory.")
+    model: Text = Field("tiny", description="tiny, qwen2.5-0.5b, …, a hub id, or a directory.")
+    ticket: SecretStr | None = Field(
+        None, description="A ticket; better @FILE, which reads it from a file (@-: the input)."
+    )
+    verbose: bool = Field(
+        False,
+        description="Log every rejection and failed request.",
+        json_schema_extra=_AT_ONCE,
+    )
+    log_format: Literal["auto", "text", "json"] = Field(
+        "auto", description="What join writes; auto: a live view on a terminal, text elsewhere."
+    )
+    network: Network = Network()  # type: ignore[call-arg]
+    environment: EnvironmentTable = EnvironmentTable()  # type: ignore[call-arg]
+    sampling: Sampling = Sampling()  # type: ignore[call-arg]
+    experience: Experience = Experience()  # type: ignore[call-arg]
+    training: Training = Training()  # type: ignore[call-arg]
+    run: Run = Run()  # type: ignore[call-arg]
+
+
+def settings_keys() -> Iterator[tuple[str, str]]:
+    """Every dotted key with its one-line description."""
+    for name, field in Settings.model_fields.items():
+        table = field.annotation
+        if isinstance(table, type) and issubclass(table, Table):
+            for inner, inner_field in table.model_fields.items():
+                yield f"{name}.{inner}", inner_field.description or ""
+        else:
+            yield name, field.description or ""
+
+
+def field_of(key: str) -> FieldInfo:
+    """The field of a dotted key."""
+    table, _, inner = key.partition(".")
+    field = Settings.model_fields[table]
+    model = field.annotation
+    if inner and isinstance(model, type) and issubclass(model, Table):
+        return model.model_fields[inner]
+    return field
+
+
+def value_of(settings: Settings, key: str) -> Any:
+    """The value of a dotted key."""
+    table, _, inner = key.partition(".")
+    value = getattr(settings, table)
+    return getattr(value, inner) if inner else value
+
+
+def at_once(key: str) -> bool:
+    """Whether a running node can take over another value; others need a restart."""
+    return field_of(key).json_schema_extra is _AT_ONCE
+
+
+def differing(before: Settings, after: Settings) -> list[str]:
+    """The keys whose values differ."""
+    return [key for key, _ in settings_keys() if value_of(before, key) != value_of(after, key)]
+
+
+def with_values(settings: Settings, other: Settings, keys: Iterable[str]) -> Settings:
+    """`settings` with the values that `other` has for `keys`."""
+    for key in keys:
+        table, _, inner = key.partition(".")
+        value = value_of(other, key)
+        if inner:
+            value = getattr(settings, table).model_copy(update={inner: value})
+        settings = settings.model_copy(update={table: value})
+    return settings

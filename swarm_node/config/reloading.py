@@ -1,0 +1,49 @@
+"""A running node reads its settings again, and takes over those that need no restart."""
+
+from __future__ import annotations
+
+import structlog
+from msgspec import Struct
+
+from swarm_node.config.model import Settings, at_once, differing, with_values
+from swarm_node.config.sources import Sources
+from swarm_node.errors import ConfigError
+
+_log = structlog.get_logger(__name__)
+
+
+class Reloaded(Struct, frozen=True):
+    """What came of it: keys `applied`, and keys whose new values are `pending` a restart. `file` is
+    the settings file ("" for none), of which other sources `override` some keys."""
+
+    file: str
+    applied: list[str]
+    pending: list[str]
+    overridden: dict[str, str]
+
+
+class Reloading:
+    """`loaded` are the settings with which the node began, as `sources` gave them."""
+
+    def __init__(self, sources: Sources, loaded: Settings) -> None:
+        self._sources = sources
+        self._loaded = loaded
+
+    def reload(self, settings: Settings) -> tuple[Settings, Reloaded]:
+        """`settings`, those in use, with the values that can be taken over; and what to tell.
+
+        Raises:
+            ConfigError: a start with what the sources say now would be refused. Nothing changes.
+        """
+        try:
+            wanted, overridden = self._sources.load(), self._sources.overridden()
+        except ConfigError as error:
+            _log.warning("the settings stay as they are", error=str(error))
+            raise
+        changed = differing(self._loaded, wanted)
+        applied = [key for key in changed if at_once(key)]
+        pending = [key for key in changed if key not in applied]
+        self._loaded = with_values(self._loaded, wanted, applied)
+        _log.info("settings read again", applied=",".join(applied), pending=",".join(pending))
+        file = str(self._sources.file.resolve()) if self._sources.file else ""
+        return with_values(settings, wanted, applied), Reloaded(file, applied, pending, overridden)

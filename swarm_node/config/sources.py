@@ -1,0 +1,305 @@
+"""Where settings come from: flag > environment variable > TOML file > default.
+
+A key is written `training.learning_rate` in messages, `[training] learning_rate` in TOML,
+`SWARM_NODE_TRAINING__LEARNING_RATE` as a variable and `--set training.learning_rate=…` on the
+command line (common settings have their own flag). Unknown keys and impossible values are refused
+with the key's name, retired keys with their replacement.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from swarm_node.config.model import Settings, settings_keys
+from swarm_node.errors import ConfigError
+
+ENV_PREFIX = "SWARM_NODE_"
+MAX_FILE_BYTES = 64 * 1024
+#: Variables that are no settings: the path of the settings file.
+_ENV_OTHER = {"SWARM_NODE_CONFIG"}
+#: Tables with keys of the user's own. The stronger source replaces the whole table.
+_FREE_TABLES = {"options"}
+#: Keys of earlier versions, and what replaces each.
+RETIRED: Mapping[str, str] = {
+    **{
+        f"policy.{key}": f"use {table}.{key}"
+        for table, keys in (
+            ("experience", "own external max_lag max_age filter_own correction"),
+            ("training", "loss advantage learning_rate optimizer dtype lora_rank"),
+        )
+        for key in keys.split()
+    },
+    **dict.fromkeys(
+        ("policy.activation_checkpointing", "training.activation_checkpointing"),
+        "activations are recomputed where the memory is too small to keep them (docs/models.md)",
+    ),
+    **dict.fromkeys(("policy.reuse", "experience.reuse"), "every group is trained on once"),
+    "policy.draw": "peers' groups are drawn uniformly: weights gained nothing (docs/mixture.md)",
+    "policy.half_life": "peers' groups are drawn uniformly: weights gained nothing",
+    "policy.off_policy_mask": "no experiment gained by it (docs/experiments.md)",
+    "environment.preset": "use environment.options.preset",
+    "environment.datasets": "use environment.options.datasets",
+    "environment.scoring": "use environment.options.scoring",
+    "network.heartbeat_seconds": "a node publishes a heartbeat every ten network.poll_seconds",
+    "sampling.over_provision": "vLLM begins 1.5 groups per group awaited (docs/engines.md)",
+    "sampling.sync": "vLLM reads weights in the GPU's memory if two copies fit, else files",
+    "sampling.kv_gib": "it follows from the model and the number of answers at once",
+    "ticket_file": 'use ticket = "@FILE", or --ticket-file',
+}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What names settings: `flags` by dotted key (None means "not given"), variables, and the file
+    `config`, or else the one in SWARM_NODE_CONFIG."""
+
+    flags: Mapping[str, Any]
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    config: Path | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """The settings file, None without one."""
+        named = self.config or self.environ.get("SWARM_NODE_CONFIG")
+        return Path(named) if named else None
+
+    def load(self) -> Settings:
+        """Read and merge them now.
+
+        Raises:
+            ConfigError: an unknown or retired key, an impossible value or an unreadable file; the
+                message names it.
+        """
+        merged: dict[str, Any] = {}
+        for _, values in self._named(text_of(self.file)):
+            _merge(merged, values)
+        return validated(merged)
+
+    def origins(self) -> dict[str, str]:
+        """The source that decides each key, for those that are no default: the file with a line,
+        the variable, or "command line".
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        text = text_of(self.file)
+        found = {key: source for source, values in self._named(text) for key in dotted_keys(values)}
+        lines, file = lines_of(text), str(self.file)
+        return {
+            key: f"{file}:{lines[key]}" if source == file and key in lines else source
+            for key, source in found.items()
+        }
+
+    def overridden(self) -> dict[str, str]:
+        """The keys that the file names and a stronger source decides, with that source.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        (_, weakest), *stronger = self._named(text_of(self.file))
+        named = set(dotted_keys(weakest))
+        return {
+            key: source for source, values in stronger for key in named & set(dotted_keys(values))
+        }
+
+    def _named(self, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """(name of the source, nested values), the weakest source first."""
+        yield str(self.file), _checked(read_toml(text, self.file))
+        for key, given in _from_environ(self.environ).items():
+            yield variable_of(key), _checked(_nest({key: _parse_value(given)}))
+        flags = {key: value for key, value in self.flags.items() if value is not None}
+        yield "command line", _checked(_nest(flags))
+
+
+def load_settings(
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    config: Path | None = None,
+) -> Settings:
+    """See `Sources.load`."""
+    return Sources(flags, os.environ if environ is None else environ, config).load()
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`["experience.own=6"]` as dotted keys. A value that is valid TOML is TOML, else plain text.
+
+    Raises:
+        ConfigError: an item without `=`.
+    """
+    parsed: dict[str, Any] = {}
+    for item in assignments:
+        key, separator, text = item.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"write KEY=VALUE, such as experience.own=6, not {item!r}")
+        parsed[key.strip()] = _parse_value(text)
+    return parsed
+
+
+def validated(values: Mapping[str, Any]) -> Settings:
+    """Nested values as settings.
+
+    Raises:
+        ConfigError: a key is unknown or retired, or a value impossible; the message names it.
+    """
+    try:
+        return Settings.model_validate(_checked(values))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(error))) from None
+
+
+def text_of(path: Path | None) -> str:
+    """What a settings file says; nothing without one.
+
+    Raises:
+        ConfigError: it cannot be read, or is too long.
+    """
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        if len(raw) > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is longer than {MAX_FILE_BYTES} bytes: shorten it")
+        return raw.decode()
+    except OSError as error:
+        raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def read_toml(text: str, path: Path | None) -> dict[str, Any]:
+    """The values in the text of the file `path`.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+
+
+def lines_of(text: str) -> dict[str, int]:
+    """The line, from 1, on which a TOML file begins to name each key. A statement ends at the first
+    line end at which it is TOML by itself."""
+    found: dict[str, int] = {}
+    table: list[str] = []
+    begin, statement = 1, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        statement += line + "\n"
+        try:
+            parsed = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        if statement.lstrip().startswith("["):
+            table = []
+            while isinstance(parsed, dict) and parsed:
+                ((name, parsed),) = parsed.items()
+                table.append(name)
+        elif parsed:
+            for name in reversed(table):
+                parsed = {name: parsed}
+            for key in dotted_keys(parsed):
+                found.setdefault(key, begin)
+        begin, statement = number + 1, ""
+    return found
+
+
+def _checked(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`values`, if none of its keys is retired.
+
+    Raises:
+        ConfigError: one is retired.
+    """
+    for key in dotted_keys(values):
+        if key in RETIRED:
+            raise ConfigError(f"{key} is gone: {RETIRED[key]}")
+    return values
+
+
+def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """The dotted keys of nested values."""
+    for name, value in values.items():
+        inner = value if isinstance(value, Mapping) and name != "options" else {}
+        yield from (f"{name}.{key}" for key in inner)
+        if not inner:
+            yield name
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings among the variables, as text by dotted key."""
+    known = [key for key, _ in settings_keys()]
+    by_variable = {variable_of(key): key for key in (*known, *RETIRED)}
+    found: dict[str, str] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable in _ENV_OTHER:
+            continue
+        if variable not in by_variable:
+            raise ConfigError(_unknown(variable, map(variable_of, known)))
+        found[by_variable[variable]] = text
+    return found
+
+
+def variable_of(key: str) -> str:
+    return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f": did you mean {close[0]}?" if close else "; `swarm-node config` lists them all"
+    return f"unknown setting {name}{hint}"
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *tables, last = key_parts(key)
+        place = nested
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[last] = value
+    return nested
+
+
+def key_parts(key: str) -> list[str]:
+    """`experience.own` in two parts, `environment.options.path` in three: the rest after a table of
+    the user's own keys is one key."""
+    table, dot, inner = key.partition(".")
+    inner, inner_dot, own = inner.partition(".")
+    if inner_dot and inner in _FREE_TABLES:
+        return [table, inner, own]
+    return [table, inner + inner_dot + own] if dot else [table]
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_TABLES:
+            _merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    known = [key for key, _ in settings_keys()]
+    for item in error.errors(include_url=False, include_input=False):
+        key = ".".join(str(part) for part in item["loc"] if "[" not in str(part))
+        if item["type"] == "extra_forbidden":
+            yield _unknown(key, known)
+        else:
+            yield f"{key}: {item['msg'][:1].lower()}{item['msg'][1:]}"

@@ -1,0 +1,144 @@
+"""A directory for its owner alone: small files that are replaced as a whole, and locks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from swarm_node.durable import LEFTOVERS, make_private, replace_private
+from swarm_node.errors import HomeError
+
+#: A full list of `admitted` subjects is the longest.
+MAX_KEPT_BYTES = 4 << 20
+_log = structlog.get_logger(__name__)
+
+
+class PrivateDirectory:
+    """Small files under one directory, which one node uses at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser()
+
+    def create(self) -> None:
+        """Make the directory (mode 0700) if it is not there.
+
+        Raises:
+            HomeError: it cannot be made.
+        """
+        try:
+            make_private(self.path)
+        except OSError as error:
+            raise HomeError(
+                f"cannot make the home directory {self.path}: {error.strerror}; "
+                "choose another with --home"
+            ) from error
+
+    def check(self) -> None:
+        """Raise where this user cannot write into the directory, or make it. Nothing is written.
+
+        Raises:
+            HomeError: neither is possible.
+        """
+        path = self.path.absolute()
+        try:
+            there = next(place for place in (path, *path.parents) if place.exists())
+            if not there.is_dir():
+                why = f"{there} is not a directory"
+            elif not os.access(there, os.W_OK | os.X_OK):
+                why = f"{there} cannot be written"
+            else:
+                return
+        except OSError as error:  # a directory above it cannot be entered
+            why = str(error.strerror).lower()
+        raise HomeError(
+            f"cannot use the home directory {self.path}: {why}; choose another with --home"
+        )
+
+    def load(self, name: str) -> bytes | None:
+        """The content of a small file, None if it is not there.
+
+        Raises:
+            HomeError: it cannot be read, or is too long.
+        """
+        try:
+            with (self.path / name).open("rb") as file:
+                data = file.read(MAX_KEPT_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HomeError(f"cannot read {self.path / name}: {error.strerror}") from error
+        if len(data) > MAX_KEPT_BYTES:
+            raise HomeError(f"{self.path / name} is too long: restore it from a backup")
+        return data
+
+    def save(self, name: str, data: bytes) -> None:
+        """Replace a small file.
+
+        Raises:
+            HomeError: it cannot be written.
+        """
+        try:
+            replace_private(self.path / name, data)
+        except OSError as error:
+            raise HomeError(f"cannot write {self.path / name}: {error.strerror}") from error
+
+    def in_use(self) -> bool:
+        """Whether a node runs in this home; nothing is written to find out."""
+        try:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no file, or not of this user
+            return False
+        return False
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold this home for one process.
+
+        Raises:
+            HomeError: another process has it, or it cannot be written.
+        """
+        self.create()
+        try:
+            file = (self.path / "lock").open("a")
+        except OSError as error:
+            raise HomeError(
+                f"cannot write into the home directory {self.path}: {error.strerror}"
+            ) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise HomeError(
+                    f"a node is already running in {self.path}; see `swarm-node status`, "
+                    "or use another --home"
+                ) from error
+            if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                _log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
+            for leftover in self.path.glob(LEFTOVERS):
+                leftover.unlink(missing_ok=True)
+            yield
+
+    @contextmanager
+    def editing(self) -> Iterator[None]:
+        """One command at a time reads a small file and writes it anew; others wait. Not to be
+        nested.
+
+        Raises:
+            HomeError: the home cannot be written.
+        """
+        try:
+            file = (self.path / "editing").open("a")
+        except OSError as error:
+            raise HomeError(f"cannot write into {self.path}: {error.strerror}") from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

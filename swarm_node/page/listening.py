@@ -1,0 +1,114 @@
+"""Listening for HTTP: how many connections, and how slow. One address gets a part of them, so that
+neither another user of this machine nor a host elsewhere takes all files that a process may open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import logging
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+from aiohttp.log import server_logger
+
+from swarm_node.errors import MachineError
+
+#: Connections at once: in all, and of one address.
+MAX_CONNECTIONS: Final = 1024
+MAX_OF_ADDRESS: Final = 64
+#: For a request's head.
+HEAD_SECONDS: Final = 15.0
+#: What is being answered when the server closes has this long: a page may have stopped reading.
+_LAST_SECONDS: Final = 2.0
+
+
+@functools.lru_cache(4 * MAX_CONNECTIONS)
+def site_of(text: str) -> str:
+    """An IPv4 address, also one in the form of IPv6; the /64 of one of IPv6, of which whoever has
+    one has all addresses; "" for anything else."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped
+        return str(int(address) >> 64) if inner is None else str(inner)
+    return str(address)
+
+
+class _Door(asyncio.Protocol):
+    """Lets a connection in while there are not too many, in all and of its address."""
+
+    def __init__(self, server: web.Server, of_address: int) -> None:
+        self._server = server
+        self._of_address = of_address
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        site = site_of((transport.get_extra_info("peername") or ("",))[0])
+        open_now = self._server.connections
+        same = sum(
+            one.peername is not None and site_of(one.peername[0]) == site for one in open_now
+        )
+        if len(open_now) >= MAX_CONNECTIONS or same >= self._of_address:
+            transport.abort()
+            return
+        protocol = self._server()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+class Listening:
+    """An application that listens."""
+
+    def __init__(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        *,
+        of_address: int = MAX_OF_ADDRESS,
+        logger: logging.Logger = server_logger,
+    ) -> None:
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            keepalive_timeout=HEAD_SECONDS,  # aiohttp counts it for the first request too
+            lingering_time=2.0,
+            shutdown_timeout=_LAST_SECONDS,
+            auto_decompress=False,
+            logger=logger,
+        )
+        self._place = host, port
+        self._of_address = of_address
+        self._listener: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen. Returns the port.
+
+        Raises:
+            MachineError: the address cannot be used.
+        """
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        host, port = self._place
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: _Door(server, self._of_address), host, port
+            )
+        except OSError as error:
+            await self._runner.cleanup()
+            raise MachineError(
+                f"cannot listen on {host}:{port} ({error.strerror}): choose another address"
+            ) from error
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        with suppress(TimeoutError):
+            await self._runner.cleanup()

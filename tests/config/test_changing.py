@@ -1,0 +1,124 @@
+"""`swarm-node config set`: what it writes, and what it refuses to write."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.config import load_settings
+from swarm_node.config.changing import change_file
+from swarm_node.config.model import at_once
+from swarm_node.config.sources import MAX_FILE_BYTES, lines_of
+from swarm_node.errors import ConfigError
+
+FILE = """\
+# of the house
+model = "tiny"  # small
+
+experience.own = 4
+[run]  # how long
+updates = 10   # a short run
+device = "cpu"
+
+[environment.options]
+preset = "short"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(FILE)
+    path.chmod(0o640)
+    return path
+
+
+def test_values_change_and_comments_stay(file: Path) -> None:
+    changes = {"run.updates": 20, "verbose": True, "experience.own": 6, "network.relay": "off"}
+    change_file(file, {**changes, "environment.options.preset": "chat"})
+    text = file.read_text()
+    for kept in ("# of the house\n", '"tiny"  # small', "[run]  # how long", "20   # a short run"):
+        assert kept in text
+    settings = load_settings({}, environ={}, config=file)
+    assert (settings.run.updates, settings.run.device, settings.verbose) == (20, "cpu", True)
+    assert (settings.experience.own, settings.network.relay) == (6, "off")
+    assert settings.environment.options == {"preset": "chat"}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_a_new_file_is_for_its_owner_and_a_link_stays_one(file: Path, tmp_path: Path) -> None:
+    new, link = tmp_path / "new.toml", tmp_path / "link.toml"
+    change_file(new, {"run.updates": 3})
+    assert new.read_text() == "[run]\nupdates = 3\n"
+    assert stat.S_IMODE(new.stat().st_mode) == 0o600
+    link.symlink_to(file)
+    change_file(link, {"run.updates": 3})
+    assert link.is_symlink()
+    assert tomllib.loads(file.read_text())["run"]["updates"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"experience.own": 0}, "experience.own"),
+        ({"experience.owns": 1}, "did you mean experience.own?"),
+        ({"policy.own": 3}, "policy.own is gone"),
+        ({"run.updates": 4, "run.device": "tpu"}, "run.device"),
+        ({"model.name": "tiny"}, "model is no table"),
+    ],
+)
+def test_what_a_start_would_refuse_is_not_written(
+    file: Path, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told.replace("?", r"\?")):
+        change_file(file, changes)
+    assert file.read_text() == FILE
+
+
+def test_a_file_that_cannot_be_used_is_said(file: Path, tmp_path: Path) -> None:
+    file.write_text("run = [")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        change_file(file, {"run.updates": 3})
+    file.write_text("#" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match=f"longer than {MAX_FILE_BYTES} bytes"):
+        change_file(file, {"run.updates": 3})
+    for place in (tmp_path, tmp_path / "no" / "where.toml"):
+        with pytest.raises(ConfigError, match=r"cannot (read|write) the settings file"):
+            change_file(place, {"run.updates": 3})
+    assert os.listdir(tmp_path) == [file.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (FILE, {"model": 2, "experience.own": 4, "run.updates": 6, "run.device": 7}),
+        ('model = """\n[run]\n"""\nverbose = true', {"model": 1, "verbose": 4}),
+        ("[network]\r\nlisten = [\r\n  'a',\r\n]\r\nrelay = 'off'", {"network.relay": 5}),
+        ("run = {seed = 1,\tupdates = 2}", {"run.seed": 1, "run.updates": 1}),
+        ('["run"]\n\n"seed" = 1', {"run.seed": 3}),
+        ("[environment]\n[environment.options]\n\na = 1", {"environment.options": 4}),
+    ],
+)
+def test_each_key_has_the_line_that_names_it(text: str, lines: dict[str, int]) -> None:
+    assert lines.items() <= lines_of(text).items()
+
+
+@given(st.integers(0, 6), st.integers(0, 6))
+def test_lines_count_from_the_beginning_of_the_file(above: int, between: int) -> None:
+    text = "#\n" * above + "[run]\n" + "\n" * between + "seed = 1\nupdates = 2\n"
+    begin = above + between + 2
+    assert lines_of(text) == {"run.seed": begin, "run.updates": begin + 1}
+
+
+def test_few_keys_are_taken_over_by_a_running_node() -> None:
+    assert at_once("run.updates")
+    assert at_once("verbose")
+    assert not at_once("experience.own")
+    assert not at_once("home")

@@ -1,0 +1,65 @@
+"""A real node reads its settings file again: at SIGHUP, and for `config set`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import COMMAND
+
+
+@pytest.mark.slow(reason="starts a real node, of processes that import torch")
+@pytest.mark.timeout(600)
+def test_a_running_node_takes_over_its_file(start_node: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[run]  # first\nseed = 1\n")
+    node = start_node("one", "--config", str(file))
+    node.wait(lambda status: status["state"] == "running")
+
+    file.write_text("[run]\nupdates = 'many'\n")
+    node.process.send_signal(signal.SIGHUP)
+    assert "run.updates" in node.wait_log("the settings stay as they are")
+
+    file.write_text("verbose = true  # all of it\n[run]\nseed = 2\n")
+    node.process.send_signal(signal.SIGHUP)
+    assert "applied=verbose pending=run.seed" in node.wait_log("settings read again")
+
+    status = node.wait(lambda status: status["updates"] > 0)
+    limit = f"run.updates={status['updates'] + 3}"
+    command = [*node.command, "config", "set", limit, "--config", str(file)]
+    done = subprocess.run(
+        [*command, "--home", str(node.home)], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "in use now: run.updates" in done.stdout
+    assert node.process.wait(240) == 0, node.log()
+    assert "verbose = true  # all of it\n" in file.read_text()
+
+
+@pytest.mark.slow(reason="starts a real node, of processes that import torch")
+@pytest.mark.timeout(600)
+def test_a_node_whose_terminal_goes_away_stores_a_checkpoint_and_stops(tmp_path: Path) -> None:
+    arguments = ["--home", str(tmp_path), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.update(OMP_NUM_THREADS="1", TERM="xterm-256color")
+        os.execv(COMMAND[0], [*COMMAND, "join", *arguments, "--set", "run.device=cpu"])
+    try:
+        seen = b""
+        while b"groups in each" not in seen:  # the live view of updates
+            seen = seen[-4096:] + os.read(terminal, 4096)
+        os.close(terminal)
+        _, ended = os.waitpid(child, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(ended) == 0
+    assert "the terminal is gone" in (tmp_path / "node.log").read_text()
+    assert [*(tmp_path / "checkpoints").glob("v*")]
