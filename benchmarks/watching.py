@@ -77,12 +77,11 @@ async def _page(home: Home) -> None:
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{address}v1/enter", json={"key": key}) as answer:
             headers = {"Authorization": f"Bearer {(await answer.json())['token']}"}
-        asking = asyncio.create_task(_remember(session, address, headers))
-        try:
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(_remember(session, address, headers))
             async with session.get(f"{address}v1/events", headers=headers) as events:
                 async for _ in events.content.iter_any():
                     pass
-        finally:
             asking.cancel()
 
 

@@ -11,7 +11,8 @@ keys at no cost, and an issuer certificate costs a signature of the root key):
 - A secret key chooses the buckets, so nobody can aim at the bucket of another.
 - A new peer is tried once. If it fails, it is ignored for an hour, or until it states other
   addresses: who found a relay is reached from then on. A tried peer leaves after MAX_FAILURES
-  failures in a row. Failures while nobody answers are this node's own.
+  failures in a row, unless the settings or the ticket name it. Failures while nobody answers are
+  this node's own.
 
 Each draw takes a random bucket, then a peer of it, so the buckets bound the share of draws too.
 """

@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm_node.p2p.addresses import Address, endpoint_of, split_endpoint
 from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.internet import IpAddress, is_embedding, is_internet
+from swarm_node.p2p.internet import IpAddress, is_embedding, is_internet, site
 from swarm_node.p2p.recent import Recent
 
 #: Connections to one host of the Internet that no member has answered at, per minute.
@@ -59,9 +59,7 @@ class Dialing:
             return True
         key = address.multiaddr  # hosts of the own site may run many nodes
         if host.is_global:
-            key = str(host)
-            if isinstance(host, ipaddress.IPv6Address):
-                key = str(ipaddress.ip_network((int(host) >> 64 << 64, 64)))
+            key = site(str(host))
         return self._hosts.take(key, now) and self._all.take(now)
 
     def answered(self, address: Address) -> None:
@@ -75,10 +73,10 @@ class Dialing:
             return all(ip is not None and ip.is_loopback for ip in _hosts(own))
         if is_embedding(host):
             return False
-        for site in _SITE:
-            if host in site:
+        for network in _SITE:
+            if host in network:
                 used = _hosts([*own, *self._configured])
-                return any(ip is not None and ip in site for ip in used)
+                return any(ip is not None and ip in network for ip in used)
         return is_internet(host)
 
 

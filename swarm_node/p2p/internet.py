@@ -1,4 +1,4 @@
-"""Which IP addresses are those of hosts of the Internet. Pure."""
+"""Which IP addresses are those of hosts of the Internet, and which lie at one place. Pure."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def is_internet(host: IpAddress) -> bool:
 def is_embedding(host: IpAddress) -> bool:
     """Whether it stands for an IPv4 address somewhere else."""
     return any(host in net for net in _EMBEDDING)
+
+
+def site(ip: str) -> str:
+    """What stands for one place: an IPv4 address, also one in the form of IPv6, or the first 64
+    bits of an IPv6 address. Who has one address of such a network has all of them.
+
+    Raises:
+        ValueError: `ip` is no IP address.
+    """
+    address = ipaddress.ip_address(ip)
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

@@ -94,6 +94,10 @@ class Peer:
         """Whether it stopped answering, and is asked for nothing but retries."""
         return self.failed_until == math.inf
 
+    def may_be_retried(self, now: float) -> bool:
+        """Whether it is silent, not being retried, and not left alone for what it did."""
+        return self.silent and not self.feeling and self.standing.left_until <= now
+
     def feel(self, now: float) -> None:
         """A retry of it begins."""
         self.felt_at, self.feeling = now, True
@@ -255,20 +259,15 @@ class Directory:
         due = [
             peer
             for peer in self._peers.values()
-            if peer.silent
-            and not peer.feeling
-            and peer.standing.left_until <= now
+            if peer.may_be_retried(now)
             and (peer.feel_at <= now or (alone and peer.felt_at + _SOON_SECONDS <= now))
         ]
         return rng.choice(due) if due else None
 
     def silent(self, now: float) -> dict[str, float]:
-        """When each peer that stopped answering last did, without those that are left alone or are
-        being retried."""
+        """When each peer that stopped answering, and may be retried, was last heard."""
         return {
-            key: peer.last_seen
-            for key, peer in self._peers.items()
-            if peer.silent and not peer.feeling and peer.standing.left_until <= now
+            key: peer.last_seen for key, peer in self._peers.items() if peer.may_be_retried(now)
         }
 
     def hurry(self, now: float) -> None:

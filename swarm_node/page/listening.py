@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import logging
 from contextlib import suppress
 from typing import Final
@@ -15,6 +14,7 @@ from aiohttp import web
 from aiohttp.log import server_logger
 
 from swarm_node.errors import MachineError
+from swarm_node.p2p.internet import site
 
 #: Connections at once: in all, and of one address.
 MAX_CONNECTIONS: Final = 1024
@@ -27,16 +27,11 @@ _LAST_SECONDS: Final = 2.0
 
 @functools.lru_cache(4 * MAX_CONNECTIONS)
 def site_of(text: str) -> str:
-    """An IPv4 address, also one in the form of IPv6; the /64 of one of IPv6, of which whoever has
-    one has all addresses; "" for anything else."""
+    """See `internet.site`; "" for what is no IP address."""
     try:
-        address = ipaddress.ip_address(text)
+        return site(text)
     except ValueError:
         return ""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped
-        return str(int(address) >> 64) if inner is None else str(inner)
-    return str(address)
 
 
 class _Door(asyncio.Protocol):
@@ -48,10 +43,10 @@ class _Door(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        site = site_of((transport.get_extra_info("peername") or ("",))[0])
+        place = site_of((transport.get_extra_info("peername") or ("",))[0])
         open_now = self._server.connections
         same = sum(
-            one.peername is not None and site_of(one.peername[0]) == site for one in open_now
+            one.peername is not None and site_of(one.peername[0]) == place for one in open_now
         )
         if len(open_now) >= MAX_CONNECTIONS or same >= self._of_address:
             transport.abort()

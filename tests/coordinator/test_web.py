@@ -44,6 +44,17 @@ async def _closes(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
+async def _takes_no_more_than(running: Running, most: int) -> None:
+    """So many connections are answered while they are held, and one more is closed."""
+    async with AsyncExitStack() as held:
+        for _ in range(most):
+            asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
+            reader, _ = await held.enter_async_context(_opened(running, asked))
+            assert b" 200 " in await reader.readline()
+        async with _opened(running) as (reader, _):
+            assert await _closes(reader) == b""
+
+
 async def test_who_sends_its_head_or_its_body_slowly_is_cut_off_and_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,13 +112,7 @@ async def test_connections_are_bounded_in_all_and_of_an_address(
     monkeypatch.setattr(limit, 5)
     monkeypatch.setattr(listening, "HEAD_SECONDS", 600.0)  # nothing else closes them
     async with coordinator(tmp_path / "c", Swarm(), Hand(10.0)) as running:
-        asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
-        async with AsyncExitStack() as held:
-            for _ in range(5):
-                reader, _ = await held.enter_async_context(_opened(running, asked))
-                assert b" 200 " in await reader.readline()
-            async with _opened(running) as (reader, _):
-                assert await _closes(reader) == b""
+        await _takes_no_more_than(running, 5)
         async with asyncio.timeout(30):
             while True:
                 with suppress(OSError):
@@ -139,13 +144,7 @@ async def test_connections_of_an_ipv6_site_are_those_of_one_address(
         monkeypatch.setattr(
             asyncio.selector_events._SelectorSocketTransport, "get_extra_info", elsewhere
         )
-        asked = b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
-        async with AsyncExitStack() as held:
-            for _ in range(3):
-                reader, _ = await held.enter_async_context(_opened(running, asked))
-                assert b" 200 " in await reader.readline()
-            async with _opened(running) as (reader, _):
-                assert await _closes(reader) == b""
+        await _takes_no_more_than(running, 3)
 
 
 async def test_a_large_answer_counts_as_many_requests_of_a_member_and_its_issuer(

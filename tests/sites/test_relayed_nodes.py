@@ -4,6 +4,8 @@ found, and over direct links that they opened."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,8 @@ _DIRECT_SECONDS = 5.0
 def test_two_nodes_behind_nat_trade_rollouts_through_a_relay_that_they_found(
     tmp_path: Path, carrier: Nat | None
 ) -> None:
-    with (
-        Bed({"a": Nat.RESTRICTED, "b": Nat.SYMMETRIC}, public=2, hosts=1) as bed,
-        scene(bed, tmp_path) as made,
-    ):
-        if carrier is not None:
-            bed.double("a", carrier)
-        ids = _started(made)
+    with _started(tmp_path, Nat.SYMMETRIC, carrier) as made:
+        ids = made.peer_ids()
         relays = {ids[host] for host in PUBLIC}
 
         def trade(host: str, other: str) -> bool:
@@ -57,13 +54,7 @@ def test_two_nodes_behind_home_routers_have_a_direct_link_within_seconds(
     tmp_path: Path, carrier: Nat | None
 ) -> None:
     """From the moment at which each was reached through a relay."""
-    with (
-        Bed({"a": Nat.RESTRICTED, "b": Nat.RESTRICTED}, public=2, hosts=1) as bed,
-        scene(bed, tmp_path) as made,
-    ):
-        if carrier is not None:
-            bed.double("a", carrier)
-        _started(made)
+    with _started(tmp_path, Nat.RESTRICTED, carrier) as made:
 
         def ways() -> list[str | None]:
             return [row(made, *pair).get("via") for pair in PAIRS]
@@ -85,10 +76,20 @@ def test_two_nodes_behind_home_routers_have_a_direct_link_within_seconds(
             assert _relayed(made, host) <= earlier + 5
 
 
-def _started(made: Scene) -> dict[str, str]:
-    for host in (*PUBLIC, *HIDDEN):
-        made.start(host)
-    return made.peer_ids()
+@contextmanager
+def _started(place: Path, other: Nat, carrier: Nat | None) -> Iterator[Scene]:
+    """Running nodes: two public, one behind a restricted router, also behind a `carrier`'s if there
+    is one, and one behind the `other` router."""
+    with (
+        Bed({"a": Nat.RESTRICTED, "b": other}, public=2, hosts=1) as bed,
+        scene(bed, place) as made,
+    ):
+        if carrier is not None:
+            bed.double("a", carrier)
+        for host in (*PUBLIC, *HIDDEN):
+            made.start(host)
+        made.peer_ids()
+        yield made
 
 
 def _relays(status: dict[str, Any]) -> bool:

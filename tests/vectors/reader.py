@@ -12,6 +12,7 @@ import hmac
 import json
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -312,13 +313,6 @@ def read_relayed(case: dict[str, Any], swarm_id: bytes) -> str:
     return "refused" if refused else "ok"
 
 
-def judge_relayed(case: dict[str, Any], swarm_id: bytes) -> str:
-    try:
-        return read_relayed(case, swarm_id)
-    except Refused as refused:
-        return str(refused)
-
-
 def read_coordination(case: dict[str, Any], swarm_id: bytes) -> str:
     """A call, a report or a batch."""
     raw = bytes.fromhex(case["sealed"])
@@ -349,9 +343,12 @@ def read_coordination(case: dict[str, Any], swarm_id: bytes) -> str:
     return "ok" if same else "wrong fields"
 
 
-def judge_coordination(case: dict[str, Any], swarm_id: bytes) -> str:
+def judged(
+    read: Callable[[dict[str, Any], bytes], str], case: dict[str, Any], swarm_id: bytes
+) -> str:
+    """What comes of a case: what was read, or why it is refused."""
     try:
-        return read_coordination(case, swarm_id)
+        return read(case, swarm_id)
     except Refused as refused:
         return str(refused)
 
@@ -474,9 +471,9 @@ def main(directory: Path) -> int:
     for case in envelopes["cases"]:
         results.append((case["name"], judge_envelope(case, swarm_id), case["expect"]))
     for case in bodies["relayed"]:
-        results.append((case["name"], judge_relayed(case, swarm_id), case["expect"]))
+        results.append((case["name"], judged(read_relayed, case, swarm_id), case["expect"]))
     for case in bodies["coordinator"]:
-        results.append((case["name"], judge_coordination(case, swarm_id), case["expect"]))
+        results.append((case["name"], judged(read_coordination, case, swarm_id), case["expect"]))
     for case in swarm["cases"]:
         results.append((case["name"], judge_chain(case, swarm), case["expect"]))
     for case in swarm["statements"]:

@@ -20,8 +20,8 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.identity import public_key_of
+from swarm_node.p2p.internet import site
 from swarm_node.p2p.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
-from swarm_node.p2p.reach.verdict import site
 from swarm_node.p2p.recent import Recent
 
 UPGRADE_SECONDS = 10.0
@@ -144,7 +144,7 @@ class Host:
     async def _accept(self, tcp: trio.SocketStream) -> None:
         """Make a link of a connection that somebody opened."""
         try:
-            place = site(str(tcp.socket.getpeername()[0]).partition("%")[0])
+            place = site(tcp.socket.getpeername()[0])
         except OSError:
             return  # it has gone already
         link = None

@@ -28,9 +28,10 @@ from swarm_node.p2p.addresses import is_here, is_peer_id, parse_address, split_e
 from swarm_node.p2p.asking import Asker
 from swarm_node.p2p.budgets import FAVOURS, Budget
 from swarm_node.p2p.gates import PeerGates
+from swarm_node.p2p.internet import site
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory, Peer
-from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public, site
+from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
 from swarm_node.p2p.transport import Transport
 
 PROBE: Final = "/swarm-node/probe/1"

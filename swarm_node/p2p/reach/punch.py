@@ -26,7 +26,8 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.addresses import split_endpoint
 from swarm_node.p2p.budgets import FAVOURS, Budget
 from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.reach.verdict import Nat, Reach, is_public, site
+from swarm_node.p2p.internet import site
+from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
 
 PUNCH: Final = "/swarm-node/punch/1"
 #: How long a SYN is held, and how long the asker dials. A lost SYN is repeated after 1 and 3 s.

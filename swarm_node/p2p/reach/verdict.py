@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from swarm_node.p2p.internet import is_internet
+from swarm_node.p2p.internet import is_internet, site
 
 #: open: this very node answered. silent: something accepted and said nothing. other: another
 #: program or node answered. untried: the member did not dial.
@@ -141,14 +141,6 @@ class Reach:
 def is_public(ip: str) -> bool:
     """Whether `ip` is an address of the Internet."""
     return is_internet(ipaddress.ip_address(ip))
-
-
-def site(ip: str) -> str:
-    """What stands for one place: an IPv4 address, or the 64 bits of an IPv6 network."""
-    address = ipaddress.ip_address(ip)
-    if isinstance(address, ipaddress.IPv4Address):
-        return ip
-    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
 def dialable(probes: Iterable[Probed]) -> bool | None:
