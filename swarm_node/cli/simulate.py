@@ -21,7 +21,9 @@ experiment_app = typer.Typer(no_args_is_help=True, help="Experiments that print 
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Updates of each node.")]
 SeedsOption = Annotated[int, typer.Option(min=1, help="How many of the declared seeds.")]
-RegimeOption = Annotated[str, typer.Option(help="dense, sparse, very-sparse or specialised.")]
+RegimeOption = Annotated[
+    str, typer.Option(help="dense, sparse, very-sparse, specialised or headroom.")
+]
 DelayOption = Annotated[str, typer.Option(help="Virtual seconds of a message: LO,HI.")]
 LossOption = Annotated[float, typer.Option(min=0, max=1, help="Share of messages lost.")]
 CorrectionOption = Annotated[

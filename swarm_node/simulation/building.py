@@ -25,31 +25,33 @@ def build_with_progress(out: Path, recipe: Recipe) -> None:
     print(f"wrote {out}; use it with `swarm-node join --model {out}`")
 
 
-def build_once(recipe: Recipe, directory: Path) -> Path:
-    """The model of a recipe, below `directory`; built if it is not there yet."""
+def build_once(recipe: Recipe, directory: Path, preset: str = "short") -> Path:
+    """The model of a recipe for the tasks of a `preset`, below `directory`; built if it is not
+    there yet."""
     noise = recipe.noise
-    parts = (recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
+    named = () if preset == "short" else (preset,)
+    parts = (*named, recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
     path = directory / "-".join(map(str, ("base", *parts, recipe.steps, recipe.seed)))
     if not path.exists():
         # An interrupted build must not leave half a model under the final name.
         unfinished = path.with_name(f"{path.name}.tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
-        _build(unfinished, recipe)
+        _build(unfinished, recipe, preset)
         unfinished.replace(path)
         print(f"wrote {path}; use it with `swarm-node join --model {path}`")
     return path
 
 
-def tiny_corpus(seed: int) -> Iterator[CorpusItem]:
-    """Questions and answers of the nine families the tiny model knows."""
-    return (CorpusItem(*item) for item in environment_corpus("short", seed))
+def tiny_corpus(seed: int, preset: str = "short") -> Iterator[CorpusItem]:
+    """Questions and answers of the families of a preset; the tiny model knows the shortest."""
+    return (CorpusItem(*item) for item in environment_corpus(preset, seed))
 
 
-def _build(out: Path, recipe: Recipe) -> None:
+def _build(out: Path, recipe: Recipe, preset: str = "short") -> None:
     with Progress() as bar:
         task = bar.add_task("warm start", total=recipe.steps)
 
         def progress(step: int, _: int, loss: float) -> None:
             bar.update(task, completed=step, description=f"warm start, loss {loss:.3f}")
 
-        build_tiny(out, tiny_corpus(recipe.seed), recipe, progress=progress)
+        build_tiny(out, tiny_corpus(recipe.seed, preset), recipe, progress=progress)

@@ -3,7 +3,6 @@ dealt to the nodes."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,8 +17,7 @@ from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.rollout import PolicyRef
-from swarm_node.simulation.building import tiny_corpus
-from swarm_node.simulation.supervised import SupervisedTrainer
+from swarm_node.simulation.supervised import Lesson, SupervisedTrainer
 
 
 class SimulatedModel:
@@ -49,16 +47,15 @@ class SimulatedModel:
         return TorchSampler(Qwen2.from_directory(self.directory), self.codec, inline=True)
 
     def trainer(
-        self, place: Path, settings: TrainerSettings, clock: Clock, told: random.Random | None
+        self, place: Path, settings: TrainerSettings, clock: Clock, lesson: Lesson | None
     ) -> InlineTrainer:
-        """A new trainer that keeps its files in `place`. With `told` it trains on right answers to
-        tasks that this generator chooses."""
+        """A new trainer that keeps its files in `place`. With a `lesson` it is told right
+        answers."""
         weights = place / "weights"
         weights.mkdir()
         make: Callable[..., InlineTrainer] = InlineTrainer
-        if told is not None:
-            corpus = tiny_corpus(told.getrandbits(32))
-            make = partial(SupervisedTrainer, codec=self.codec, corpus=corpus)
+        if lesson is not None:
+            make = partial(SupervisedTrainer, codec=self.codec, lesson=lesson)
         return make(
             self.directory,
             place / "checkpoints",

@@ -67,9 +67,9 @@ def run_simulation(scenario: Scenario, settings: Settings, directory: Path | Non
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on stderr over `total` steps; yields a function that advances it by one."""
-    # The log lines of a hundred nodes would hide the bar, so only warnings are printed.
+    # The log lines of a hundred nodes would hide the bar. Their warnings are advice to an owner.
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     columns = (

@@ -14,7 +14,7 @@ from swarm_node.simulation.unguarded import GUARDS
 
 #: Fields of a scenario that are described only where they say something, so that runs from before
 #: these fields stay valid.
-_LATER = ("hostile", "without", "supervised", "late")
+_LATER = ("hostile", "without", "supervised", "told", "late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Scenario:
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
     supervised: nodes train on right answers in place of their batches (`supervised.py`).
+    told: so many first updates are supervised.
     late: rounds of the others after which the last node joins, 0 for none that is late. It does
         `rounds` - `late` rounds. A report has its figures apart (`Newcomer`), and those of the
         others every `late` rounds.
@@ -57,6 +58,7 @@ class Scenario:
     hostile: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     supervised: bool = False
+    told: int = 0
     late: int = 0
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class Scenario:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
-        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind) < 0:
+        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind, self.told) < 0:
             raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
             raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")

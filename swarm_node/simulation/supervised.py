@@ -1,13 +1,15 @@
 """The line that every arm of an experiment is held against: a node that is told right answers.
 
 It takes the same optimizer steps on as many rows as the others, and each row is the right answer to
-a fresh task. No arm that finds its answers by sampling can be expected above it for long.
+a fresh task. No arm that finds its answers by sampling can be expected above it for long. A node
+can also be told for its first updates only, and then learn from rollouts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,23 +24,30 @@ from swarm_node.rollout import Provenance
 ROWS = 64
 
 
-class SupervisedTrainer(InlineTrainer):
-    """Trains on ROWS right answers of `corpus` in place of each batch. Their ratio and advantage
-    are 1, which is supervised learning."""
+class Lesson(NamedTuple):
+    """Right `answers`, without an end, and how many updates take them."""
 
-    def __init__(
-        self, *places: Any, codec: Codec, corpus: Iterator[CorpusItem], **others: Any
-    ) -> None:
+    answers: Iterator[CorpusItem]
+    updates: float = math.inf
+
+
+class SupervisedTrainer(InlineTrainer):
+    """Trains on ROWS right answers of a `lesson` in place of each batch, while the lesson lasts.
+    Their ratio and advantage are 1, which is supervised learning."""
+
+    def __init__(self, *places: Any, codec: Codec, lesson: Lesson, **others: Any) -> None:
         """`places` and `others` are those of an `InlineTrainer`."""
         super().__init__(*places, **others)
         self._codec = codec
-        self._corpus = corpus
+        self._lesson = lesson
 
     async def update(self, batch: Batch) -> UpdateResult:
+        if self.version >= self._lesson.updates:
+            return await super().update(batch)
         return await super().update(Batch(tuple(self._row() for _ in range(ROWS))))
 
     def _row(self) -> TrainRow:
-        item, codec = next(self._corpus), self._codec
+        item, codec = next(self._lesson.answers), self._codec
         answer = (*codec.encode_answer(item.answer), codec.eos_id)
         return TrainRow(
             np.asarray(codec.encode_prompt(item.question), np.uint32),

@@ -13,6 +13,7 @@ and a gradient).
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts, Timing
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.weights.store import shared_memory_dir
+from swarm_node.simulation.building import tiny_corpus
 from swarm_node.simulation.history import (
     History,
     WatchedStorage,
@@ -61,6 +63,7 @@ from swarm_node.simulation.report import (
 )
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.seeded import EPOCH, Seeded
+from swarm_node.simulation.supervised import Lesson
 from swarm_node.simulation.unguarded import without
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
@@ -237,11 +240,10 @@ class _Swarm:
         settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
         place.mkdir()
-        told = self._seeded.rng(f"told {index}") if scenario.supervised else None
         late, newcomer = scenario.late, scenario.late > 0 and index == scenario.nodes - 1
         rounds = scenario.rounds - late * newcomer
         eval_rounds = late if late and not newcomer else scenario.eval_rounds
-        inline = model.trainer(place, trainer_settings(settings), self._clock, told)
+        inline = model.trainer(place, trainer_settings(settings), self._clock, self._lesson(index))
         members = self._members
 
         async def on_round(weights: Path) -> None:
@@ -276,6 +278,15 @@ class _Swarm:
         peer_id = membership.identity.peer_id
         parted = (evaluator, history, speed, storage, rounds, eval_rounds)
         return _Member(peer_id, node, model, trainer, *parted)
+
+    def _lesson(self, index: int) -> Lesson | None:
+        """The right answers that a node is told; their tasks are its own."""
+        scenario = self._scenario
+        if not (scenario.supervised or scenario.told):
+            return None
+        preset = self._settings.environment.options.get("preset", "short")
+        answers = tiny_corpus(self._seeded.rng(f"told {index}").getrandbits(32), preset)
+        return Lesson(answers, math.inf if scenario.supervised else scenario.told)
 
     def _report(self) -> SimulationReport:
         members, newcomer = self._counted, self._newcomer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import describe, simulate
@@ -24,6 +26,15 @@ def test_right_answers_teach_although_the_groups_made_do_not() -> None:
     assert found[True].nodes[0].skipped_updates == 0
 
 
+def test_nodes_that_are_told_at_first_learn_from_rollouts_afterwards() -> None:
+    scenario = Scenario(nodes=1, rounds=12, eval_rounds=6, seed=1, supervised=True)
+    whole = simulate(scenario, SETTINGS)
+    begun = simulate(replace(scenario, supervised=False, told=6), SETTINGS)
+    assert begun.held_out.curve[1] == whole.held_out.curve[1]
+    assert begun.held_out.end < whole.held_out.end
+    assert begun.nodes[0].skipped_updates > 0  # most of its groups of two have equal rewards
+
+
 def test_swarms_that_are_not_supervised_are_described_as_before() -> None:
-    assert "supervised" not in describe(Scenario(), SETTINGS)["plan"]
+    assert not {"supervised", "told"} & describe(Scenario(), SETTINGS)["plan"].keys()
     assert describe(Scenario(supervised=True), SETTINGS)["plan"]["supervised"]

@@ -21,12 +21,13 @@ def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
 class Arm:
     """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
     reward that arXiv 2509.08721 reports for it. `supervised` nodes are told right answers: no arm,
-    but the line to hold all of them against."""
+    but the line to hold all of them against. Others are `told` in so many first updates."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     paper: float | None = None
     supervised: bool = False
+    told: int = 0
 
     @property
     def directory(self) -> str:
@@ -51,6 +52,8 @@ ARMS = (
     Arm("2/6", batch_of(2, 6), paper=945.87),
     Arm("1/7", batch_of(1, 7)),
     Arm(DEFAULT),
+    # Supervised learning first, which accounts of mixed policies are held against.
+    Arm("sft+default", told=20),
 )
 
 

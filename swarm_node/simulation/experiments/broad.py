@@ -75,5 +75,5 @@ class Broad(RegimeExperiment[float]):
         finish((training, generation), "common share")
 
     def _case(self, share: float, scenario: Scenario) -> Case:
-        flags = {**batch_of(4, 4), **self.flags, "sampling.common_share": share}
+        flags = {**batch_of(4, 4), **self.shared, "sampling.common_share": share}
         return Case(f"share-{share:g}", scenario, flags)

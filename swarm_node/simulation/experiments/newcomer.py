@@ -55,12 +55,12 @@ class Newcomer(RegimeExperiment[str]):
         rounds, late = self.rounds, self.rounds + max(1, self.rounds // 2)
         alone = Scenario(1, rounds, eval_rounds=_EVAL_ROUNDS, models=(regime.model(directory),))
         joins = replace(alone, nodes=self.nodes + 1, rounds=late, late=rounds)
-        cases = {_JOINS: Case(_JOINS, joins, self.flags)}
+        cases = {_JOINS: Case(_JOINS, joins, self.shared)}
         for name, chosen in _ARMS.items():
             (arm,) = chosen_arms((chosen,))
             count = rounds * (2 if name == _ALONE else 1)
             scenario = replace(alone, rounds=count, supervised=arm.supervised)
-            cases[name] = Case(name.replace("+", "-"), scenario, arm.flags(self.flags))
+            cases[name] = Case(name.replace("+", "-"), scenario, arm.flags(self.shared))
         return cases
 
     def tables(self, results: Results[str]) -> Iterable[Table]:

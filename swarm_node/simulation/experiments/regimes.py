@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarm_node.errors import ConfigError
 from swarm_node.policy.models.build_tiny import Noise, Recipe
@@ -15,11 +16,12 @@ from swarm_node.simulation.experiments.skeleton import Experiment, Key
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """The nodes begin with the model of `recipe`, or with the one that ships. Each node samples
-    `specialised` task families; 0 means all of them."""
+    """The nodes begin with the model of `recipe`, or with the one that ships, on the tasks of a
+    `preset`. Each node samples `specialised` task families; 0 means all of them."""
 
     recipe: Recipe | None = None
     specialised: int = 0
+    preset: str = "short"
 
     def model(self, directory: Path) -> str:
         """The model that the nodes begin with; it is built once below `directory`.
@@ -27,7 +29,7 @@ class Regime:
         Raises:
             SwarmNodeError: it cannot be built.
         """
-        return TINY if self.recipe is None else str(build_once(self.recipe, directory))
+        return TINY if self.recipe is None else str(build_once(self.recipe, directory, self.preset))
 
 
 _SPARSE = Recipe(noise=Noise(bare=0.01, wrong=0.06, evasive=0.20), steps=1450)
@@ -36,6 +38,7 @@ REGIMES: Mapping[str, Regime] = {
     "sparse": Regime(_SPARSE),
     "very-sparse": Regime(Recipe(noise=Noise(bare=0.004, wrong=0.02, evasive=0.25), steps=1450)),
     "specialised": Regime(_SPARSE, specialised=2),
+    "headroom": Regime(Recipe(noise=Noise(bare=0.08, wrong=0.10), steps=1500), preset="long"),
 }
 
 
@@ -52,6 +55,13 @@ class RegimeExperiment(Experiment[Key]):
     def __post_init__(self) -> None:
         if self.regime not in REGIMES:
             raise ConfigError(f"there is no regime {self.regime}: use {', '.join(REGIMES)}")
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The settings that every case shares: those of the regime, then those that were given."""
+        preset = REGIMES[self.regime].preset
+        chosen = {} if preset == "short" else {"environment.options.preset": preset}
+        return {**chosen, **self.flags}
 
     @property
     def place(self) -> str:

@@ -73,8 +73,8 @@ class Sapo(RegimeExperiment[Arm]):
         return {
             arm: Case(
                 arm.directory,
-                replace(scenario, supervised=arm.supervised),
-                arm.flags(self.flags),
+                replace(scenario, supervised=arm.supervised, told=arm.told),
+                arm.flags(self.shared),
             )
             for arm in arms
         }

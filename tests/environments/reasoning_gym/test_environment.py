@@ -171,7 +171,7 @@ def test_references_to_something_else_are_refused(short: Environment) -> None:
 @pytest.mark.parametrize(
     ("options", "key"),
     [
-        ({"preset": "long"}, "environment.options.preset"),
+        ({"preset": "hard"}, "environment.options.preset"),
         ({"scoring": "lenient"}, "environment.options.scoring"),
         ({"datasets": {}}, "environment.options.datasets"),
         ({"datasets": {"gdc": {}}}, "environment.options.datasets.gdc"),
