@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
+from swarm_node.simulation.supervised import ROWS, SupervisedTrainer
 from swarm_node.simulation.swarm import describe, simulate
 
 SETTINGS = simulation_settings(
@@ -33,6 +37,22 @@ def test_nodes_that_are_told_at_first_learn_from_rollouts_afterwards() -> None:
     assert begun.held_out.curve[1] == whole.held_out.curve[1]
     assert begun.held_out.end < whole.held_out.end
     assert begun.nodes[0].skipped_updates > 0  # most of its groups of two have equal rewards
+
+
+def test_right_answers_are_to_tasks_of_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+    row = SupervisedTrainer._row
+
+    def noted(trainer: SupervisedTrainer) -> TrainRow:
+        made = row(trainer)
+        questions.append(trainer._codec.decode(made.prompt_ids.tolist()))
+        return made
+
+    monkeypatch.setattr(SupervisedTrainer, "_row", noted)
+    settings = simulation_settings(1, {"environment.options.preset": "long"})
+    simulate(Scenario(nodes=1, rounds=1, eval_tasks=1, supervised=True), settings)
+    assert len(questions) == ROWS
+    assert any("prime factorization" in question for question in questions)  # not in "short"
 
 
 def test_swarms_that_are_not_supervised_are_described_as_before() -> None:

@@ -63,6 +63,20 @@ def test_arms_train_on_as_many_answers_and_have_directories_of_their_own() -> No
     assert len({arm.directory for arm in ARMS}) == len(ARMS)
 
 
+def test_a_regime_chooses_the_tasks_and_an_arm_what_is_told(tmp_path: Path) -> None:
+    given = Sapo(
+        2, 1, 1, {"training.loss": "dapo"}, "headroom", ("sft+default", DEFAULT), model="tiny"
+    )
+    cases = {arm.name: case for arm, case in given.cases(tmp_path).items()}
+    for case in cases.values():
+        assert case.flags == {"environment.options.preset": "long", "training.loss": "dapo"}
+    assert {name: case.scenario.told for name, case in cases.items()} == {
+        DEFAULT: 0,
+        "sft+default": 20,
+    }
+    assert not Sapo(2, 1, 1, {}, "sparse").shared
+
+
 def test_a_later_part_of_the_declared_seeds_can_be_asked_for() -> None:
     assert Sapo(2, 1, 2, {}, "dense", first=2).declared() == {2: 1579712524, 3: 1174217370}
 
