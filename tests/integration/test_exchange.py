@@ -1269,6 +1269,118 @@ def test_a_reply_over_the_limit_of_the_protocol_cuts_its_sender_off(in_swarm) ->
     in_swarm(body)
 
 
+def _forged(side: Side) -> bytes:
+    sealed = _announcement(side, b"\x90")
+    return sealed[:-1] + bytes([sealed[-1] ^ 1])
+
+
+def _announcement(side: Side, body: bytes) -> bytes:
+    swarm = side.membership.swarm
+    return seal(side.membership.identity, swarm.swarm_id, Kind.RECORD, body)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (lambda side: b"\xc1", "schema"),
+        (lambda side: _listed(side, _forged(side)), "signature"),
+        (lambda side: _listed(side, _announcement(side, b"\x90")), "schema"),
+    ],
+    ids=["no list", "a forged announcement", "no announcement"],
+)
+def test_a_list_with_something_else_is_refused_and_ends_nothing(in_swarm, reply, reason) -> None:
+    async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
+        await mallory.publish(0)
+        await bob.exchange.meeting.beat(0, 20.0)
+        honest = mallory.transport._handlers[LIST]
+
+        async def other(_: str, __: bytes) -> bytes:
+            return reply(mallory)
+
+        mallory.transport._handlers[LIST] = other
+        assert await bob.list_some(8, 64) == 0
+        assert bob.rejected == {reason: 1}
+        assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0
+        mallory.transport._handlers[LIST] = honest
+        bob.forgive()
+        peer = bob.directory.get(mallory.peer_id)
+        assert peer is not None
+        peer.standing.off_until = 0.0
+        await bob.list_some(8, 64)
+        assert len(await bob.pull()) == 1
+
+    in_swarm(body)
+
+
+def _listed(side: Side, *items: bytes) -> bytes:
+    return wire.pack(wire.ListReply(side.storage.epoch, len(items), 0, items))
+
+
+def test_a_group_that_was_taken_since_it_was_listed_is_not_asked_for(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0)
+        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.list_some(8, 64)
+        peer = bob.directory.get(alice.peer_id)
+        assert peer is not None
+        peer.offers *= 2
+        served, asked = alice.transport._handlers[PULL], []
+
+        async def counted(peer_id: str, request: bytes) -> bytes:
+            asked.append(peer_id)
+            return await served(peer_id, request)
+
+        alice.transport._handlers[PULL] = counted
+        assert len(await bob.pull()) == 1
+        assert asked == [bob.peer_id]
+        assert bob.rejected.total() == 0
+
+    in_swarm(body)
+
+
+def test_a_group_of_a_member_that_is_expelled_while_it_is_judged_is_not_taken(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.publish(0)
+        await alice.exchange.meeting.beat(0, 20.0)
+        await alice.list_some(8, 64)
+        judge = alice.verifier._judge
+
+        async def meanwhile(ref: TaskRef, texts: Sequence[str], author: str) -> Any:
+            now = SYSTEM_CLOCK.wall()
+            key = bob.membership.identity.public_key
+            alice.members.obey(revocations(1, now, now + 60, [key]))
+            return await judge(ref, texts, author)
+
+        alice.verifier._judge = meanwhile
+        assert await alice.pull() == []
+
+    in_swarm(body)
+
+
+def test_pulls_under_way_take_their_slots(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await alice.publish(0, 1, 2)
+        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.list_some(8, 64)
+        served, go_on = alice.transport._handlers[PULL], asyncio.Event()
+
+        async def slow(peer_id: str, request: bytes) -> bytes:
+            await go_on.wait()
+            return await served(peer_id, request)
+
+        alice.transport._handlers[PULL] = slow
+        puller = bob.exchange.puller
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(puller.pull(lambda _: 64, 0))
+            await asyncio.sleep(0)
+            assert puller.on_offer(lambda _: 3) == 1
+            assert puller.on_offer(lambda _: 1) == 0  # as after a batch that shrank
+            go_on.set()
+
+    in_swarm(body)
+
+
 def test_a_number_far_ahead_in_a_log_is_a_lie(in_swarm) -> None:
     async def body(network: MemoryNetwork, mallory: Side, bob: Side) -> None:
         made = await mallory.group([await _right_answer(mallory, mallory.task()), "wrong"])
