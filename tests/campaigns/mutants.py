@@ -31,7 +31,7 @@ from campaigns.equivalent import EQUIVALENT
 
 ROOT = Path(__file__).resolve().parents[2]
 _P2P = ["tests/p2p"]
-_EXCHANGE = ["tests/integration/test_exchange.py"]
+_EXCHANGE = ["tests/integration/exchange"]
 _NETWORKS = [
     "tests/integration/test_hivemind_members.py",
     "tests/integration/test_transport_conformance.py",

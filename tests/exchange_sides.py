@@ -1,0 +1,249 @@
+"""One node's exchange, started by itself, and what tests of it are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.host import InlineEnvironmentHost
+from swarm_node.environments.reasoning_gym.environment import create
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.node.home import Home, Membership
+from swarm_node.p2p import wire
+from swarm_node.p2p.budgets import Effort, Traffic, Wants
+from swarm_node.p2p.credentials import Credentials
+from swarm_node.p2p.envelope import Kind, content_id, seal
+from swarm_node.p2p.exchange import open_exchange
+from swarm_node.p2p.gates import SizeGate
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.serving import (
+    LIST,
+    PULL,
+    Server,
+)
+from swarm_node.p2p.verify import Expected, GroupVerifier
+from swarm_node.policy.models.codec import Codec, check_tokens
+from swarm_node.policy.models.model import policy_digests, resolve
+from swarm_node.rollout import (
+    Completion,
+    Finish,
+    PolicyRef,
+    RolloutGroup,
+    TaskRef,
+    VerifiedGroup,
+    VersionSpan,
+)
+from swarm_node.storage import Storage
+
+MODEL = resolve("tiny")
+CODEC = Codec.from_directory(MODEL)
+POLICY = PolicyRef(*policy_digests(MODEL), 3)
+WANTS = Wants(groups=50.0, size=4096, external=1.0)
+
+
+class Side:
+    """One node's exchange with real storage, environment and membership."""
+
+    def __init__(self, home: Home, network: MemoryNetwork, membership: Membership) -> None:
+        self.home = home
+        self.membership = membership
+        self.rejected: Counter[str] = Counter()
+        self.storage = Storage(home.database)
+        self.storage.begin_epoch()
+        self.environment = InlineEnvironmentHost(create())
+        self.transport = MemoryTransport(network, membership.identity)
+        self.directory = Directory(membership.identity.peer_id)
+
+    async def start(self) -> None:
+        info = await self.environment.start()
+        self.info = info
+        self.verifier = verifier = GroupVerifier(
+            self.membership.swarm.swarm_id,
+            Expected(
+                info.name,
+                info.version,
+                frozenset(info.families),
+                POLICY,
+                SizeGate.of(group_size=4, max_new_tokens=24),
+                own_tasks=self.peer_id,
+            ),
+            self.storage,
+            lambda ref, texts, author: self.environment.judge(ref, texts),
+            partial(check_tokens, CODEC),
+            CODEC.encode_answer,
+        )
+        self.members = Members(self.membership.swarm, SYSTEM_CLOCK.wall)
+        shared = {
+            "transport": self.transport,
+            "credentials": Credentials(
+                self.membership.identity,
+                self.membership.swarm,
+                self.membership.chain,
+                members=self.members,
+                office=self.home,
+                wall=SYSTEM_CLOCK.wall,
+                use_secret=self.transport.use_secret,
+            ),
+            "storage": self.storage,
+            "members": self.members,
+            "directory": self.directory,
+            "rejected": self.rejected,
+            "clock": SYSTEM_CLOCK,
+            "rng": random.Random(0),
+        }
+        traffic = Traffic(WANTS, self.members.issuer)
+        self.effort = Effort(1.0, self.members.issuer)
+        Server(traffic=traffic, **shared)
+        self.exchange = open_exchange(
+            traffic=traffic,
+            effort=self.effort,
+            identity=self.membership.identity,
+            swarm_id=self.membership.swarm.swarm_id,
+            verifier=verifier,
+            let_go=self.directory.forget,
+            **shared,
+        )
+        await self.transport.start()
+
+    async def stop(self) -> None:
+        await self.transport.stop()
+        self.storage.close()
+
+    @property
+    def peer_id(self) -> str:
+        return self.membership.identity.peer_id
+
+    def task(self, index: int = 0, family: str = "gcd", held_out: bool = False) -> TaskRef:
+        seed = (held_out_seed if held_out else task_seed)("test", index)
+        return TaskRef(self.info.name, self.info.version, family, seed)
+
+    async def group(self, texts: Sequence[str], **task: object) -> tuple[RolloutGroup, str]:
+        """A group of `texts`, scored honestly."""
+        ref = self.task(**task)
+        judged = await self.environment.judge(ref, texts)
+        return make_group(ref, texts, judged.rewards), judged.prompt
+
+    async def publish(self, *indices: int) -> None:
+        """Publish a group of a right and a wrong answer for each of these tasks."""
+        for index in indices:
+            right = await right_answer(self, self.task(index))
+            made = await self.group([right, "wrong"], index=index)
+            await self.exchange.publisher.publish([made], 0)
+
+    async def list_some(self, count: int, wanted: int) -> int:
+        """List `count` peers at once. Returns how many new offers they state, listed or not."""
+        turns = self.exchange.puller.turns(count, wanted)
+        return sum(await asyncio.gather(*(self.exchange.puller.list_one(turn) for turn in turns)))
+
+    async def fetch(self) -> list[VerifiedGroup]:
+        """Meet, list and pull everything there is."""
+        await self.exchange.meeting.beat(0, 20.0)
+        await self.list_some(8, 64)
+        return await self.pull()
+
+    def forgive(self) -> None:
+        """End every pause, for what is not about how long to leave a peer alone."""
+        for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
+            peer.standing.left_until = peer.failed_until = 0.0
+
+    async def pull(self) -> list[VerifiedGroup]:
+        """Pull everything on offer."""
+        pulled: list[VerifiedGroup] = []
+        while self.exchange.puller.on_offer(lambda _: 64):
+            group = await self.exchange.puller.pull(lambda _: 64, 0)
+            pulled += [group] if group else []
+            self._overlook()
+        return pulled
+
+    def _overlook(self) -> None:
+        """End the short pauses after useless groups, not those of a peer that was dropped."""
+        for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
+            if not peer.standing.offences:
+                peer.standing.left_until = 0.0
+
+
+def make_group(
+    ref: TaskRef, texts: Sequence[str], claimed: Sequence[float], policy: PolicyRef = POLICY
+) -> RolloutGroup:
+    return RolloutGroup(ref, policy, tuple(map(make_completion, texts)), tuple(claimed))
+
+
+def make_completion(text: str) -> Completion:
+    ids = np.array([*CODEC.encode_answer(text), CODEC.eos_id], dtype=np.uint32)
+    logprobs = np.full(ids.shape, -0.5, dtype=np.float32)
+    return Completion(text, ids, logprobs, (VersionSpan(3, 0, len(ids)),), Finish.STOP)
+
+
+async def right_answer(side: Side, ref: TaskRef) -> str:
+    for guess in map(str, range(1, 21)):
+        if (await side.environment.judge(ref, [guess])).rewards == (1.0,):
+            return guess
+    raise AssertionError("gcd of numbers up to 20 is among 1 to 20")
+
+
+async def serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int) -> None:
+    """Publish a group whose stored bytes were changed after they were sealed."""
+    ref = side.task()
+    texts = [await right_answer(side, ref), "wrong"]
+    group = make_group(ref, texts, [1.0, 0.0])
+    place = {"epoch": side.storage.epoch, "seq": 1, "created_ms": 0, **header}
+    body = wire.pack_group(group, **place)
+    sealed = change(
+        seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
+    )
+    await announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=1)
+
+
+async def announce_raw(
+    side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int, **changes: Any
+) -> None:
+    fields: dict[str, Any] = dict(
+        v=1,
+        epoch=epoch,
+        seq=seq,
+        id=content_id(sealed),
+        size=len(sealed),
+        environment=group.task.environment,
+        version=group.task.version,
+        family=group.task.family,
+        model=POLICY.model,
+        tokenizer=POLICY.tokenizer,
+        policy_version=0,
+        completions=len(group.completions),
+        mixed=True,
+    )
+    announcement = wire.Announcement(**{**fields, **changes})
+    record = seal(
+        side.membership.identity,
+        side.membership.swarm.swarm_id,
+        Kind.RECORD,
+        wire.pack(announcement),
+    )
+
+    async def listed(_: str, __: bytes) -> bytes:
+        return wire.pack(wire.ListReply(epoch=epoch, head=seq, left_out=0, items=(record,)))
+
+    async def pulled(_: str, __: bytes) -> bytes:
+        return sealed
+
+    side.transport._handlers[LIST] = listed
+    side.transport._handlers[PULL] = pulled
+
+
+async def announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> None:
+    body = wire.pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
+    sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
+    await announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq)
+
+
+def larger(group: RolloutGroup) -> RolloutGroup:
+    return make_group(group.task, ["1", *"2" * 16], [1.0] + [0.0] * 16)
