@@ -255,8 +255,6 @@ class Meeting:
         if isinstance(heard, Rejected):
             return self._asker.reject(heard, teller)
         beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
-        if peer_id == self._identity.peer_id:
-            return
         issuer = heard.member.admitted_by.hex()
         self._book.tell(
             peer_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from exchange_sides import Side, right_answer
 
@@ -12,10 +14,8 @@ from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.members import Member
 from swarm_node.p2p.memory import MemoryNetwork
-from swarm_node.p2p.serving import (
-    PEERS,
-    hello_body,
-)
+from swarm_node.p2p.peers import PARTNERS
+from swarm_node.p2p.serving import PEERS, hello_body
 from swarm_node.p2p.statements import revocations
 from swarm_node.p2p.stewards import issue_renewal
 
@@ -161,5 +161,90 @@ def test_a_peer_that_forgot_us_is_greeted_again(in_swarm) -> None:
         alice.members._known.clear()
         await alice.exchange.publisher.publish([made], 0)
         assert len(await bob.fetch()) == 1
+
+    in_swarm(body)
+
+
+def test_who_does_not_answer_is_not_met(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side) -> None:
+        alice.exchange.meeting.name([_nowhere()])
+        assert await alice.exchange.meeting.feel() is False
+        assert len(alice.directory) == 0
+
+    in_swarm(body, 1)
+
+
+def test_with_all_partners_a_node_tries_a_new_peer_once_in_minutes(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side) -> None:
+        now = SYSTEM_CLOCK.now()
+        for _ in range(PARTNERS):
+            partner = alice.directory.meet(Identity.generate().peer_id, now)
+            partner.partner_since = now
+        alice.exchange.meeting.name([_nowhere(), _nowhere()])
+        assert await alice.exchange.meeting.feel() is False
+        assert await alice.exchange.meeting.feel() is None
+        partner.failed(now)  # the last one; its own retry waits for a second
+        assert await alice.exchange.meeting.feel() is False
+
+    in_swarm(body, 1)
+
+
+def _nowhere() -> str:
+    return "/memory/p2p/" + Identity.generate().peer_id
+
+
+def test_who_came_by_itself_becomes_a_partner_once_it_is_named(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        peer = alice.directory.get(bob.peer_id)
+        assert peer is not None
+        peer.partner_since = None
+        alice.exchange.meeting.name(bob.transport.addresses())
+        assert await alice.exchange.meeting.feel() is True
+        assert peer.partner_since is not None
+
+    in_swarm(body)
+
+
+def test_who_asks_this_node_is_not_silent_though_it_cannot_be_dialled(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        meeting, now = alice.exchange.meeting, SYSTEM_CLOCK.now()
+        await meeting.beat(0, 20.0)
+        meeting._book.answered(bob.peer_id, now, "")
+        meeting._book.failed(bob.peer_id, now, float("inf"))
+        assert not meeting._silent(now)
+        alice.directory.forget(bob.peer_id)
+        assert set(meeting._silent(now)) == {bob.peer_id}
+
+    in_swarm(body)
+
+
+def test_with_few_peers_heartbeats_are_read_at_each_beat(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        readers: list[str] = []
+        read = network.heartbeats
+
+        def counted(reader: str) -> dict[str, bytes]:
+            readers.append(reader)
+            return read(reader)
+
+        network.heartbeats = counted  # type: ignore[method-assign]
+        for _ in range(3):
+            await alice.exchange.meeting.beat(0, 20.0)
+        assert readers == [alice.peer_id] * 3
+
+    in_swarm(body)
+
+
+def test_an_older_heartbeat_takes_nothing_back(in_swarm) -> None:
+    async def body(network: MemoryNetwork, alice: Side, bob: Side) -> None:
+        await bob.exchange.meeting.beat(1, 20.0)
+        older = network.heartbeats(alice.peer_id)[bob.peer_id]
+        await asyncio.sleep(0.002)  # a heartbeat states milliseconds
+        await bob.exchange.meeting.beat(2, 20.0)
+        newer = network.heartbeats(alice.peer_id)[bob.peer_id]
+        alice.exchange.meeting.hear([newer, older])
+        peer = alice.directory.get(bob.peer_id)
+        assert peer is not None
+        assert (peer.heartbeat, peer.version) == (newer, 2)
 
     in_swarm(body)

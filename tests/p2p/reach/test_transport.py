@@ -456,6 +456,59 @@ def test_nobody_is_its_own_relay_and_a_relay_of_a_peer_needs_no_other() -> None:
     in_world(body)
 
 
+def test_direct_addresses_are_kept_for_later_once_a_relay_is_reached() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two, dialled = world.one, world.two, list[str]()
+        dial = one.inner.dial
+
+        async def counted(addresses: Sequence[str], *rest: float, held: bool = False) -> int:
+            dialled.extend(addresses)
+            return await dial(addresses, *rest, held=held)
+
+        one.inner.dial = counted  # type: ignore[method-assign]
+        stated = circuit.completed(circuit.stated(two.reaching.addresses()), two.peer_id)
+        direct = [text for text in stated if circuit.parse(text) is None]
+        assert direct
+        other = f"/memory/p2p/{world.relays[0].peer_id}"
+        assert await one.reaching.dial([*stated, other]) == 2
+        assert dialled == [other]
+        assert one.reaching._ways[two.peer_id].direct == tuple(direct)
+        assert await one.reaching.connected(two.peer_id)
+        for relay in world.relays:
+            await relay.reaching.stop()
+        assert not await one.reaching.connected(two.peer_id)
+        assert await one.reaching.dial(stated) == 0
+        assert dialled[-len(direct) :] == direct
+
+    in_world(body)
+
+
+def test_whom_a_node_forgot_or_relays_for_it_does_not_punch() -> None:
+    async def body(world: World) -> None:
+        punched: list[str] = []
+
+        async def punch(peer: str) -> bool:
+            punched.append(peer)
+            return False
+
+        (relay,), two = world.relays, world.two
+        own = f"/memory/p2p/{relay.peer_id}/p2p-circuit/p2p/{two.peer_id}"
+        await relay.reaching.dial([own])
+        relay.directory.meet(two.peer_id, 0.0)
+        await world.joined()
+        await two.reaching.stop()  # or it would be linked, and nothing to do
+        for asking in (relay, world.one):
+            asking.reaching.punch = punch
+            await asking.reaching.upgrade()
+        assert not punched
+        world.one.directory.meet(two.peer_id, 0.0)
+        await world.one.reaching.upgrade()
+        assert punched == [two.peer_id]
+
+    in_world(body, relays=1)
+
+
 class Nodes:
     """Whole nodes, some of which nobody can dial."""
 
