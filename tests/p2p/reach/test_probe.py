@@ -14,13 +14,14 @@ from light_nodes import LightNode, address_of, virtual
 from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected
+from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p import wire
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.reach.probe import (
     LEAST_PAUSE,
     PROBE,
+    PROBE_FOR,
     PortOutcome,
     ProbeForReply,
     ProbeForRequest,
@@ -219,6 +220,7 @@ def test_the_first_member_of_the_internet_is_asked_at_once(tmp_path: Path) -> No
         site.lets_in = lambda index: "timeout"
         site.start(3)
         await asyncio.sleep(90.0)
+        assert [probe.peer_id for probe in first.reach.probes] == [site.nodes[3].peer_id]
         assert first.reach.verdict().text.endswith(
             "unreachable, because nothing answers at 11.0.9.1:9 "
             f"(asked: {first.reach.probes[0].name})"
@@ -233,6 +235,7 @@ class Member:
 
     def __init__(self, place: Path, seen: str, announced: Sequence[str] = ()) -> None:
         self.now = 1000.0
+        self.outcome: Outcome = "refused"
         self.dialled: list[tuple[str, int]] = []
         self.network = MemoryNetwork(random.Random(0))
         membership = Swarm().member(0)
@@ -250,7 +253,7 @@ class Member:
 
     async def _knock(self, ip: str, port: int, peer_id: str) -> Outcome:
         self.dialled.append((ip, port))
-        return "refused"
+        return self.outcome
 
     def ask(self, *ports: int, linked: bool = True) -> dict[int, Outcome]:
         """The outcomes by port."""
@@ -307,6 +310,44 @@ def test_a_member_dials_only_where_it_sees_its_caller(tmp_path: Path) -> None:
     assert member.ask(80, 22) == {80: "refused", 22: "untried", 9: "refused"}
     assert set(member.dialled) == {("11.0.9.1", 80), ("11.0.9.1", 9)}
     assert member.ask(80, linked=False) == {}
+
+
+def test_only_members_of_the_internet_are_asked_to_be_strangers(tmp_path: Path) -> None:
+    member = Member(tmp_path, "/ip4/11.0.9.1/tcp/9")
+    asked: list[str] = []
+
+    def other(number: int, seen: str) -> MemoryTransport:
+        membership = Swarm().member(number)
+        transport = MemoryTransport(member.network, membership.identity)
+        member.network.place(transport.peer_id, seen)
+        member.directory.meet(transport.peer_id, member.now).greeted = True
+
+        async def stranger(caller: str, payload: bytes) -> bytes:
+            asked.append(seen)
+            return wire.pack(ProbeForReply("timeout"))
+
+        transport.serve(PROBE_FOR, stranger)
+        return transport
+
+    near, far = other(1, "/ip4/192.168.1.5/tcp/9"), other(2, "/ip4/11.5.5.5/tcp/9")
+    other(3, "/ip4/11.6.6.6/tcp/9")  # it does not run, so there is no link to it
+
+    async def answered() -> ProbeReply:
+        transports = (member.transport, member.caller, near, far)
+        for transport in transports:
+            await transport.start()
+        raw = await member.node.probes.answer(member.caller.peer_id, wire.pack(ProbeRequest(())))
+        for transport in transports:
+            await transport.stop()
+        reply = wire.unpack(ProbeReply, raw, max_bytes=512)
+        assert isinstance(reply, ProbeReply)
+        return reply
+
+    assert asyncio.run(answered()).stranger == "untried"
+    assert not asked, "to a port that this node found closed nobody else is sent"
+    member.outcome = "open"
+    assert asyncio.run(answered()).stranger == "timeout"
+    assert asked == ["/ip4/11.5.5.5/tcp/9"]
 
 
 def test_a_circuit_address_does_not_announce_the_port_of_its_relay(tmp_path: Path) -> None:
@@ -479,6 +520,62 @@ def test_members_that_lie_do_not_make_a_node_dialable(tmp_path: Path) -> None:
         assert "11.0.9.1" in first.reach.verdict().text
 
     at_site(body, tmp_path, 4)
+
+
+@pytest.mark.parametrize(
+    ("reply", "counted"),
+    [
+        (None, "unreachable"),
+        (b"\xc1", "schema"),
+        (wire.pack(ProbeReply("", (), "untried", 0)), ""),
+        (wire.pack(ProbeReply(public(1), (PortOutcome(PORT, "untried"),), "untried", 0)), ""),
+    ],
+    ids=["nothing", "no reply", "it has no link", "it dialled nobody"],
+)
+def test_a_member_that_found_out_nothing_gives_no_verdict(
+    tmp_path: Path, reply: bytes | None, counted: str
+) -> None:
+    async def body(site: Site) -> None:
+        async def useless(caller: str, payload: bytes) -> bytes:
+            if reply is None:
+                raise TransportError("not now")
+            return reply
+
+        first = site.start(0)
+        for index in (1, 2):
+            transport = site.start(index).transport
+            transport._handlers[PROBE] = useless  # type: ignore[attr-defined]
+        await asyncio.sleep(MET)
+        assert first.reach.probes == ()
+        assert first.reach.dialable() is None
+        assert bool(first.rejected[counted]) is bool(counted)
+        assert first.task is not None
+        assert not first.task.done()
+        site.start(3)
+        await asyncio.sleep(2 * MET)
+        assert site.nodes[3].peer_id in {probe.peer_id for probe in first.reach.probes}
+        assert first.reach.verdict().kind == "direct"
+
+    at_site(body, tmp_path, 4)
+
+
+def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(tmp_path: Path) -> None:
+    async def body(site: Site) -> None:
+        first = site.start(0)
+        site.start(1)
+        await asyncio.sleep(MET)
+        seen = first.transport.seen
+
+        async def forgetting(peer: str) -> str | None:
+            first.directory.forget(peer)
+            return await seen(peer)
+
+        first.transport.seen = forgetting  # type: ignore[method-assign]
+        asked = site.asked
+        await first.prober.refresh()
+        assert site.asked == asked
+
+    at_site(body, tmp_path, 2)
 
 
 def test_of_several_issuers_one_member_each_is_asked(tmp_path: Path) -> None:
