@@ -273,8 +273,7 @@ class Members:
         keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
         if not self._revoked.isdisjoint(keys):
             return Rejected("revoked", "the swarm's owner has expelled it")
-        banned = self._banned()
-        if banned and not banned.isdisjoint((member.peer_id, member.admitted_by.hex())):
+        if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("banned", "the owner of this node shuns it")
         return check_times(member.issuer, member.body, self._wall())
 

@@ -312,7 +312,7 @@ class Directory:
         return sum(
             min(len(peer.offers), max(0, slots(key)))
             for key, peer in self._peers.items()
-            if peer.offers and peer.retry_at <= now
+            if peer.retry_at <= now
         )
 
     def give_back(self, offer: Offer) -> None:

@@ -153,6 +153,13 @@ def test_a_group_is_new_once_until_its_author_is_forgotten(
         assert len(windows) == len(known)
 
 
+def test_an_author_begins_an_epoch_that_is_greater_than_its_last() -> None:
+    windows = Windows()
+    assert not windows.begins("a", 2), "nothing is known of it"
+    windows.mark("a", 2, 1)
+    assert [windows.begins("a", epoch) for epoch in (1, 2, 3)] == [False, False, True]
+
+
 @pytest.mark.parametrize("bitmap", [bytes(128), b"\x01", None])
 def test_a_damaged_row_closes_the_epoch_of_its_author(bitmap: bytes) -> None:
     windows = Windows()

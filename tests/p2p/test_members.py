@@ -60,6 +60,17 @@ def test_a_presence_brings_the_member_and_its_claims() -> None:
     assert world.members.holding(secret=2, revoked=3) == []
 
 
+def test_relays_are_members_that_say_so() -> None:
+    world, relay, other = World(), SWARM.member(1), SWARM.member(2)
+    stated = {"addresses": ("/ip4/11.0.0.1/tcp/1/p2p/" + relay.identity.peer_id,)}
+    world.members.hear(SWARM.presence(relay, relays=True, **stated))
+    world.members.hear(SWARM.presence(other))
+    assert world.members.relays() == {relay.identity.peer_id: stated["addresses"]}
+    expelled = revocations(1, world.now, world.now + DAY, [relay.identity.public_key])
+    world.members.obey(expelled)
+    assert world.members.relays() == {}
+
+
 @pytest.mark.parametrize(
     ("issued", "reason"),
     [

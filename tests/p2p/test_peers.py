@@ -72,6 +72,18 @@ def test_a_peer_that_fails_is_asked_for_nothing_until_it_answers_a_retry() -> No
     assert len(directory.draw(random.Random(1), 3, 2.0)) == 3
 
 
+def test_only_silent_peers_that_are_not_left_alone_are_retried_early() -> None:
+    directory = _directory(partners=3)
+    silent, left = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
+    for peer in (silent, left):
+        peer.failed(0.0)
+    left.standing.left_until = 50.0
+    assert directory.silent(49.0) == {"peer 000": 0.0}
+    assert directory.silent(50.0) == {"peer 000": 0.0, "peer 001": 0.0}
+    silent.feel(50.0)
+    assert directory.silent(50.0) == {"peer 001": 0.0}
+
+
 def _fail_a_retry(peer: Peer, now: float = 0.0) -> None:
     peer.feel(now)
     peer.failed(now)
