@@ -1,0 +1,256 @@
+"""Which relays a node keeps: how many, of whom, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+from reach_world import End, World, in_world
+
+from swarm_node.errors import TransportError
+from swarm_node.node.home import Membership
+from swarm_node.p2p.memory import MemoryTransport
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
+
+
+def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_meanwhile() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        one, two = world.one, world.two
+        before = two.reaching.relays.kept()
+        lost = next(relay for relay in world.relays if relay.peer_id in before)
+        await lost.reaching.stop()
+        assert await one.asks(two) == one.peer_id
+        began = world.loop.time()
+        while len(two.reaching.relays.kept()) < 2 or lost.peer_id in two.reaching.relays.kept():
+            await two.keep()
+        assert world.loop.time() - began <= 10
+        # Those who greet it again hear of the new one.
+        stated = circuit.fit_heartbeat(two.reaching.addresses())
+        assert not any(lost.peer_id in address for address in stated)
+        for relay in world.relays:
+            if relay.peer_id in before:
+                await relay.reaching.stop()
+        await one.told_of(two)
+        assert await one.asks(two) == one.peer_id
+
+    in_world(body, relays=4)
+
+
+def test_relays_are_of_different_issuers_where_there_are_some() -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        for each in (world.one, world.two):
+            issuers = {each.members.issuer(relay) for relay in each.reaching.relays.kept()}
+            assert len(issuers) == 2
+
+    in_world(body, relays=6)
+
+
+def test_who_can_be_dialled_or_does_not_know_keeps_no_relay() -> None:
+    async def body(world: World) -> None:
+        for known in (True, None):
+            await world.joined()
+            assert world.two.reaching.relays.kept()
+            world.two.dialable = known
+            await world.two.keep()
+            assert not world.two.reaching.relays.kept()
+            assert world.two.reaching.addresses() == world.two.inner.addresses()
+            world.two.dialable = False
+
+    in_world(body)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "keeps"),
+    [
+        (["ip6/2a00:11::1"], True),
+        (["ip6/2a00:11::1", "ip4/192.168.1.5", "ip4/127.0.0.1"], True),
+        (["ip6/2a00:11::1", "ip4/11.0.0.1"], False),
+        (["ip6/2a00:11::1", "dns4/example.org"], False),
+        (["ip6/fd00::1", "ip4/192.168.1.5"], False),
+    ],
+)
+def test_who_can_be_dialled_over_ipv6_alone_keeps_relays_for_those_without_it(
+    hosts: Sequence[str], keeps: bool
+) -> None:
+    async def body(world: World) -> None:
+        two = world.two
+        two.inner.stated = [f"/{host}/tcp/1/p2p/{two.peer_id}" for host in hosts]
+        two.dialable = True
+        await two.keep()
+        assert bool(two.reaching.relays.kept()) is keeps
+        assert two.reaching.serves
+
+    in_world(body)
+
+
+def test_relays_of_one_issuer_do_not_take_both_places_because_they_answer() -> None:
+    async def body(world: World) -> None:
+        two = world.two
+        for relay in world.relays[::2]:  # of one issuer, and partners
+            two.directory.meet(relay.peer_id, 0.0)
+        await two.keep()
+        issuers = {two.members.issuer(relay) for relay in two.reaching.relays.kept()}
+        assert len(issuers) == 2
+
+    in_world(body, relays=12)
+
+
+def test_a_relay_is_announced_at_its_own_address_only() -> None:
+    async def body(world: World) -> None:
+        relay, two, victim = world.relays[0], world.two, world.one
+        told_address(world, relay, f"/ip4/11.7.7.7/tcp/80/p2p/{victim.peer_id}")
+        await two.keep()
+        assert relay.peer_id not in two.reaching.relays.kept()
+        assert not [text for text in two.reaching.addresses() if "11.7.7.7" in text]
+
+    in_world(body, relays=1)
+
+
+def told_address(world: World, relay: End, address: str) -> None:
+    """Let the second end hear that a relay is at this address."""
+    chain = world.swarm.chain(relay.identity, world.swarm.steward, "owner")
+    membership = Membership(relay.identity, world.swarm.info, chain)
+    stated = {"addresses": (address,), "relays": True}
+    heard = world.two.members.hear(world.swarm.presence(membership, world.loop.time(), **stated))
+    assert not hasattr(heard, "reason"), heard
+
+
+def counting(relay: End) -> list[str]:
+    """Whoever asks a relay from now on whether it relays."""
+    asked, answer = [], relay.inner._handlers[KEEP]
+
+    async def counted(caller: str, payload: bytes) -> bytes:
+        asked.append(caller)
+        return await answer(caller, payload)
+
+    relay.inner._handlers[KEEP] = counted
+    return asked
+
+
+@pytest.mark.parametrize("relays", [1, 5])
+def test_a_relay_is_asked_once_a_look_and_no_more_than_are_kept(relays: int) -> None:
+    async def body(world: World) -> None:
+        await world.joined()
+        asked = [counting(relay) for relay in world.relays]
+        await world.two.keep(3)
+        assert sum(map(len, asked)) == 3 * min(relays, 2)
+
+    in_world(body, relays)
+
+
+def test_a_relay_that_failed_or_was_cut_or_cannot_be_named_is_left_alone() -> None:
+    async def body(world: World) -> None:
+        silent, cut, long = world.relays
+        silent.dialable = False
+        world.two.reaching.sever(cut.peer_id, 3600.0)
+        told_address(world, long, f"/dns4/{'a' * 90}/tcp/1/p2p/{long.peer_id}")
+        asked = [counting(relay) for relay in world.relays]
+        await world.two.keep(2)
+        assert list(map(len, asked)) == [1, 0, 0]
+        await asyncio.sleep(_LEFT_ALONE_SECONDS)  # less long, because there is no other
+        await world.two.keep()
+        assert list(map(len, asked)) == [2, 0, 0]
+        assert not world.two.reaching.relays.kept()
+
+    in_world(body, relays=3)
+
+
+def test_relays_that_stopped_answering_are_tried_after_the_others() -> None:
+    async def body(world: World) -> None:
+        directory = world.two.directory
+        for number, relay in enumerate(world.relays[::2]):  # of one issuer
+            peer = directory.meet(relay.peer_id, 0.0)
+            if number:
+                peer.failed(0.0)
+        for _ in range(8):
+            first = next(
+                r for r, _ in world.two.reaching.relays._candidates(0.0) if directory.get(r)
+            )
+            assert first == world.relays[0].peer_id
+
+    in_world(body, relays=10)
+
+
+def test_a_relay_that_forgot_a_node_is_greeted_and_others_are_not() -> None:
+    async def body(world: World) -> None:
+        (relay,), two, greeted = world.relays, world.two, list[str]()
+        relays, chain = two.reaching.relays, world.swarm.member(2).chain
+        answers = False
+
+        async def greet(peer: str) -> bool:
+            greeted.append(peer)
+            with suppress(TransportError):
+                await relays.ask(peer, KEEP, b"", 0)  # as a greeting through this relay does
+            if answers:
+                relay.members.admit(chain, two.peer_id)
+            return answers
+
+        asked = counting(relay)
+        relay.members._forget(two.peer_id)
+        await two.keep()
+        assert not relays.kept()  # this node cannot greet yet
+        relays.introduce = greet
+        await asyncio.sleep(30.0)
+        await two.keep()
+        assert (len(greeted), len(asked)) == (1, 3)  # and not asked again in vain
+        answers = True
+        await asyncio.sleep(30.0)
+        await two.keep()
+        assert list(relays.kept()) == [relay.peer_id]
+        assert len(greeted) == 2
+        relay.dialable = False  # a refusal for another reason
+        await two.keep(2)
+        assert not relays.kept()
+        assert len(greeted) == 2
+
+    in_world(body, relays=1)
+
+
+class Unlinked(MemoryTransport):
+    """It is linked to whom it dialled only."""
+
+    linked = False
+
+    async def connected(self, peer: str) -> bool:
+        return self.linked
+
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
+        reached = await super().dial(addresses, patience)
+        self.linked = self.linked or reached > 0
+        return reached
+
+
+def test_a_relay_is_joined_once_it_is_dialled_and_a_member() -> None:
+    async def body(world: World) -> None:
+        (relay,), two, greeted = world.relays, world.two, list[str]()
+        two.inner.__class__ = Unlinked
+        relays, address = two.reaching.relays, f"/memory/p2p/{relay.peer_id}"
+        told_address(world, relay, f"/ip4/11.0.0.9/tcp/1/p2p/{relay.peer_id}")  # nobody is there
+        assert not await relays.joined(relay.peer_id, "", 1.0)
+        assert not await relays.joined(relay.peer_id, "/memory/p2p/nobody", 1.0)
+        assert await relays.joined(relay.peer_id, address, 1.0)
+
+        await asyncio.sleep(1.0)
+        told_address(world, relay, address)
+        two.inner.linked = False  # type: ignore[attr-defined]
+        named = f"/ip6/2a00:11::1/tcp/1/p2p/{relay.peer_id}"  # by who has another version of IP
+        assert await relays.joined(relay.peer_id, named, 1.0)
+
+        async def greet(peer: str) -> bool:
+            greeted.append(peer)
+            return len(greeted) > 1
+
+        two.members._forget(relay.peer_id)
+        assert not await relays.joined(relay.peer_id, address, 1.0)
+        relays.introduce = greet
+        assert not await relays.joined(relay.peer_id, address, 1.0)
+        assert await relays.joined(relay.peer_id, address, 1.0)
+
+    in_world(body, relays=1)

@@ -1,0 +1,156 @@
+"""Ends behind NAT and relays, in memory and on a virtual clock, without nodes around them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from light_nodes import WANTS
+from swarm_keys import Swarm
+
+from swarm_node.clock import Clock
+from swarm_node.errors import TransportError
+from swarm_node.node.home import Membership
+from swarm_node.p2p.members import Members
+from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.transport import Mode, ReachingTransport
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+WHO = "/swarm-node/who/1"
+SIZED = "/swarm-node/sized/1"
+
+
+class Stating(MemoryTransport):
+    """A transport that states other addresses than its own, if there are any."""
+
+    stated: Sequence[str] = ()
+
+    def addresses(self) -> list[str]:
+        return list(self.stated) or super().addresses()
+
+
+class End:
+    """A transport of a member that knows all others, without a node around it."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        swarm: Swarm,
+        membership: Membership,
+        loop: VirtualTimeLoop,
+        mode: Mode = "auto",
+        lan: Lan | None = None,
+    ) -> None:
+        self.identity, self.peer_id = membership.identity, membership.identity.peer_id
+        self.dialable: bool | None = None
+        self.members = Members(swarm.info, lambda: swarm.begin + loop.time())
+        self.directory = Directory(self.peer_id)
+        self.rejected: Counter[str] = Counter()
+        self.inner = Stating(network, membership.identity)
+        self.reaching = ReachingTransport(
+            self.inner,
+            membership.identity,
+            swarm.info.swarm_id,
+            mode=mode,
+            dialable=lambda: self.dialable,
+            members=self.members,
+            directory=self.directory,
+            wants=WANTS,
+            rejected=self.rejected,
+            clock=Clock(now=loop.time, wall=lambda: swarm.begin + loop.time()),
+            rng=random.Random(self.peer_id),
+            lan=lan,
+        )
+        self.reaching.serve(WHO, self._who)
+        self.reaching.serve(SIZED, self._sized)
+
+    async def _who(self, caller: str, payload: bytes) -> bytes:
+        if payload == b"no":
+            raise TransportError("say hello first")
+        return caller.encode()
+
+    async def _sized(self, caller: str, payload: bytes) -> bytes:
+        return bytes(int(payload))
+
+    async def keep(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self.reaching.keep()
+            await asyncio.sleep(2.0)
+
+    async def asks(self, other: End, payload: bytes = b"") -> str:
+        return (await self.reaching.request(other.peer_id, WHO, payload)).decode()
+
+    async def told_of(self, other: End) -> None:
+        """Dial a peer at what it states of itself, as a greeting does."""
+        stated = circuit.stated(other.reaching.addresses())
+        await self.reaching.dial(circuit.completed(stated, other.peer_id))
+
+
+class World:
+    """Two ends behind NAT, and relays at which they meet."""
+
+    def __init__(self, loop: VirtualTimeLoop, relays: int = 2) -> None:
+        self.loop, self.swarm = loop, Swarm()
+        self.network = MemoryNetwork(random.Random(0), patience=1.0)
+        other = self.swarm.issuer("other")
+        self.relays = [
+            End(self.network, self.swarm, self.swarm.member(n, other if n % 2 else None), loop)
+            for n in range(10, 10 + relays)
+        ]
+        self.one, self.two = (
+            End(self.network, self.swarm, self.swarm.member(n), loop) for n in (1, 2)
+        )
+        self.ends = [self.one, self.two, *self.relays]
+
+    async def start(self) -> None:
+        for each in self.ends:
+            await each.reaching.start()
+            for other in self.ends:
+                self.meet(each, other)
+        for relay in self.relays:
+            relay.dialable = True
+        for hidden in (self.one, self.two):
+            hidden.dialable = False
+        self.network.hide([self.one.peer_id, self.two.peer_id])
+
+    def meet(self, one: End, other: End) -> None:
+        """Let one hear the heartbeat of the other."""
+        membership = Membership(
+            other.identity,
+            self.swarm.info,
+            self.swarm.chain(other.identity, self.swarm.steward, "owner"),
+        )
+        if other in self.relays and self.relays.index(other) % 2:
+            issuer = self.swarm.issuer("other")
+            membership = Membership(
+                other.identity, self.swarm.info, self.swarm.chain(other.identity, issuer, "other")
+            )
+        heard = one.members.hear(
+            self.swarm.presence(
+                membership,
+                self.loop.time(),
+                addresses=circuit.fit_heartbeat(other.reaching.addresses()),
+                relays=other in self.relays,
+            )
+        )
+        assert not hasattr(heard, "reason"), heard
+
+    async def joined(self) -> None:
+        """Let both hidden ends keep their relays, and one be told of the other."""
+        for each in (self.one, self.two):
+            await each.keep()
+        await self.one.told_of(self.two)
+
+
+def in_world(body: Callable[[World], Awaitable[None]], relays: int = 2) -> None:
+    async def main(loop: VirtualTimeLoop) -> None:
+        world = World(loop, relays)
+        await world.start()
+        await body(world)
+
+    run_virtual(main)
