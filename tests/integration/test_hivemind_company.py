@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from light_nodes import Counting, LightNode, heartbeat
+from transports import until
 
 from swarm_node.clock import Clock
 from swarm_node.node.home import Membership
@@ -41,13 +41,6 @@ def _node(place: Path, member: Membership, clock: Clock, bootstrap: list[str]) -
         configured=bootstrap,
     )
     return LightNode(place, clock, transport, member, bootstrap)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.1)
 
 
 @pytest.mark.slow(reason="four network daemons for half a minute")

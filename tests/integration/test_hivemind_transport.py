@@ -11,13 +11,13 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
 from sites.faults import FaultProxy
+from transports import ECHO, echo, running, until
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.hivemind import records as hivemind_records
@@ -27,14 +27,9 @@ from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.transport import MAX_REQUEST_BYTES
 
-ECHO = "/swarm-node/echo/1"
 HOLD = "/swarm-node/hold/1"
 SWARM = bytes(32)
 SECRET = b"the secret of this swarm"
-
-
-async def echo(peer: str, payload: bytes) -> bytes:
-    return payload
 
 
 def transport(home: Path, secret: bytes = SECRET, **settings: int) -> HivemindTransport:
@@ -50,26 +45,6 @@ def transport(home: Path, secret: bytes = SECRET, **settings: int) -> HivemindTr
     )
     made.serve(ECHO, echo)
     return made
-
-
-@contextlib.asynccontextmanager
-async def running(*transports: HivemindTransport) -> AsyncGenerator[None]:
-    try:
-        async with asyncio.timeout(120):  # the first start of all imports hivemind, too
-            for one in transports:
-                await one.start()
-            yield
-    finally:
-        for one in transports:
-            await one.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Signals arrive in their own time."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.01)
 
 
 def daemon_of(one: HivemindTransport) -> psutil.Process:

@@ -11,13 +11,13 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from builders import ROOT
+from transports import ECHO, SIZED, echo, running, sized, until
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses import split_endpoint
@@ -26,22 +26,12 @@ from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.libp2p import daemon
 from swarm_node.p2p.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.transport import MAX_REQUEST_BYTES, Transport
+from swarm_node.p2p.transport import MAX_REQUEST_BYTES
 
 pytest.importorskip("trio", reason="py-libp2p is not installed")
 
-ECHO = "/swarm-node/echo/1"
-SIZED = "/swarm-node/sized/1"
 WAIT = "/swarm-node/wait/1"
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
-
-
-async def echo(peer: str, payload: bytes) -> bytes:
-    return payload
-
-
-async def sized(peer: str, payload: bytes) -> bytes:
-    return bytes(int(payload))
 
 
 async def wait(peer: str, payload: bytes) -> bytes:
@@ -73,26 +63,6 @@ def hivemind_transport(home: Path) -> HivemindTransport:
         )
     )
     return made
-
-
-@contextlib.asynccontextmanager
-async def running(*transports: Transport) -> AsyncGenerator[None]:
-    try:
-        async with asyncio.timeout(240):
-            for one in transports:
-                await one.start()
-            yield
-    finally:
-        for one in transports:
-            await one.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Signals arrive in their own time."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.01)
 
 
 def process_of(one: Libp2pTransport) -> psutil.Process:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from light_nodes import LightNode
 from swarm_keys import Swarm
+from transports import running
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
@@ -39,17 +40,6 @@ def transport(place: Path, announce: Sequence[str] = ()) -> HivemindTransport:
         state_dir=place / identity.peer_id,
         rng=random.Random(0),
     )
-
-
-@contextlib.asynccontextmanager
-async def running(*transports: HivemindTransport) -> AsyncGenerator[None]:
-    try:
-        for each in transports:
-            await each.start()
-        yield
-    finally:
-        for each in transports:
-            await each.stop()
 
 
 @contextlib.asynccontextmanager

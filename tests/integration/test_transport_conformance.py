@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from transports import ECHO, SIZED, echo, sized
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses import split_endpoint
@@ -25,22 +26,12 @@ from swarm_node.p2p.transport import (
 )
 from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
 
-ECHO = "/swarm-node/echo/1"
-SIZED = "/swarm-node/sized/1"
 WHO = "/swarm-node/who/1"
 REFUSE = "/swarm-node/refuse/1"
 BROKEN = "/swarm-node/broken/1"
 SLOW = "/swarm-node/slow/1"
 
 Factory = Callable[[Identity], Transport]
-
-
-async def echo(peer: str, payload: bytes) -> bytes:
-    return payload
-
-
-async def sized(peer: str, payload: bytes) -> bytes:
-    return bytes(int(payload))
 
 
 async def who(peer: str, payload: bytes) -> bytes:

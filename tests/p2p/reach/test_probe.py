@@ -572,7 +572,9 @@ def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(tmp_path: Path) -> None
 
         first.transport.seen = forgetting  # type: ignore[method-assign]
         asked = site.asked
+        first.prober._begun -= LEAST_PAUSE
         await first.prober.refresh()
+        assert len(first.directory) == 0
         assert site.asked == asked
 
     at_site(body, tmp_path, 2)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transports import until
 
 from swarm_node.errors import ChildError, ConfigError
 from swarm_node.p2p.identity import Identity
@@ -88,11 +89,6 @@ async def admitted(hosts: Hosts) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 async def nothing() -> None:
     pass
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - there is no event for it
-        await asyncio.sleep(0.01)
 
 
 async def attended(

@@ -1,0 +1,41 @@
+"""Transports that tests start, and what they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+
+from swarm_node.p2p.transport import Transport
+
+ECHO = "/swarm-node/echo/1"
+SIZED = "/swarm-node/sized/1"
+#: The first start of all imports the stack, too.
+_START_SECONDS = 240.0
+
+
+async def echo(peer: str, payload: bytes) -> bytes:
+    return payload
+
+
+async def sized(peer: str, payload: bytes) -> bytes:
+    """As many bytes as the request says."""
+    return bytes(int(payload))
+
+
+@contextlib.asynccontextmanager
+async def running(*transports: Transport) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            for one in transports:
+                await one.start()
+        yield
+    finally:
+        for one in transports:
+            await one.stop()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what comes in its own time; the test's limit ends a wait in vain."""
+    while not holds():  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0.01)
