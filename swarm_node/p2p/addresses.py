@@ -43,8 +43,8 @@ def parse_address(text: str) -> Address | None:
 
     /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>; no relays, no other transports.
     """
-    endpoint, separator, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
-    if len(text) > _MAX_ADDRESS_CHARS or not separator or not is_peer_id(peer_id):
+    endpoint, _, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
+    if len(text) > _MAX_ADDRESS_CHARS or not is_peer_id(peer_id):
         return None
     parsed = split_endpoint(endpoint)
     return None if parsed is None or parsed[2] == 0 else Address(endpoint, peer_id)
@@ -165,12 +165,13 @@ def coordinator_url(address: str) -> str | None:
 def require_free_ports(listen: Iterable[str]) -> None:
     """
     Raises:
-        TransportError: another process listens on one of the ports. p2pd would share it
-            (SO_REUSEPORT), and each of two nodes would get connections meant for the other.
+        TransportError: an address is not of this machine, or another process listens there. p2pd
+            would share it (SO_REUSEPORT), and each of two nodes would get connections meant for the
+            other.
     """
     for text in listen:
         kind, host, port = split_endpoint(text) or ("", "", 0)
-        if port == 0 or kind not in ("ip4", "ip6"):
+        if kind not in ("ip4", "ip6"):
             continue
         family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -178,8 +179,8 @@ def require_free_ports(listen: Iterable[str]) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
-                reason = error.strerror
-                raise TransportError(f"cannot listen on {text}: {reason}; choose a port") from error
+                why = f"{error.strerror}; choose another address or port"
+                raise TransportError(f"cannot listen on {text}: {why}") from error
 
 
 def _is_host(kind: str, host: str) -> bool:

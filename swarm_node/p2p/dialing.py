@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm_node.p2p.addresses import Address, endpoint_of, split_endpoint
 from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.internet import IpAddress, is_embedding, is_internet, site
+from swarm_node.p2p.internet import IpAddress, is_internet, site
 from swarm_node.p2p.recent import Recent
 
 #: Connections to one host of the Internet that no member has answered at, per minute.
@@ -67,12 +67,8 @@ class Dialing:
         self._proven[address] = None
 
     def _within_reach(self, host: IpAddress, own: list[str]) -> bool:
-        if host.is_multicast or host.is_unspecified:
-            return False
         if host.is_loopback:  # a name is an address of its own, too
             return all(ip is not None and ip.is_loopback for ip in _hosts(own))
-        if is_embedding(host):
-            return False
         for network in _SITE:
             if host in network:
                 used = _hosts([*own, *self._configured])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
+from msgspec import structs
 from swarm_keys import DAY, Swarm
 
 from swarm_node.errors import Rejected
@@ -21,6 +23,7 @@ from swarm_node.p2p.coordination import (
     Call,
     Finding,
     Report,
+    Shown,
     SignedBatch,
     follow,
     next_batch,
@@ -85,6 +88,53 @@ def test_the_longest_call_fits_and_is_opened_as_it_was_shown() -> None:
         member.identity.peer_id,
     )
     assert len(opened.raw) <= MAX_CALL_BYTES
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "get"},
+        {"method": "GET\n"},
+        {"target": ""},
+        {"target": "/" * (MAX_TARGET_CHARS + 1)},
+        {"nonce": bytes(15)},
+        {"nonce": bytes(17)},
+    ],
+)
+def test_a_call_outside_its_bounds_is_not_made(changes: dict[str, Any]) -> None:
+    call = Call(1, "GET", "/", 0, bytes(16), bytes(32))
+    with pytest.raises(ValueError, match="bounds"):
+        pack(structs.replace(call, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"held_out": (("gcd", -0.1),)},
+        {"held_out": (("gcd", 1.1),)},
+        {"held_out": (("gcd", 1.0),) * (MAX_REPORTED_FAMILIES + 1)},
+        {"peers": (Finding(bytes(32), 1, ()),) * (MAX_REPORTED_PEERS + 1)},
+        {"peers": (Finding(bytes(32), 1, (("size", 1),) * (MAX_REASONS + 1)),)},
+    ],
+)
+def test_a_report_outside_its_bounds_is_not_made(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="bounds"):
+        pack(structs.replace(_longest_report(), **changes))
+
+
+def test_what_is_no_call_is_refused() -> None:
+    member = SWARM.member(1)
+    call = Call(1, "GET", "/", 0, bytes(16), bytes(32))
+    for shown, reason in (
+        (b"\xc1", "schema"),
+        (show_call(member.identity, b"o" * 32, member.chain, call), "signature"),
+        (pack(Shown(seal(KEY, ID, Kind.CALL, b"\x90"), *member.chain)), "schema"),
+    ):
+        refused = open_call(shown, ID)
+        assert isinstance(refused, Rejected)
+        assert refused.reason == reason
+    with pytest.raises(ValueError, match="bounds"):
+        pack(Shown(bytes(MAX_CALL_BYTES + 1), *member.chain))
 
 
 @pytest.mark.parametrize("kind", [Kind.CALL, Kind.REPORT, Kind.BATCH])

@@ -108,6 +108,20 @@ def test_an_address_at_which_a_member_answered_costs_nothing() -> None:
     assert not dialing.take(_address("8.8.8.8", 22), PUBLIC, 0.0)
 
 
+def test_known_is_what_is_configured_and_where_a_member_answered() -> None:
+    text = f"/ip4/10.0.0.1/tcp/1/p2p/{PEER}"
+    dialing = Dialing([text])
+    assert dialing.is_known(_address("10.0.0.1", 1))
+    assert not dialing.is_known(_address("8.8.8.8"))
+    dialing.answered(_address("8.8.8.8"))
+    assert dialing.is_known(_address("8.8.8.8"))
+    assert not dialing.is_known(_address("8.8.8.8", 22))
+
+
+def test_a_name_that_was_not_resolved_is_not_dialled() -> None:
+    assert not Dialing(()).take(Address("/dns4/node.example.org/tcp/1", PEER), PUBLIC, 0.0)
+
+
 def test_a_name_is_resolved_before_it_is_checked() -> None:
     found = asyncio.run(resolve(Address("/dns4/localhost/tcp/4001", PEER)))
     assert found == [_address("127.0.0.1")]

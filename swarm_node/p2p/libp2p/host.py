@@ -73,7 +73,7 @@ class Host:
                 listeners = await trio.open_tcp_listeners(port, host=host)
             except OSError as error:
                 reason = error.strerror or error
-                text = f"cannot listen on {address}: {reason}; choose a port"
+                text = f"cannot listen on {address}: {reason}; choose another address or port"
                 raise TransportError(text) from error
             for listener in listeners:
                 listening.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")
