@@ -284,12 +284,13 @@ class Prober:
         return links
 
     async def _round(self) -> None:
-        links = await self._links(_DRAWN)
-        if not links:
-            return
-        self._begun, reach = self._clock.now(), self._reach
-        reach.ports = tuple(ports_of(self._own()))
+        links, reach = await self._links(_DRAWN), self._reach
         asked = [self._directory.get(peer_id) for peer_id in self._chosen(links)]
+        reach.asked = len(asked)
+        if not asked:
+            return
+        self._begun = self._clock.now()
+        reach.ports = tuple(ports_of(self._own()))
         found = await asyncio.gather(
             *(self._ask(peer, links[peer.peer_id]) for peer in asked if peer is not None)
         )

@@ -191,7 +191,7 @@ class Replays:
         nonces, floor = self._askers.get(asker) or (OrderedDict(), -1)
         if body.nonce in (nonces if member else self._strangers):
             return Rejected("duplicate", "the same request a second time")
-        if member and body.issued_ms <= floor:
+        if body.issued_ms <= floor:
             return Rejected("outdated", "older than many requests that came before it")
         self.remember(asker if member else "", body.nonce, body.issued_ms)
         return None

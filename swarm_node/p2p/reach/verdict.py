@@ -108,11 +108,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """What this node knows of it now. The probe sets `probes` and `ports`, on which the node
-    listens; `relays` names the members that hold a link for it."""
+    """What this node knows of it now. The probe sets `probes`, how many members it `asked` last,
+    and the `ports` on which the node listens; `relays` names the members that hold a link for
+    it."""
 
     def __init__(self) -> None:
         self.probes: tuple[Probed, ...] = ()
+        self.asked = 0
         self.ports: tuple[int, ...] = ()
         self.relays: Callable[[], Sequence[Relay]] = tuple
 
@@ -135,7 +137,7 @@ class Reach:
 
     def verdict(self) -> Verdict:
         """For people and programs."""
-        return judge(self.probes, self.ports, tuple(self.relays()))
+        return judge(self.probes, self.ports, tuple(self.relays()), self.asked)
 
 
 def is_public(ip: str) -> bool:
@@ -192,17 +194,31 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
     return "reject" if refused else "restricted"
 
 
-def judge(probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = ()) -> Verdict:
-    """The verdict on a node that listens on `ports`, and for which `relays` hold a link."""
+def judge(
+    probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = (), asked: int = 0
+) -> Verdict:
+    """The verdict on a node that listens on `ports`, and for which `relays` hold a link. It `asked`
+    so many members last."""
     evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
     nat = nat_kind(probes, ports)
     opened = [probe for probe in evidence if probe.opened]
     closed = [probe for probe in evidence if not probe.opened]
-    kind, text, remedy = _direct(evidence, opened, closed, ports, nat)
+    kind: Kind = "unknown"
+    text, remedy = f"not probed yet: {_unable(asked)}", ""
+    if evidence:
+        kind, text, remedy = _direct(evidence, opened, closed, ports, nat)
     if relays and dialable(probes) is not True:
         kind, text = "relayed", f"via relay {listed(relays)}; {text}"
         remedy = remedy and f"nothing; for direct connections, {remedy}"
     return Verdict(kind, text, remedy, nat, list(probes), list(relays))
+
+
+def _unable(asked: int) -> str:
+    """Why nothing is known."""
+    if not asked:
+        return "no member to ask"
+    one = "the only member asked could not tell"
+    return one if asked == 1 else f"none of {asked} members asked could tell"
 
 
 def _direct(
@@ -213,8 +229,6 @@ def _direct(
     nat: Nat,
 ) -> tuple[Kind, str, str]:
     """Kind, text and remedy without relays."""
-    if not evidence:
-        return "unknown", "not probed yet: no member to ask", ""
     if len(opened) == len(closed):
         told = f"{_names(opened)} opened a connection to this node, {_names(closed)} could not"
         return "unknown", f"members disagree: {told}", ""

@@ -144,6 +144,19 @@ def verdict(*probes: Probed, relays: tuple[Relay, ...] = ()) -> Verdict:
 
 
 @pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (0, "no member to ask"),
+        (1, "the only member asked could not tell"),
+        (3, "none of 3 members asked could tell"),
+    ],
+)
+def test_without_an_answer_it_says_whether_anybody_was_asked(asked: int, text: str) -> None:
+    assert judge([alice("untried")], (PORT,), (), asked).text == f"not probed yet: {text}"
+    assert "asked could" not in judge([alice("open")], (PORT,), (), asked).text
+
+
+@pytest.mark.parametrize(
     ("probes", "kind", "text", "remedy"),
     [
         ([], "unknown", "not probed yet: no member to ask", ""),
