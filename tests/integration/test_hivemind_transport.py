@@ -152,7 +152,7 @@ def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> None:
             Identity.generate(),
             swarm_id=SWARM,
             secret=SECRET,
-            listen=["/ip4/192.0.2.1/tcp/0"],
+            listen=["/dns4/nobody.invalid/tcp/1"],
             state_dir=tmp_path / "nowhere",
             rng=random.Random(0),
         )
