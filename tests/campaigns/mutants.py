@@ -51,7 +51,7 @@ MODULES: dict[str, list[str]] = {
         "tests/node/test_stewardship.py",
         "tests/node/test_expelling.py",
     ],
-    "p2p/ticket.py": [],
+    "p2p/ticket.py": ["tests/p2p/test_coordination.py"],
     "p2p/wire.py": [],
     "p2p/budgets.py": [],
     "p2p/conduct.py": [],

@@ -176,6 +176,16 @@ def test_a_configured_peer_never_leaves_and_others_do() -> None:
     assert book.silent() == {"bootstrap": 0.0}
 
 
+def test_who_never_answered_has_not_become_silent() -> None:
+    book = _book()
+    book.configure([("peer", ["/peer"])], 0.0)
+    book.failed("peer", 0.0, heard=0.0)
+    known = book.get("peer")
+    assert known is not None
+    assert known.failures == 1
+    assert book.silent() == {}
+
+
 def test_a_peer_that_answered_as_a_partner_has_been_silent_since_then() -> None:
     book = _book()
     _tell(book, ["peer", "other"])
