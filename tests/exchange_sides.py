@@ -25,11 +25,7 @@ from swarm_node.p2p.gates import SizeGate
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import (
-    LIST,
-    PULL,
-    Server,
-)
+from swarm_node.p2p.serving import LIST, PULL, Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
 from swarm_node.policy.models.codec import Codec, check_tokens
 from swarm_node.policy.models.model import policy_digests, resolve
@@ -206,6 +202,8 @@ async def serve_raw(side: Side, change: Callable[[bytes], bytes], **header: int)
 async def announce_raw(
     side: Side, group: RolloutGroup, sealed: bytes, *, epoch: int, seq: int, **changes: Any
 ) -> None:
+    """Announce these bytes as `group` to whoever lists, and send them to whoever pulls. `changes`
+    are fields of the announcement."""
     fields: dict[str, Any] = dict(
         v=1,
         epoch=epoch,
@@ -240,10 +238,12 @@ async def announce_raw(
 
 
 async def announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> None:
+    """Announce and send a group that an honest node would not make."""
     body = wire.pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
     sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
     await announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq)
 
 
 def larger(group: RolloutGroup) -> RolloutGroup:
+    """A group of the same task with 17 answers: no node of these tests makes more than four."""
     return make_group(group.task, ["1", *"2" * 16], [1.0] + [0.0] * 16)

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from swarm_keys import Swarm
+from transports import SIZED, dial_stated, sized
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
@@ -14,11 +15,9 @@ from swarm_node.p2p.budgets import Wants
 from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.members import Members
 from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach import circuit
 from swarm_node.p2p.reach.transport import ReachingTransport
 
 WHO = "/swarm-node/who/1"
-SIZED = "/swarm-node/sized/1"
 #: Nobody listens there.
 NOWHERE = "/ip4/127.0.0.1/tcp/1"
 WANTS = Wants(groups=200.0, size=400_000, external=1.0)
@@ -58,19 +57,15 @@ class End:
         members = self.members
         self.reaching.screen(members.vouches, members.is_member, members.issuer)
         self.reaching.serve(WHO, self._who)
-        self.reaching.serve(SIZED, self._sized)
+        self.reaching.serve(SIZED, sized)
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
         if payload == b"no":
             raise TransportError("not for you")
         return caller.encode()
 
-    async def _sized(self, caller: str, payload: bytes) -> bytes:
-        return bytes(int(payload))
-
     async def asks(self, other: End, protocol: str = WHO, payload: bytes = b"") -> bytes:
         return await self.reaching.request(other.peer_id, protocol, payload)
 
     async def told_of(self, other: End) -> int:
-        stated = circuit.stated(other.reaching.addresses())
-        return await self.reaching.dial(circuit.completed(stated, other.peer_id))
+        return await dial_stated(self.reaching, other.reaching)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from light_nodes import WANTS
 from swarm_keys import Swarm
+from transports import SIZED, dial_stated, sized
 
 from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
@@ -22,7 +23,6 @@ from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 WHO = "/swarm-node/who/1"
-SIZED = "/swarm-node/sized/1"
 
 
 class Stating(MemoryTransport):
@@ -46,6 +46,7 @@ class End:
         mode: Mode = "auto",
         lan: Lan | None = None,
     ) -> None:
+        self.membership = membership
         self.identity, self.peer_id = membership.identity, membership.identity.peer_id
         self.dialable: bool | None = None
         self.members = Members(swarm.info, lambda: swarm.begin + loop.time())
@@ -67,15 +68,12 @@ class End:
             lan=lan,
         )
         self.reaching.serve(WHO, self._who)
-        self.reaching.serve(SIZED, self._sized)
+        self.reaching.serve(SIZED, sized)
 
     async def _who(self, caller: str, payload: bytes) -> bytes:
         if payload == b"no":
             raise TransportError("say hello first")
         return caller.encode()
-
-    async def _sized(self, caller: str, payload: bytes) -> bytes:
-        return bytes(int(payload))
 
     async def keep(self, times: int = 1) -> None:
         for _ in range(times):
@@ -86,9 +84,7 @@ class End:
         return (await self.reaching.request(other.peer_id, WHO, payload)).decode()
 
     async def told_of(self, other: End) -> None:
-        """Dial a peer at what it states of itself, as a greeting does."""
-        stated = circuit.stated(other.reaching.addresses())
-        await self.reaching.dial(circuit.completed(stated, other.peer_id))
+        await dial_stated(self.reaching, other.reaching)
 
 
 class World:
@@ -99,8 +95,11 @@ class World:
         self.network = MemoryNetwork(random.Random(0), patience=1.0)
         other = self.swarm.issuer("other")
         self.relays = [
-            End(self.network, self.swarm, self.swarm.member(n, other if n % 2 else None), loop)
-            for n in range(10, 10 + relays)
+            End(self.network, self.swarm, member, loop)
+            for member in (
+                self.swarm.member(n, other, "other") if n % 2 else self.swarm.member(n)
+                for n in range(10, 10 + relays)
+            )
         ]
         self.one, self.two = (
             End(self.network, self.swarm, self.swarm.member(n), loop) for n in (1, 2)
@@ -120,19 +119,9 @@ class World:
 
     def meet(self, one: End, other: End) -> None:
         """Let one hear the heartbeat of the other."""
-        membership = Membership(
-            other.identity,
-            self.swarm.info,
-            self.swarm.chain(other.identity, self.swarm.steward, "owner"),
-        )
-        if other in self.relays and self.relays.index(other) % 2:
-            issuer = self.swarm.issuer("other")
-            membership = Membership(
-                other.identity, self.swarm.info, self.swarm.chain(other.identity, issuer, "other")
-            )
         heard = one.members.hear(
             self.swarm.presence(
-                membership,
+                other.membership,
                 self.loop.time(),
                 addresses=circuit.fit_heartbeat(other.reaching.addresses()),
                 relays=other in self.relays,

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 
+from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.transport import Transport
 
 ECHO = "/swarm-node/echo/1"
@@ -21,6 +23,11 @@ async def echo(peer: str, payload: bytes) -> bytes:
 async def sized(peer: str, payload: bytes) -> bytes:
     """As many bytes as the request says."""
     return bytes(int(payload))
+
+
+async def dial_stated(one: ReachingTransport, other: ReachingTransport) -> int:
+    """Let `one` dial `other` at what it states of itself, as a greeting does."""
+    return await one.dial(circuit.completed(circuit.stated(other.addresses()), other.peer_id))
 
 
 @contextlib.asynccontextmanager

@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 
 from swarm_node.p2p.conduct import Blame, Standing, draw
 from swarm_node.p2p.recent import Recent
@@ -310,10 +311,13 @@ class Directory:
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """How many groups could be drawn now, at most `slots(author)` of each author."""
         return sum(
-            min(len(peer.offers), max(0, slots(key)))
-            for key, peer in self._peers.items()
-            if peer.retry_at <= now
+            min(len(peer.offers), max(0, slots(peer.peer_id))) for peer in self._offering(now)
         )
+
+    def _offering(self, now: float) -> Iterator[Peer]:
+        """The peers that offer groups and may be asked now. Only theirs are the slots that callers
+        look up: a node counts its buffer for each."""
+        return (peer for peer in self._peers.values() if peer.offers and peer.retry_at <= now)
 
     def give_back(self, offer: Offer) -> None:
         """Keep a drawn offer that nobody answered, for TRIES pulls in all."""
@@ -340,11 +344,8 @@ class Directory:
         `conduct.draw` picks the author, and then all its offers have the same chance, so a peer
         that announces more is not drawn more often. Peers that may not be asked now are left out.
         """
-        offering = [
-            peer
-            for key, peer in sorted(self._peers.items())
-            if peer.offers and peer.retry_at <= now and slots(key) > 0
-        ]
+        peers = sorted(self._offering(now), key=attrgetter("peer_id"))
+        offering = [peer for peer in peers if slots(peer.peer_id) > 0]
         if not offering:
             return None
         pool = offering[

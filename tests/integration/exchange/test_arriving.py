@@ -25,18 +25,12 @@ from swarm_node.p2p import wire
 from swarm_node.p2p.conduct import BLAMELESS, STRIKES
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.memory import MemoryNetwork
-from swarm_node.p2p.serving import (
-    PULL,
-)
+from swarm_node.p2p.serving import PULL
 from swarm_node.p2p.verify import restored_group, restored_groups
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.trainer import TrainerCore
-from swarm_node.rollout import (
-    PolicyRef,
-    Provenance,
-    VerifiedGroup,
-)
+from swarm_node.rollout import PolicyRef, Provenance, VerifiedGroup
 
 
 def test_a_published_group_arrives_verified_and_only_once(in_swarm) -> None:

@@ -18,15 +18,7 @@ from swarm_node.p2p.conduct import FIRST_OFF_SECONDS, Standing
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
-from swarm_node.p2p.serving import (
-    HELLO,
-    LIST,
-    PEERS,
-    PULL,
-    RENEW,
-    REVOKED,
-    SECRET,
-)
+from swarm_node.p2p.serving import HELLO, LIST, PEERS, PULL, RENEW, REVOKED, SECRET
 from swarm_node.p2p.statements import NewSecret, Revocations, Signed, revocations
 
 

@@ -16,14 +16,9 @@ from swarm_node.p2p.budgets import FREE_SECONDS
 from swarm_node.p2p.conduct import STRIKES
 from swarm_node.p2p.envelope import Kind, seal
 from swarm_node.p2p.memory import MemoryNetwork
-from swarm_node.p2p.serving import (
-    LIST,
-    PULL,
-)
+from swarm_node.p2p.serving import LIST, PULL
 from swarm_node.p2p.statements import revocations
-from swarm_node.rollout import (
-    TaskRef,
-)
+from swarm_node.rollout import TaskRef
 
 
 def test_what_this_node_does_not_train_on_is_not_even_pulled(in_swarm) -> None:

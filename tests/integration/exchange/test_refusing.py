@@ -24,12 +24,7 @@ from swarm_node.errors import SlowTaskError
 from swarm_node.p2p import wire
 from swarm_node.p2p.envelope import Kind, content_id, seal
 from swarm_node.p2p.memory import MemoryNetwork
-from swarm_node.rollout import (
-    Completion,
-    PolicyRef,
-    RolloutGroup,
-    TaskRef,
-)
+from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 
 @pytest.mark.parametrize(
