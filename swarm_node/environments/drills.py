@@ -1,0 +1,305 @@
+"""Short exercises on letters and digits, generated without end: the default tasks of a swarm.
+
+A family is a generator of one kind of question, at a difficulty that is a length: of a word, of a
+number, of a list. Every family of the presets has more than 10,000 different questions, and no
+single answer is right for more than a tenth of them, so reward means that a model can do it.
+Nothing but this module decides a task: no package, no data file, no version of Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import string
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, cast
+
+from swarm_node.environments.answers import final_answer, only_answer, score_exact
+from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.split import is_held_out
+from swarm_node.errors import ConfigError
+from swarm_node.rollout import TaskRef
+
+#: Counts changes of how this module turns a seed into a task or a text into a score.
+SCHEME = 1
+#: Bounds of a difficulty. 40 letters need 188 of the 256 random bits of a task.
+MAX_LENGTH = 12
+_LETTERS = string.ascii_lowercase
+
+
+class Exercise(NamedTuple):
+    """A question with its one right answer."""
+
+    question: str
+    answer: str
+
+
+class Draws:
+    """The random choices of one task, from the hash of its name: 256 bits, the same everywhere."""
+
+    def __init__(self, family: str, seed: int) -> None:
+        named = f"swarm-node/drills/{family}/{seed}".encode()
+        self._left = int.from_bytes(hashlib.sha256(named).digest(), "big")
+
+    def below(self, bound: int) -> int:
+        """An integer in [0, bound)."""
+        self._left, drawn = divmod(self._left, bound)
+        return drawn
+
+    def within(self, least: int, most: int) -> int:
+        """An integer in [least, most]."""
+        return least + self.below(most - least + 1)
+
+    def word(self, length: int) -> str:
+        """So many letters."""
+        return "".join(_LETTERS[self.below(26)] for _ in range(length))
+
+    def digits(self, length: int) -> str:
+        """So many digits; the first may be 0."""
+        return "".join(str(self.below(10)) for _ in range(length))
+
+
+Generator = Callable[[Draws, int], Exercise]
+
+
+def _addition(draws: Draws, length: int) -> Exercise:
+    one, other = draws.below(2 * 10**length), draws.below(2 * 10**length)
+    return Exercise(f"What is {one} + {other}?", str(one + other))
+
+
+def _difference(draws: Draws, length: int) -> Exercise:
+    one, other = draws.below(2 * 10**length), draws.below(2 * 10**length)
+    return Exercise(f"How far apart are {one} and {other}?", str(abs(one - other)))
+
+
+def _largest(draws: Draws, length: int) -> Exercise:
+    numbers = [draws.within(10, 999) for _ in range(length)]
+    return Exercise(f"Which is the largest: {', '.join(map(str, numbers))}?", str(max(numbers)))
+
+
+def _sorting(draws: Draws, length: int) -> Exercise:
+    digits = draws.digits(length)
+    return Exercise(f"Sort the digits of {digits} from low to high.", "".join(sorted(digits)))
+
+
+def _digit_sums(draws: Draws, length: int) -> Exercise:
+    one, other = draws.digits(length), draws.digits(length)
+    sums = (str((int(a) + int(b)) % 10) for a, b in zip(one, other, strict=True))
+    return Exercise(f"Add {one} and {other} digit by digit without carrying.", "".join(sums))
+
+
+def _reversal(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    return Exercise(f"Spell {word} backward.", word[::-1])
+
+
+def _successors(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    following = (_LETTERS[(_LETTERS.index(letter) + 1) % 26] for letter in word)
+    return Exercise(f"Replace each letter of {word} by the next one.", "".join(following))
+
+
+def _initials(draws: Draws, length: int) -> Exercise:
+    words = [draws.word(3) for _ in range(length)]
+    question = f"Give the first letters of {' '.join(words)}."
+    return Exercise(question, "".join(word[0] for word in words))
+
+
+def _position(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    place = draws.within(1, length)
+    return Exercise(f"Which letter is number {place} of {word}?", word[place - 1])
+
+
+def _alphabet(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    return Exercise(f"Put the letters of {word} in alphabetical order.", "".join(sorted(word)))
+
+
+def _removal(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    gone = word[draws.below(length)]
+    return Exercise(f"Leave out every {gone} of {word}.", word.replace(gone, ""))
+
+
+def _progression(draws: Draws, length: int) -> Exercise:
+    start, step = draws.below(200), draws.within(1, 60)
+    numbers = [start + index * step for index in range(length + 1)]
+    return Exercise(f"What comes next: {', '.join(map(str, numbers[:-1]))}?", str(numbers[-1]))
+
+
+FAMILIES: Mapping[str, Generator] = {
+    "addition": _addition,
+    "difference": _difference,
+    "largest": _largest,
+    "sorting": _sorting,
+    "digit_sums": _digit_sums,
+    "reversal": _reversal,
+    "successors": _successors,
+    "initials": _initials,
+    "position": _position,
+    "alphabet": _alphabet,
+    "removal": _removal,
+    "progression": _progression,
+}
+
+#: Families with the least and the most length, the easiest preset first. "short" is for models of
+#: well under a million parameters; "long" has longer words and numbers, on which they stay far
+#: from right. "chat" is for pretrained chat models of half a billion weights and more.
+PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "short": {
+        "addition": (2, 2),
+        "alphabet": (3, 4),
+        "initials": (3, 3),
+        "largest": (2, 3),
+        "position": (3, 5),
+        "removal": (3, 4),
+        "reversal": (3, 4),
+        "sorting": (4, 5),
+        "successors": (3, 4),
+    },
+    "long": {
+        "addition": (3, 3),
+        "alphabet": (5, 6),
+        "digit_sums": (3, 4),
+        "initials": (4, 6),
+        "largest": (4, 6),
+        "progression": (2, 3),
+        "removal": (4, 6),
+        "reversal": (5, 7),
+        "successors": (5, 6),
+    },
+    "chat": {
+        "addition": (4, 7),
+        "alphabet": (6, 10),
+        "difference": (4, 7),
+        "digit_sums": (5, 9),
+        "initials": (6, 10),
+        "largest": (8, 12),
+        "progression": (3, 4),
+        "removal": (8, 12),
+        "reversal": (6, 12),
+    },
+}
+#: Instructions of presets that have one: a chat model then thinks aloud, and its answer is found.
+INSTRUCTIONS = {
+    "chat": "Think step by step. Then give the final answer alone inside <answer></answer>."
+}
+#: Presets for models that write an answer and nothing else.
+STRICT = frozenset({"short", "long"})
+
+
+def create(
+    preset: str = "short",
+    families: Mapping[str, tuple[int, int]] | None = None,
+    instruction: str | None = None,
+    strict: bool | None = None,
+) -> Environment:
+    """The factory behind the entry point `drills`.
+
+    Args:
+        preset: a key of `PRESETS`.
+        families: family -> [least, most] length; replaces the preset.
+        instruction: appended to every question after an empty line; None means the preset's.
+        strict: text around the <answer></answer> makes an answer wrong; None means the preset's.
+
+    Raises:
+        ConfigError: an unknown preset or family, or lengths out of bounds.
+    """
+    if instruction is None:
+        instruction = INSTRUCTIONS.get(preset, "") if families is None else ""
+    if strict is None:
+        strict = preset in STRICT and families is None
+    if families is None:
+        if preset not in PRESETS:
+            raise ConfigError(
+                f"environment.options.preset: unknown {preset!r}; use one of {', '.join(PRESETS)}"
+            )
+        families = PRESETS[preset]
+    return _Drills(_checked(families), instruction, strict=strict)
+
+
+def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
+    """Yields (family, question, answer) for ever, over the families in turn, for warm starts. Texts
+    that are held out are left out.
+
+    Raises:
+        ConfigError: `preset` is unknown.
+    """
+    environment = create(preset)
+    position = 0
+    while True:
+        for family in environment.families:
+            number = task_seed("corpus", seed, family, position)
+            ref = TaskRef(environment.name, environment.version, family, number)
+            exercise = Exercise(**environment.derive(ref).payload)
+            if not is_held_out(exercise.question):
+                yield family, *exercise
+        position += 1
+
+
+@functools.cache
+def preset_versions() -> Mapping[str, str]:
+    """The presets by their versions."""
+    return {create(name).version: name for name in PRESETS}
+
+
+class _Drills:
+    """Implements `Environment`."""
+
+    name = "drills"
+
+    def __init__(
+        self, lengths: Mapping[str, tuple[int, int]], instruction: str, *, strict: bool
+    ) -> None:
+        self.families = tuple(sorted(lengths))
+        covered = [lengths, instruction, strict]
+        canonical = json.dumps(covered, sort_keys=True, separators=(",", ":"))
+        self.version = f"{SCHEME}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"
+        self._lengths = lengths
+        self._suffix = f"\n\n{instruction}" if instruction else ""
+        self._strict = strict
+
+    def derive(self, ref: TaskRef) -> Task:
+        check_ref(self, ref)
+        draws = Draws(ref.family, ref.seed)
+        length = draws.within(*self._lengths[ref.family])
+        return Task(ref, FAMILIES[ref.family](draws, length)._asdict())
+
+    def render(self, task: Task) -> str:
+        return self.question(task) + self._suffix
+
+    def score(self, task: Task, text: str) -> float:
+        answer = only_answer(text) if self._strict else final_answer(text)
+        return 0.0 if answer is None else score_exact(answer, self.answer(task), ())
+
+    def question(self, task: Task) -> str:
+        """The text that decides on which side of the split the task is."""
+        return cast(str, task.payload["question"])
+
+    def answer(self, task: Task) -> str:
+        """The right answer."""
+        return cast(str, task.payload["answer"])
+
+
+def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    key = "environment.options.families"
+    if not isinstance(families, Mapping) or not families:
+        raise ConfigError(f"{key} must be a table of at least one family")
+    checked = {}
+    for family, lengths in families.items():
+        if family not in FAMILIES:
+            raise ConfigError(f"{key}.{family} is unknown: use one of {', '.join(FAMILIES)}")
+        if not (
+            isinstance(lengths, list | tuple)
+            and len(lengths) == 2
+            and all(type(length) is int for length in lengths)
+            and 1 <= lengths[0] <= lengths[1] <= MAX_LENGTH
+        ):
+            raise ConfigError(
+                f"{key}.{family}: give the least and the most length, within 1 and {MAX_LENGTH}"
+            )
+        checked[family] = (lengths[0], lengths[1])
+    return checked
