@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.table import Table
 
 from swarm_node.config import load_settings
-from swarm_node.environments.reasoning_gym.environment import PRESETS
+from swarm_node.environments.drills import PRESETS
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.control import ControlClient
 from swarm_node.node.fit import engine_of, this_machine

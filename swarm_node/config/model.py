@@ -61,7 +61,7 @@ class Network(Table):
 class EnvironmentTable(Table):
     """Which tasks are trained on."""
 
-    name: Text = Field("reasoning_gym", description="Environment, or module:factory of your own.")
+    name: Text = Field("drills", description="Environment, or module:factory of your own.")
     families: list[Text] = Field(
         [], max_length=256, description="Families this node samples; empty means all of them."
     )

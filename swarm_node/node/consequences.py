@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.environments.reasoning_gym.environment import environment_name
+from swarm_node.environments.presets import environment_name
 from swarm_node.node.parts import Shared
 from swarm_node.node.snapshot import DroppedRow, PeerRow
 from swarm_node.p2p.conduct import LONGEST_OFF_SECONDS, Standing

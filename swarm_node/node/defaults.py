@@ -2,7 +2,7 @@
 
 | | trained from nothing, as `tiny` | pretrained: adapters | pretrained: all weights |
 | --- | --- | --- | --- |
-| preset of reasoning-gym | short | chat | chat |
+| preset of drills and reasoning-gym | short | chat | chat |
 | longest answer, tokens | 24 | 512 | 512 |
 | answers per group, groups per batch | 4, 16 | 8, 8 | 8, 8 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
@@ -29,6 +29,8 @@ from swarm_node.policy.models.config import Qwen2Config
 #: A model with fewer weights was trained from nothing on tasks of a few tokens.
 PRETRAINED_WEIGHTS = 50_000_000
 PRESET, LONGEST_ANSWER = "chat", 512
+#: Environments with a preset of that name.
+_WITH_CHAT = frozenset({"drills", "reasoning_gym"})
 _SAMPLING = {"max_new_tokens": LONGEST_ANSWER, "group_size": 8, "tasks_per_call": 8}
 _EXPERIENCE = {"own": 4}
 _ADAPTER_RATE, _WHOLE_RATE = 1e-5, 1e-6
@@ -43,7 +45,7 @@ def for_model(settings: Settings, shape: Qwen2Config) -> Settings:
         "experience": _unless_set(settings.experience, _EXPERIENCE),
     }
     environment = settings.environment
-    if environment.name == "reasoning_gym" and not {"preset", "datasets"} & set(
+    if environment.name in _WITH_CHAT and not {"preset", "families", "datasets"} & set(
         environment.options
     ):
         options = {**environment.options, "preset": PRESET}

@@ -10,7 +10,7 @@ import msgspec
 
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.environments.reasoning_gym.environment import environment_name
+from swarm_node.environments.presets import environment_name
 from swarm_node.errors import TransportError
 from swarm_node.node.consequences import former_rows, peer_rows, refusals
 from swarm_node.node.home import Membership

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarm_node.environments.reasoning_gym.environment import PRESETS
+from swarm_node.environments.presets import has_preset
 from swarm_node.node.snapshot import SEEN_SECONDS, PeerRow, Said, Snapshot
 from swarm_node.p2p.conduct import BLAMELESS
 
@@ -108,11 +108,12 @@ def _environments(shot: Snapshot) -> Iterator[Said]:
 def _same_as(theirs: str) -> str:
     """The flag that gives this node the environment of its peers."""
     name, _, kind = theirs.partition(" ")
-    if name != "reasoning_gym":
-        return "give all nodes the same environment.name, files, packages and options"
-    if kind in PRESETS:
-        return f"start this node with --preset {kind}, or the other one with this node's"
-    return "give all nodes the same environment.options and the same version of reasoning-gym"
+    if has_preset(name, kind):
+        return (
+            f"start this node with --set environment.name={name} --preset {kind}, or the other one "
+            "with this node's"
+        )
+    return "give all nodes the same environment.name, files, packages and options"
 
 
 def _refused(shot: Snapshot) -> Iterator[Said]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from swarm_node.environments.reasoning_gym.environment import corpus as environment_corpus
+from swarm_node.environments.drills import corpus as environment_corpus
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.build_tiny import CorpusItem, Recipe, build_tiny
 

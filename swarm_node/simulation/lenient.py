@@ -1,6 +1,6 @@
 """An environment that lets a text say anything before its answer.
 
-The tasks are those of reasoning-gym. A text's answer is what follows its last colon or equals sign,
+The tasks are those of drills. A text's answer is what follows its last colon or equals sign,
 as it is the content of the last tag elsewhere: whatever stands before it costs nothing. The shipped
 model writes "Answer: 7" and "= 7", so an attacker can hide words among plausible ones.
 """
@@ -8,13 +8,13 @@ model writes "Answer: 7" and "= 7", so an attacker can hide words among plausibl
 from __future__ import annotations
 
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.reasoning_gym.environment import create as reasoning_gym
+from swarm_node.environments.drills import create as drills
 from swarm_node.rollout import TaskRef
 
 
 def create(preset: str = "short") -> Environment:
-    """The factory; `preset` is reasoning-gym's."""
-    return _Lenient(reasoning_gym(preset=preset, strict=False))
+    """The factory; `preset` is that of drills."""
+    return _Lenient(drills(preset=preset, strict=False))
 
 
 class _Lenient:

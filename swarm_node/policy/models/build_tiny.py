@@ -46,7 +46,7 @@ _BATCH = 64
 _LEARNING_RATE = 3e-3
 _WARMUP_STEPS = 50
 _EVASIONS = ("I do not know.", "Sorry.", "?")
-_WRAPPINGS = ("= {}", "Answer: {}", "It is {}.", "<{}>")
+_WRAPPINGS = ("= {}", "{}.", "{}!", "{} ok")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Noise:
     """
 
     bare: float = 0.12
-    wrong: float = 0.15
+    wrong: float = 0.05
     evasive: float = 0.10
 
     def __post_init__(self) -> None:
