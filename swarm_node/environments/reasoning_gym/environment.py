@@ -20,7 +20,7 @@ from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.split import is_held_out, release_needed, without_split
+from swarm_node.environments.split import described, is_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
@@ -323,10 +323,10 @@ def _presets() -> Mapping[str, str]:
 def environment_name(name: str, version: str) -> str:
     """An environment as people know it: of this one, its preset rather than a digest. An
     environment of another release says so."""
-    own = without_split(version)
+    said = described(version)
+    own, space, release = said.partition(" ")
     known = _presets().get(own, own) if name == "reasoning_gym" else own
-    needs = release_needed(version)
-    return f"{name} {known} ({needs})" if needs else f"{name} {known}"
+    return f"{name} {known}{space}{release}"
 
 
 def _version(
