@@ -9,6 +9,7 @@ import pytest
 from builders import quiet_snapshot
 
 from swarm_node.environments.reasoning_gym.environment import create, environment_name
+from swarm_node.environments.split import with_split
 from swarm_node.node.samples import RecentRow
 from swarm_node.node.snapshot import MembershipRow, PeerRow, Said, Snapshot
 from swarm_node.node.verdict import ENOUGH_GROUPS, findings
@@ -108,10 +109,25 @@ def test_a_node_alone_is_told_so_beside_what_is_worse() -> None:
 def test_a_preset_has_its_name_and_anything_else_its_version() -> None:
     for preset in ("short", "chat", "sapo"):
         made = create(preset=preset)
-        assert environment_name(made.name, made.version) == f"reasoning_gym {preset}"
+        assert environment_name(made.name, with_split(made.version)) == f"reasoning_gym {preset}"
     own = create(datasets={"gcd": {}})
-    assert environment_name(own.name, own.version) == f"reasoning_gym {own.version}"
-    assert environment_name("mine:create", "short") == "mine:create short"
+    named = environment_name(own.name, with_split(own.version))
+    assert named == f"reasoning_gym {own.version}"
+    assert environment_name("mine:create", with_split("short")) == "mine:create short"
+
+
+def test_an_environment_of_another_release_is_named_with_the_release_that_one_node_needs() -> None:
+    """A node that shares the preset but not the split is not told to take the same preset."""
+    old, new = create(preset="short").version, "2-ab split 2, swarm-node 0.3.1"
+    for version, named, remedy in (
+        (old, "reasoning_gym short before swarm-node 0.2", "its node runs an older release"),
+        (new, "reasoning_gym 2-ab of swarm-node 0.3.1", "needs swarm-node 0.3.1 or newer"),
+    ):
+        assert environment_name("reasoning_gym", version) == named
+        (said,) = findings(node(peers=[peer(environment=named, seen=2.0)]))
+        assert said.kind == "environment"
+        assert named in said.text
+        assert remedy in said.remedy
 
 
 def test_findings_travel_with_the_snapshot() -> None:

@@ -14,6 +14,8 @@ from swarm_node.environments.judging.judge import (
     DERIVING_TOO_LONG,
     MAX_REPLY_BYTES,
     SCORING_TOO_LONG,
+    Check,
+    Checked,
     Derive,
     Derived,
     PlainRef,
@@ -57,7 +59,7 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored)
+_Reply = TypeVar("_Reply", Derived, Scored, Checked)
 
 
 class JudgeLostError(ChildError):
@@ -73,8 +75,8 @@ class JudgeLostError(ChildError):
 class EnvironmentProcess:
     """The process that holds the environment; restarted after it has died."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], families: Sequence[str] = ()) -> None:
-        self._request = Start(name, dict(options), tuple(families))
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self._request = Start(name, dict(options))
         self._child = Child(
             "environment",
             "swarm_node.environments.judging.worker",
@@ -215,6 +217,17 @@ class JudgeProcess:
         if self._environment.runs_code or self._groups >= GROUPS_PER_JUDGE:
             await self.close()
         return reply.verdicts
+
+    async def check(self, family: str, seconds: float) -> str:
+        """Why training and held-out questions of a family cannot be kept apart within `seconds` of
+        processor time, "" if they can.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            ConfigError, ChildError: no judge can be started.
+        """
+        request = Check(family, seconds)
+        return (await self._call(request, Checked, seconds, lambda _: True)).why
 
     async def close(self) -> None:
         await self._end()

@@ -244,9 +244,15 @@ def test_the_registry_finds_installed_and_own_environments(
 ) -> None:
     assert "reasoning_gym" in available()
     assert create_environment("reasoning_gym", {"preset": "sapo"}).name == "reasoning_gym"
-    (tmp_path / "own_registry_case.py").write_text("value = 3\ndef create(level): return level\n")
+    (tmp_path / "own_registry_case.py").write_text(
+        "from swarm_node.environments.reasoning_gym.environment import create as inner\n"
+        "def create(level): return inner(preset=level) if level else level\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    assert create_environment("own_registry_case:create", {"level": 5}) == 5
+    own = create_environment("own_registry_case:create", {"level": "chat"})
+    assert own.families == tuple(PRESETS["chat"])
+    with pytest.raises(ConfigError, match="no environment: it has no 'name'"):
+        create_environment("own_registry_case:create", {"level": 0})
 
 
 @pytest.mark.parametrize(
