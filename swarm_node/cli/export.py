@@ -129,7 +129,7 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
     from swarm_node.node.snapshot import Saved
 
     try:
-        saved = msgspec.convert(dict(extra), Saved)
+        saved = Saved.read(extra)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
         return []
     groups = saved.groups

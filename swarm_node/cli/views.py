@@ -132,8 +132,8 @@ def eval_view(point: EvalPoint) -> RenderableType:
     table = Table("family", "reward", title=f"held out, policy version {point.version}")
     for family, reward in sorted(point.families.items()):
         table.add_row(family, f"{reward:.2f}")
-    unseen = "-" if point.unseen is None else f"{point.unseen:.3f}"
-    return Group(table, f"all {point.all:.3f}   own {point.own:.3f}   never sampled {unseen}")
+    borrowed = "-" if point.borrowed is None else f"{point.borrowed:.3f}"
+    return Group(table, f"all {point.all:.3f}   own {point.own:.3f}   never sampled {borrowed}")
 
 
 def choices_view() -> RenderableType:

@@ -147,8 +147,8 @@ function drawRewards() {
   const x = evals.map((point) => point.seconds);
   if (chosen) return rewards.draw(x, parted(chosen, evals.map((point) => point.families[chosen] ?? null)));
   const lines = parted("all families", evals.map((point) => point.all));
-  if (evals.some((point) => point.unseen !== null)) {
-    lines.splice(1, 0, ["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.unseen)]);
+  if (evals.some((point) => point.borrowed !== null)) {
+    lines.splice(1, 0, ["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.borrowed)]);
   }
   rewards.draw(x, lines);
 }
