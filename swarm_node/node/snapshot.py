@@ -245,7 +245,7 @@ class UpdateRow(msgspec.Struct, frozen=True):
 class MixtureRow(msgspec.Struct, frozen=True):
     """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
     mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
-    1 after held-out reward fell. None: not known, or not estimated."""
+    1 after reward on unseen texts fell. None: not known, or not estimated."""
 
     own: int
     external: int

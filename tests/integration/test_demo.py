@@ -26,6 +26,8 @@ NODE_KEYS = {
     "reward_end",
     "borrowed_start",
     "borrowed_end",
+    "seen_start",
+    "seen_end",
     "groups_published",
     "groups_trained_own",
     "groups_trained_external",
