@@ -1,3 +1,3 @@
 """swarm-node: post-train language models together by sharing signed rollouts."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

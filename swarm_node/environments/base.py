@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from swarm_node.environments.split import bound_of, position, release_needed
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
@@ -30,6 +31,11 @@ class Environment(Protocol):
     families: tuple[str, ...]
     # An environment that runs code from answers also sets `runs_code = True`. Then it starts only
     # on a machine that can confine it, and each group is scored in a new process.
+    #
+    # Optional besides: `question(task)`, the text that decides whether a task is held out, where
+    # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
+    # `notes`, sentences for the owner; `held_out_bounds`, for a list of questions that is split
+    # already: by family the `split.position` below which its questions are held out.
 
     def derive(self, ref: TaskRef) -> Task:
         """The task that `ref` names.
@@ -55,10 +61,12 @@ def check_ref(environment: Environment, ref: TaskRef) -> None:
             range.
     """
     if (ref.environment, ref.version) != (environment.name, environment.version):
+        same = ref.environment == environment.name
+        older = release_needed(ref.version, environment.version) if same else ""
+        remedy = "give all nodes the same files, packages and options of the environment"
         raise UnknownTaskError(
             f"the task is for {ref.environment} {ref.version}, this node has {environment.name} "
-            f"{environment.version}: give all nodes the same files, packages and options of the "
-            "environment"
+            f"{environment.version}: {older or remedy}"
         )
     if ref.family not in environment.families:
         raise UnknownTaskError(
@@ -69,12 +77,17 @@ def check_ref(environment: Environment, ref: TaskRef) -> None:
 
 
 def split_held_out(
-    items: Sequence[_Item], hashes: Sequence[bytes], share: float
-) -> tuple[list[_Item], list[_Item]]:
-    """The items for training and those held out, which are about a `share` of all: those with small
-    hashes of 8 bytes, and at least one. So items of one hash are in the same part, and stay there
-    when more are added."""
-    bound = max(int(share * 2**64).to_bytes(8, "big"), min(hashes, default=b""))
-    pairs = list(zip(items, hashes, strict=True))
-    training = [item for item, digest in pairs if digest > bound]
-    return training, [item for item, digest in pairs if digest <= bound]
+    items: Sequence[_Item], questions: Sequence[str], share: float
+) -> tuple[list[_Item], list[_Item], int]:
+    """The items for training, those held out, which are about a `share` of all, and the position
+    below which a question is held out. Both parts have an item if two questions differ. Items of
+    one question are in the same part, and stay there when more are added, except to a short
+    list."""
+    places = [position(question) for question in questions]
+    ordered = sorted(set(places))
+    bound = bound_of(share)
+    if len(ordered) > 1:
+        bound = min(max(bound, ordered[0] + 1), ordered[-1])
+    pairs = list(zip(items, places, strict=True))
+    training = [item for item, place in pairs if place >= bound]
+    return training, [item for item, place in pairs if place < bound], bound

@@ -21,6 +21,7 @@ from swarm_node.environments.judging.processes import (
     JudgeProcess,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
+from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -38,13 +39,14 @@ Whose = Literal["own", "peers"]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """The description of an environment, and what confines its judges: None if they run in the
-    node's own process."""
+    """The description of an environment, what confines its judges (None if they run in the node's
+    own process), and sentences about its tasks that the owner should read."""
 
     name: str
     version: str
     families: tuple[str, ...]
     sandbox: Sandbox | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class EnvironmentHost(Protocol):
         """Make the environment ready.
 
         Raises:
-            ConfigError: there is no such environment, or it refuses its options.
+            ConfigError: there is no such environment, it refuses its options, or it cannot keep
+                training and held-out texts apart.
             ChildError: its process does not start.
         """
         ...
@@ -116,17 +119,20 @@ class ProcessEnvironmentHost:
         self,
         name: str,
         options: Mapping[str, Any],
+        families: Sequence[str] = (),
         *,
         derive_seconds: float = DERIVE_SECONDS,
         score_seconds: float = SCORE_SECONDS,
     ) -> None:
-        """`name` and `options` are as for `registry.create_environment`. `derive_seconds` is the
-        processor time for making one task, `score_seconds` for scoring all texts of one group."""
+        """`name` and `options` are as for `registry.create_environment`. It does not start if
+        training and held-out texts of one of `families`, () for all, cannot be kept apart.
+        `derive_seconds` is the processor time for making one task, `score_seconds` for scoring all
+        texts of one group."""
         if min(derive_seconds, score_seconds) <= 0:
             raise ValueError("a judge needs more than 0 seconds")
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
-        self._environment = EnvironmentProcess(name, options)
+        self._environment = EnvironmentProcess(name, options, families)
         self._judges: Mapping[Whose, JudgeProcess] = {
             "own": JudgeProcess(self._environment, niceness=0),
             "peers": JudgeProcess(self._environment, niceness=_PEERS_NICENESS),
@@ -163,7 +169,7 @@ class ProcessEnvironmentHost:
                 f"machine cannot confine it{how}: use another environment, or another machine or "
                 "container setting"
             )
-        return EnvironmentInfo(said.name, said.version, said.families, sandbox)
+        return EnvironmentInfo(said.name, said.version, said.families, sandbox, said.notes)
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         async with self._turns["own"]:
@@ -236,12 +242,21 @@ class InlineEnvironmentHost:
     """An `EnvironmentHost` in this process, for simulations of trusted nodes. It gives the same
     rewards, but has no time limit, and a scorer that ends its process ends the simulation."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, families: Sequence[str] = ()) -> None:
+        """Of an environment that is split by text, `families` are checked at the start; () for
+        all."""
         self._environment = environment
+        self._families = tuple(families)
 
     async def start(self) -> EnvironmentInfo:
         environment = self._environment
-        return EnvironmentInfo(environment.name, environment.version, environment.families)
+        notes: tuple[str, ...] = ()
+        if isinstance(environment, SplitEnvironment):
+            environment.check_families(self._families or environment.families)
+            notes = environment.notes
+        return EnvironmentInfo(
+            environment.name, environment.version, environment.families, notes=notes
+        )
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         return [derive_prompt(self._environment, ref)[1] for ref in refs]

@@ -18,12 +18,14 @@ from typing import Any
 
 from swarm_node.environments.answers import SCORERS, final_answer, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref, split_held_out
+from swarm_node.environments.split import canonical
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: with the scoring "math", LaTeX that makes a matrix of any size is wrong.
-SCHEME = 2
+#: 3: the canonical text of a question decides its part.
+SCHEME = 3
 MAX_FILE_BYTES = 256 << 20
 MAX_ROW_BYTES = 64 << 10
 MAX_ROWS = 1_000_000
@@ -42,10 +44,13 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """The examples of one file. No question is in both parts."""
+    """The examples of one file. No question is in both parts: those below `bound` are held out.
+    `repeated` counts the rows whose question stands in another row before."""
 
     training: Sequence[Example]
     held_out: Sequence[Example]
+    bound: int
+    repeated: int
 
 
 def create(
@@ -63,7 +68,7 @@ def create(
         path: a file or several; each becomes a family, named after it.
         scoring: "exact" (word for word), "math" (math-verify) or "choice" (a letter).
         template: the prompt, with {question} in the place of the question. Choices follow it.
-        held_out: share of the questions kept for evaluation, by a hash of the question.
+        held_out: share of the questions kept for evaluation, by a hash of their canonical text.
         question, answer: the names of the fields.
         strict: text around the <answer></answer> makes an answer wrong.
 
@@ -87,6 +92,7 @@ def create(
         families[file.stem] = _split(file, rows, held_out)
     if not families:
         raise _refusal("path", "name at least one file")
+    _check_apart(families)
     if scoring == "math":
         # Imports and compiles for seconds: now, not within the time limit of the first answer.
         SCORERS[scoring]("1", "1", ())
@@ -110,6 +116,8 @@ class _Jsonl:
     ) -> None:
         self.families = tuple(families)
         self.version = version
+        self.held_out_bounds = {name: family.bound for name, family in families.items()}
+        self.notes = tuple(_note(name, family) for name, family in families.items())
         self._rows = families
         self._score = SCORERS[scoring]
         self._template = template
@@ -127,6 +135,14 @@ class _Jsonl:
         prompt = self._template.replace("{question}", example.question)
         lines = [f"{_letter(index)}. {text}" for index, text in enumerate(example.choices)]
         return "\n".join([prompt, *lines])
+
+    def question(self, task: Task) -> str:
+        example: Example = task.payload
+        return example.question
+
+    def answer(self, task: Task) -> str | None:
+        example: Example = task.payload
+        return example.answer
 
     def score(self, task: Task, text: str) -> float:
         example: Example = task.payload
@@ -220,12 +236,36 @@ def _letter(index: int) -> str:
 
 
 def _split(path: Path, rows: Sequence[Example], share: float) -> _Family:
-    """By the hash of the question, so all copies of a question are in the same part."""
-    hashes = [hashlib.sha256(row.question.encode()).digest()[:8] for row in rows]
-    training, held_out = split_held_out(rows, hashes, share)
+    """By the canonical text of the question, so all copies of a question are in the same part."""
+    questions = [canonical(row.question) for row in rows]
+    training, held_out, bound = split_held_out(rows, questions, share)
     if not training or not held_out:
         raise _refusal("path", f"{path} needs at least two different questions, one for each part")
-    return _Family(training, held_out)
+    return _Family(training, held_out, bound, len(rows) - len(set(questions)))
+
+
+def _check_apart(families: Mapping[str, _Family]) -> None:
+    """Short files may need other bounds, so that a question that stands in two could be in both
+    parts."""
+    if len({family.bound for family in families.values()}) == 1:
+        return
+    trained = {canonical(r.question): name for name, f in families.items() for r in f.training}
+    for name, family in families.items():
+        for row in family.held_out:
+            other = trained.get(canonical(row.question))
+            if other is not None:
+                raise _refusal(
+                    "path",
+                    f"the question {row.question[:60]!r} would train in {other} and be held out in "
+                    f"{name}: put these files together, or give both more questions",
+                )
+
+
+def _note(name: str, family: _Family) -> str:
+    text = f"{name}: {len(family.training)} rows for training, {len(family.held_out)} held out"
+    if family.repeated:
+        text += f"; {family.repeated} rows repeat a question and fall together with it"
+    return text
 
 
 def _version(options: Sequence[Any], scoring: str) -> str:

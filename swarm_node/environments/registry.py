@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from swarm_node.environments.base import Environment
+from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError
 
 GROUP = "swarm_node.environments"
@@ -19,14 +19,16 @@ def available() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
-def create_environment(name: str, options: Mapping[str, Any]) -> Environment:
-    """Call the factory called `name` with `options` as keyword arguments.
+def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironment:
+    """Call the factory called `name` with `options` as keyword arguments, and split its questions
+    by text.
 
     `name` is an entry point of the group "swarm_node.environments", or "module:factory" for a
     module that can be imported. It comes from this node's own settings, never from a peer.
 
     Raises:
-        ConfigError: no such environment, it cannot be imported, or it does not take `options`.
+        ConfigError: no such environment, it cannot be imported, it does not take `options`, or what
+            it makes is no environment.
     """
     factory = _imported(name) if ":" in name else _installed(name)
     try:
@@ -34,8 +36,7 @@ def create_environment(name: str, options: Mapping[str, Any]) -> Environment:
     except TypeError as error:
         known = ", ".join(inspect.signature(factory).parameters) or "none"
         raise ConfigError(f"environment.options for {name}: {error}; it takes: {known}") from error
-    environment: Environment = factory(**options)
-    return environment
+    return SplitEnvironment(factory(**options))
 
 
 def _installed(name: str) -> Callable[..., Any]:

@@ -21,7 +21,8 @@ from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-SCHEME = 1
+#: 2: the canonical text of a question decides its part.
+SCHEME = 2
 
 
 def create(
@@ -36,7 +37,7 @@ def create(
         taskset: id of an installed taskset, which is the name of its module.
         options: the taskset's own settings.
         limit: how many of its tasks are used, counted from the first.
-        held_out: share of the tasks kept for evaluation, by a hash of the task.
+        held_out: share of the tasks kept for evaluation, by a hash of their canonical text.
 
     Raises:
         ConfigError: verifiers or the taskset is not installed, an option makes no sense, or its
@@ -72,13 +73,14 @@ class _Verifiers:
     runs_code = True
 
     def __init__(self, taskset: str, tasks: Sequence[Any], held_out: float) -> None:
-        hashes = [bytes.fromhex(task.hash)[:8] for task in tasks]
-        self._training, self._held_out = split_held_out(tasks, hashes, held_out)
-        if not self._training:
+        parts = split_held_out(tasks, [_prompt(task) for task in tasks], held_out)
+        self._training, self._held_out, bound = parts
+        if not self._training or not self._held_out:
             raise ConfigError(
                 f"environment.options.taskset: {taskset} has fewer than two different tasks"
             )
         self.families: tuple[str, ...] = (taskset.rsplit("/", 1)[-1],)
+        self.held_out_bounds = dict.fromkeys(self.families, bound)
         self.version = _version(taskset, tasks, held_out)
 
     def derive(self, ref: TaskRef) -> Task:
@@ -87,12 +89,16 @@ class _Verifiers:
         return Task(ref, tasks[ref.seed % len(tasks)])
 
     def render(self, task: Task) -> str:
-        data = task.payload.data
-        return "\n\n".join(part for part in (data.system_prompt, data.prompt_text) if part)
+        return _prompt(task.payload)
 
     def score(self, task: Task, text: str) -> float:
         """The weighted sum of the task's rewards. Must not be called in a running event loop."""
         return asyncio.run(_reward(task.payload, text))
+
+
+def _prompt(task: Any) -> str:
+    data = task.data
+    return "\n\n".join(part for part in (data.system_prompt, data.prompt_text) if part)
 
 
 async def _reward(task: Any, text: str) -> float:

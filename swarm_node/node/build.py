@@ -67,7 +67,8 @@ def build_parts(
     trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
     reach = Reach()
     transport = _make_transport(settings, home, membership, reach)
-    environment = ProcessEnvironmentHost(settings.environment.name, settings.environment.options)
+    table = settings.environment
+    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
     storage = Storage(home.database)
     storage.begin_epoch()
     metrics = MetricsFile(home.metrics)

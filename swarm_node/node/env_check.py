@@ -47,7 +47,7 @@ async def check_environment(
     check that fails ends the list where the next one needs it."""
     found: list[Said] = []
     async with AsyncExitStack() as stack:
-        hosts = [ProcessEnvironmentHost(name, options) for _ in range(2)]
+        hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
         for host in hosts:
             stack.push_async_callback(host.close)
         try:

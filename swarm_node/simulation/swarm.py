@@ -160,7 +160,9 @@ class _Swarm:
         self._clock = Clock(now=loop.time, wall=lambda: EPOCH + loop.time())
         made = create_environment(settings.environment.name, settings.environment.options)
         self._made = made
-        self._environment: EnvironmentHost = InlineEnvironmentHost(made)
+        self._environment: EnvironmentHost = InlineEnvironmentHost(
+            made, settings.environment.families
+        )
         self._network = MemoryNetwork(
             self._seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
         )

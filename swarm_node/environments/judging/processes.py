@@ -73,8 +73,8 @@ class JudgeLostError(ChildError):
 class EnvironmentProcess:
     """The process that holds the environment; restarted after it has died."""
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self._request = Start(name, dict(options))
+    def __init__(self, name: str, options: Mapping[str, Any], families: Sequence[str] = ()) -> None:
+        self._request = Start(name, dict(options), tuple(families))
         self._child = Child(
             "environment",
             "swarm_node.environments.judging.worker",

@@ -28,10 +28,11 @@ _MOST_DESCRIPTORS = (1 << 31) - 1
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Make the environment called `name`."""
+    """Make the environment called `name`, and check these of its families; () for all."""
 
     name: str
     options: dict[str, Any]
+    families: tuple[str, ...] = ()
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -48,13 +49,15 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The environment's description, and whether judges share writable memory with others."""
+    """The environment's description, what it tells its owner, and whether judges share writable
+    memory with others."""
 
     name: str
     version: str
     families: tuple[str, ...]
     runs_code: bool
     shares_memory: bool
+    notes: tuple[str, ...] = ()
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +97,7 @@ class _Worker:
 
     def _start(self, request: Start) -> Started:
         environment = create_environment(request.name, request.options)
+        environment.check_families(request.families or environment.families)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no judge could be waited for
         self._environment = environment
         self._code = list(code_paths())
@@ -102,9 +106,10 @@ class _Worker:
         return Started(
             environment.name,
             environment.version,
-            tuple(environment.families),
-            bool(getattr(environment, "runs_code", False)),
+            environment.families,
+            environment.runs_code,
             shares_memory(),
+            environment.notes,
         )
 
     def _fork(self, request: Fork) -> int:

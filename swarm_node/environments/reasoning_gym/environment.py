@@ -20,6 +20,7 @@ from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.split import is_held_out, release_needed, without_split
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
@@ -170,7 +171,7 @@ def create(
 
 def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
     """Yields (family, question, answer) for ever, over training seeds and the families in turn, for
-    warm starts. Tasks without a single known answer are left out.
+    warm starts. Held-out questions and tasks without a single known answer are left out.
 
     Raises:
         ConfigError: `preset` is unknown.
@@ -180,7 +181,7 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
     while True:
         for family in environment.families:
             item = environment.item(family, task_seed("corpus", seed, family, position))
-            if item["answer"] is not None:
+            if item["answer"] is not None and not is_held_out(item["question"]):
                 yield family, item["question"], str(item["answer"])
         position += 1
 
@@ -220,6 +221,15 @@ class _ReasoningGym:
 
     def render(self, task: Task) -> str:
         return cast(str, task.payload["question"]) + self._suffix
+
+    def question(self, task: Task) -> str:
+        """The question without the instruction, so that the same one is on the same side for all
+        presets."""
+        return cast(str, task.payload["question"])
+
+    def answer(self, task: Task) -> str | None:
+        right = task.payload["answer"]
+        return None if right is None else str(right)
 
     def score(self, task: Task, text: str) -> float:
         """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the
@@ -311,8 +321,12 @@ def _presets() -> Mapping[str, str]:
 
 
 def environment_name(name: str, version: str) -> str:
-    """An environment as people know it: of this one, its preset rather than a digest."""
-    return f"{name} {_presets().get(version, version) if name == 'reasoning_gym' else version}"
+    """An environment as people know it: of this one, its preset rather than a digest. An
+    environment of another release says so."""
+    own = without_split(version)
+    known = _presets().get(own, own) if name == "reasoning_gym" else own
+    needs = release_needed(version)
+    return f"{name} {known} ({needs})" if needs else f"{name} {known}"
 
 
 def _version(

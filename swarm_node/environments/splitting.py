@@ -1,0 +1,162 @@
+"""Any environment with its questions split by text: no training reference makes a held-out one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.split import (
+    HELD_OUT_SHARE,
+    MAX_DRAWS,
+    bound_of,
+    canonical,
+    next_seed,
+    position,
+    with_split,
+)
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.rollout import TaskRef
+
+#: Texts of each side that a family must show before a node starts with it.
+_ENOUGH = 8
+#: A slow family that has shown both sides is not drawn from for longer.
+_CHECK_SECONDS = 3.0
+_NEEDED = ("name", "version", "families", "derive", "render", "score")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTask(Task):
+    """A task with the one that the environment itself made for it, perhaps of a later seed."""
+
+    inner: Task
+
+
+class SplitEnvironment:
+    """Implements `Environment` around another one. A reference whose text is on the other side
+    moves on to further seeds, by a rule that every receiver repeats."""
+
+    def __init__(self, inner: Environment) -> None:
+        """
+        Raises:
+            ConfigError: `inner` is no environment.
+        """
+        missing = [name for name in _NEEDED if not hasattr(inner, name)]
+        if missing:
+            raise ConfigError(
+                f"environment.name: what its function returns is no environment: it has no "
+                f"{missing[0]!r}"
+            )
+        self._inner = inner
+        self.name = inner.name
+        self.version = with_split(inner.version)
+        self.families = tuple(inner.families)
+        self.runs_code = bool(getattr(inner, "runs_code", False))
+        #: Sentences about its tasks that the owner should read.
+        self.notes: tuple[str, ...] = tuple(getattr(inner, "notes", ()))
+        self._question: Callable[[Task], str] = getattr(inner, "question", inner.render)
+        self._answer: Callable[[Task], str | None] | None = getattr(inner, "answer", None)
+        bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
+        usual = bound_of(HELD_OUT_SHARE)
+        self._bounds = {family: bounds.get(family, usual) for family in self.families}
+
+    def derive(self, ref: TaskRef) -> Task:
+        check_ref(self, ref)
+        drawn: Counter[str] = Counter()
+        for seed in _seeds(ref):
+            task = self._made(ref.family, seed)
+            question = self._question(task)
+            if self._held_out(ref.family, question) == ref.held_out:
+                return SplitTask(ref, task.payload, task)
+            drawn[canonical(question)] += 1
+        raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, drawn))
+
+    def render(self, task: Task) -> str:
+        return self._inner.render(_inner(task))
+
+    def score(self, task: Task, text: str) -> float:
+        return self._inner.score(_inner(task), text)
+
+    def question(self, task: Task) -> str:
+        """The text that decides the side of a task."""
+        return self._question(_inner(task))
+
+    def answer(self, task: Task) -> str | None:
+        """The right answer of a task, None where none is known."""
+        return None if self._answer is None else self._answer(_inner(task))
+
+    def check_families(
+        self, families: Collection[str], now: Callable[[], float] = SYSTEM_CLOCK.now
+    ) -> None:
+        """Draw a few tasks of each of `families`, until both sides have shown enough.
+
+        Raises:
+            ConfigError: a family cannot keep the sides apart within MAX_DRAWS.
+        """
+        for family in families:
+            if family in self.families:
+                self._check(family, now)
+
+    def _check(self, family: str, now: Callable[[], float]) -> None:
+        until = now() + _CHECK_SECONDS
+        for held_out, hashed in ((False, task_seed), (True, held_out_seed)):
+            drawn: Counter[str] = Counter()
+            found = 0
+            for index in range(MAX_DRAWS):
+                if found >= _ENOUGH or (found and now() > until):
+                    break
+                question = self._question(self._checked(family, hashed("split", family, index)))
+                drawn[canonical(question)] += 1
+                found += self._held_out(family, question) == held_out
+            else:
+                raise ConfigError(
+                    f"environment.options: {_refusal(family, held_out, found, drawn)}: give it "
+                    "settings with more questions, or leave it out"
+                )
+
+    def _checked(self, family: str, seed: int) -> Task:
+        try:
+            return self._made(family, seed)
+        except Exception as error:
+            raise ConfigError(
+                f"environment.options: family {family} fails to make a task "
+                f"({type(error).__name__}: {error}); leave it out"
+            ) from error
+
+    def _made(self, family: str, seed: int) -> Task:
+        inner = self._inner
+        return inner.derive(TaskRef(inner.name, inner.version, family, seed))
+
+    def _held_out(self, family: str, question: str) -> bool:
+        return position(question) < self._bounds[family]
+
+
+def different(drawn: Counter[str]) -> int:
+    """About how many different texts a generator has, by the number of those that were drawn once
+    and twice (Chao's estimate). At least those that were drawn."""
+    times = Counter(drawn.values())
+    once, twice = times[1], times[2]
+    return len(drawn) + once * (once - 1) // (2 * (twice + 1))
+
+
+def _seeds(ref: TaskRef) -> Iterator[int]:
+    yield ref.seed
+    for draw in range(1, MAX_DRAWS + 1):
+        yield next_seed(ref, draw)
+
+
+def _inner(task: Task) -> Task:
+    if not isinstance(task, SplitTask):
+        raise TypeError("a task of another environment: derive it with this one")
+    return task.inner
+
+
+def _refusal(family: str, held_out: bool, found: int, drawn: Counter[str]) -> str:
+    side = "held-out" if held_out else "training"
+    return (
+        f"family {family}: {found} of {drawn.total()} draws have a text of the {side} part; it has "
+        f"about {different(drawn)} different questions"
+    )
