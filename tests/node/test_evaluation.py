@@ -78,16 +78,17 @@ class _Known(Host):
 
     def __init__(self) -> None:
         super().__init__(environment())
-        self.judged: list[TaskRef] = []
+        self.judged: dict[TaskRef, str] = {}
 
     async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
-        self.judged.append(ref)
         found = await super().judge(ref, texts, whose)
+        assert ref not in self.judged
+        self.judged[ref] = found.prompt
         return replace(found, rewards=(0.25 if ref.held_out else 0.75,) * len(texts))
 
 
-def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, list[TaskRef]]:
-    """One point, and the tasks that were judged for it."""
+def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str]]:
+    """One point, and the tasks that were judged for it with their prompts."""
     host = _Known()
 
     async def scenario(loop: VirtualTimeLoop) -> EvalPoint:
@@ -115,6 +116,7 @@ def test_reward_on_unseen_and_on_seen_texts_are_kept_apart(tmp_path: Path) -> No
     unseen = {ref for ref in judged if ref.held_out}
     seen = set(judged) - unseen
     families = len(point.families)
+    assert not {judged[ref] for ref in unseen} & {judged[ref] for ref in seen}
     assert (len(unseen), len(seen), len(judged)) == (4 * families, 2 * families, 6 * families)
 
 
