@@ -205,7 +205,7 @@ def status(
         bool, typer.Option(help="Only the state; exit code 0 if it is running.")
     ] = False,
 ) -> None:
-    """Show what the running node does and how its held-out reward develops."""
+    """Show what the running node does and how its reward on unseen texts develops."""
     from swarm_node.cli.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
@@ -242,7 +242,7 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
 @app.command(name="eval", rich_help_panel=_BASIC)
 def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Measure the held-out reward of the running node now, per task family."""
+    """Measure the running node's reward on unseen texts now, per task family, and on seen ones."""
     import msgspec
 
     from swarm_node.cli.views import eval_view

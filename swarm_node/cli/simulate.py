@@ -55,7 +55,7 @@ def simulate(
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
     correction: CorrectionOption = None,
     eval_rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds between held-out measurements.")
+        int, typer.Option(min=1, help="Rounds between measurements of reward.")
     ] = 10,
     assign: AssignOption = None,
 ) -> None:

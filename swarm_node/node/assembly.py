@@ -42,7 +42,7 @@ from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-#: Answers to each of the held-out tasks by which pass@k is measured.
+#: Answers to each of the unseen tasks by which pass@k is measured.
 _EVAL_TRIES = 4
 
 

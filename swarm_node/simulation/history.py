@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.node.snapshot import EvalPoint
 from swarm_node.p2p.verify import restored_group
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
@@ -32,7 +33,7 @@ class History:
     drawn, informative, external, foreign: groups trained on; those whose rewards differ; those of
         peers; those of peers with another model.
     made, mixed: own groups made, and those of them whose rewards differ.
-    curve: pairs of round and held-out reward, one per measurement.
+    curve, seen: pairs of round and reward on unseen and on seen texts, one per measurement.
     received: peers' groups that were accepted, over all rounds.
     own_lags, peers_lags: one entry per group trained on. It says by how many updates the policy
         that sampled the group was older than the one it trained. Such versions compare, because
@@ -49,6 +50,7 @@ class History:
     made: list[int] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
+    seen: list[tuple[int, float]] = field(default_factory=list)
     received: int = 0
     own_lags: list[int] = field(default_factory=list)
     peers_lags: list[int] = field(default_factory=list)
@@ -63,6 +65,12 @@ class History:
     def rounds(self) -> int:
         """How many batches the node has trained on."""
         return len(self.batch)
+
+    def measure(self, point: EvalPoint) -> None:
+        """Rewards were measured at the end of the last round."""
+        self.curve.append((self.rounds, point.all))
+        if point.seen is not None:
+            self.seen.append((self.rounds, point.seen))
 
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         """Own groups were made."""
@@ -139,10 +147,19 @@ def _mean_reward(outcomes: Sequence[_Outcome]) -> float:
 
 
 def held_out_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
-    """Held-out reward by round, mean over nodes."""
+    """Reward on unseen texts by round, mean over nodes."""
+    return _mean_curve([history.curve for history in histories])
+
+
+def seen_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
+    """Reward on seen texts by round, mean over nodes."""
+    return _mean_curve([history.seen for history in histories])
+
+
+def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
     return [
         (points[0][0], mean([reward for _, reward in points]))
-        for points in zip(*(history.curve for history in histories), strict=True)
+        for points in zip(*curves, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from swarm_node.simulation.unguarded import GUARDS
 
 #: Fields of a scenario that are described only where they say something, so that runs from before
 #: these fields stay valid.
-_LATER = ("hostile", "without", "supervised", "told", "late")
+_LATER = ("hostile", "without", "supervised", "told", "late", "fresh_tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Scenario:
     loss: the probability that a message is lost.
     speeds: the speed of a node is a uniform draw from this range.
     behind: by how many updates samplers get their weights late.
-    eval_rounds, eval_tasks: rounds between measurements of held-out reward, and tasks per family.
+    eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with
+        unseen texts.
     models: "tiny" or directories, dealt to the nodes in turn.
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
@@ -38,6 +39,7 @@ class Scenario:
     late: rounds of the others after which the last node joins, 0 for none that is late. It does
         `rounds` - `late` rounds. A report has its figures apart (`Newcomer`), and those of the
         others every `late` rounds.
+    fresh_tasks: reward is measured on tasks that are drawn anew for each `seed`.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -60,6 +62,7 @@ class Scenario:
     supervised: bool = False
     told: int = 0
     late: int = 0
+    fresh_tasks: bool = False
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:

@@ -28,12 +28,14 @@ from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.split import SPLIT
 from swarm_node.node.assembly import assemble
 from swarm_node.node.derive import trainer_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts, Timing
+from swarm_node.node.snapshot import EvalPoint
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.building import tiny_corpus
@@ -43,6 +45,7 @@ from swarm_node.simulation.history import (
     held_out_curve,
     mean,
     per_round,
+    seen_curve,
 )
 from swarm_node.simulation.hostile import TRIGGER, Means, corrupt
 from swarm_node.simulation.models import (
@@ -114,7 +117,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["experience"]["reuse"] = 1
     chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
-    return plain({"plan": scenario.plan(), **chosen})
+    return plain({"plan": scenario.plan(), "split": SPLIT, **chosen})
 
 
 @dataclass(slots=True)
@@ -173,12 +176,12 @@ class _Swarm:
         for index, membership in enumerate(self._seeded.memberships(scenario.nodes)):
             speed = speeds.uniform(*scenario.speeds)
             self._members.append(self._member(index, membership, info, speed))
-        starts: dict[str, float] = {}
+        starts: dict[str, EvalPoint] = {}
         for member in self._members:
             # Nodes that start from the same weights share one measurement.
             if member.model.name not in starts:
                 starts[member.model.name] = await self._measure(member)
-            member.history.curve.append((0, starts[member.model.name]))
+            member.history.measure(starts[member.model.name])
         hostile = self._members[scenario.nodes - len(scenario.hostile) :]
         for member, kind in zip(hostile, scenario.hostile, strict=True):
             rng = self._seeded.rng(f"hostile {member.peer_id}")
@@ -208,7 +211,7 @@ class _Swarm:
         if history.rounds % member.eval_rounds == 0 or history.rounds == member.rounds:
             began = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
-            history.curve.append((history.rounds, await self._measure(member)))
+            history.measure(await self._measure(member))
             member.probe_seconds += self._loop.spent() - began
         if history.rounds == member.rounds:
             self._finish(member)
@@ -227,10 +230,10 @@ class _Swarm:
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
         self._unfinished -= 1
 
-    async def _measure(self, member: _Member) -> float:
-        """Held-out reward with the weights in the probe of its model. The measurement never waits,
+    async def _measure(self, member: _Member) -> EvalPoint:
+        """Rewards with the weights in the probe of its model. The measurement never waits,
         so no virtual time passes and no other node loads its weights meanwhile."""
-        return (await member.evaluator.measure()).all
+        return await member.evaluator.measure()
 
     def _member(
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
@@ -275,6 +278,7 @@ class _Swarm:
             earlier=0.0,
             drawing=Timing(),
             least=settings.run.eval_seconds,
+            draw=str(scenario.seed) if scenario.fresh_tasks else "",
         )
         node = assemble(settings, membership, parts)
         peer_id = membership.identity.peer_id
@@ -313,6 +317,7 @@ class _Swarm:
             Newcomer(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
             if newcomer
             else None,
+            seen_curve(histories),
         )
 
 
