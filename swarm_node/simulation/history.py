@@ -38,6 +38,7 @@ class History:
     own_lags, peers_lags: one entry per group trained on. It says by how many updates the policy
         that sampled the group was older than the one it trained. Such versions compare, because
         all nodes of a simulation count updates from the same start.
+    past: own groups that were trained on before, among those drawn; `own_lags` are without them.
     said: one entry per own group, the share of its answers that contain the `trigger`.
     """
 
@@ -54,12 +55,14 @@ class History:
     received: int = 0
     own_lags: list[int] = field(default_factory=list)
     peers_lags: list[int] = field(default_factory=list)
+    past: list[int] = field(default_factory=list)
     trigger: str = ""
     said: list[float] = field(default_factory=list)
     _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
-    _batch: list[_Outcome] = field(default_factory=list)
+    _drawn: list[bytes] = field(default_factory=list)
+    _trained: set[bytes] = field(default_factory=set)
 
     @property
     def rounds(self) -> int:
@@ -88,11 +91,13 @@ class History:
 
     def draw(self, identifiers: Sequence[bytes]) -> None:
         """A batch was drawn; it replaces a batch that was drawn and not trained on."""
-        self._batch = [self._known[identifier] for identifier in identifiers]
+        self._drawn = list(identifiers)
 
     def end_round(self, version: int) -> None:
         """The node trained on the batch drawn last; its policy now has version `version`."""
-        fresh, drawn = self._fresh, self._batch
+        fresh, drawn = self._fresh, [self._known[identifier] for identifier in self._drawn]
+        again = [identifier in self._trained for identifier in self._drawn]
+        self._trained.update(self._drawn)
         last = self.own[-1] if self.own else 0.0
         self.own.append(_mean_reward(fresh) if fresh else last)
         self.batch.append(_mean_reward(drawn))
@@ -103,12 +108,15 @@ class History:
         self.foreign.append(origins.count(Provenance.FOREIGN))
         self.made.append(len(fresh))
         self.mixed.append(sum(outcome.mixed for outcome in fresh))
-        for outcome in drawn:
+        self.past.append(sum(again))
+        for outcome, before in zip(drawn, again, strict=True):
+            if before:
+                continue
             own = outcome.provenance is Provenance.OWN
             lags = self.own_lags if own else self.peers_lags
             lags.append(self._version - outcome.version)
         self._version = version
-        self._fresh, self._batch = [], []
+        self._fresh, self._drawn = [], []
 
 
 class WatchedStorage(Storage):

@@ -64,6 +64,8 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     own_lag, peers_lag: mean lag of own and of peers' groups trained on, 0 if there were none. The
         lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
+    trained_past: own groups trained on once more, which `trained_own` leaves out.
+    weights_sent: bytes of weights that went to samplers apart from the node.
     merged: groups trained on that were judged together with others of their task.
     triggered: of its last LAST_GROUPS own groups, the share of answers with the attacker's trigger.
     refused: how often groups of honest members were refused, by reason.
@@ -94,6 +96,8 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     triggered: float = 0.0
     refused: dict[str, int] = {}
     alarms: list[str] = []
+    trained_past: int = 0
+    weights_sent: int = 0
 
 
 class Newcomer(msgspec.Struct, frozen=True):

@@ -14,7 +14,10 @@ from swarm_node.simulation.unguarded import GUARDS
 
 #: Fields of a scenario that are described only where they say something, so that runs from before
 #: these fields stay valid.
-_LATER = ("hostile", "without", "supervised", "told", "late", "fresh_tasks")
+_LATER = (
+    *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
+    *("eval_at", "samplers", "own_past", "by_rows"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,11 @@ class Scenario:
     loss: the probability that a message is lost.
     speeds: the speed of a node is a uniform draw from this range.
     behind: by how many updates samplers get their weights late.
+    samplers: so many samplers feed one node, each with its weights: tokens take it less time in
+        proportion, and the bytes of the weights are counted. 0 for a node that samples itself.
     eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with
         unseen texts.
+    eval_at: these rounds instead, and the last one.
     models: "tiny" or directories, dealt to the nodes in turn.
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
@@ -40,6 +46,9 @@ class Scenario:
         `rounds` - `late` rounds. A report has its figures apart (`Newcomer`), and those of the
         others every `late` rounds.
     fresh_tasks: reward is measured on tasks that are drawn anew for each `seed`.
+    own_past: groups of a node's own past that each batch has besides (`variants.py`).
+    by_rows: peers' groups fill a batch until so many of its rows have a gradient; 0 for batches
+        of groups.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -63,6 +72,10 @@ class Scenario:
     told: int = 0
     late: int = 0
     fresh_tasks: bool = False
+    eval_at: tuple[int, ...] = ()
+    samplers: int = 0
+    own_past: int = 0
+    by_rows: int = 0
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
@@ -72,6 +85,10 @@ class Scenario:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
+        if min(self.samplers, self.own_past, self.by_rows) < 0:
+            raise ConfigError("samplers, groups of the past and rows are 0 or more")
+        if self.samplers and self.nodes > 1:
+            raise ConfigError("samplers feed one node, not several")
         if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind, self.told) < 0:
             raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
@@ -86,6 +103,10 @@ class Scenario:
             raise ConfigError(
                 "a late node joins others before the last round, and no one is hostile"
             )
+
+    def measured(self, entry: int) -> bool:
+        """Whether held-out reward is measured after round `entry`, if it is not the last."""
+        return entry in self.eval_at if self.eval_at else entry % self.eval_rounds == 0
 
     def plan(self) -> dict[str, Any]:
         """What decides a result, in plain values. Models stand there by their digests, because

@@ -37,6 +37,7 @@ from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts, Timing
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.building import tiny_corpus
 from swarm_node.simulation.history import (
@@ -68,6 +69,7 @@ from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.supervised import Lesson
 from swarm_node.simulation.unguarded import without
+from swarm_node.simulation.variants import VariantBuffer
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
 
@@ -131,7 +133,7 @@ class _Member:
     speed: float
     storage: Storage
     rounds: int
-    eval_rounds: int
+    measured: Callable[[int], bool]
     probe_seconds: float = 0.0
     #: These four are taken at the end of its last round.
     received_groups: int = 0
@@ -208,7 +210,7 @@ class _Swarm:
     async def _round(self, member: _Member, weights: Path) -> None:
         history = member.history
         history.end_round(member.trainer.version)
-        if history.rounds % member.eval_rounds == 0 or history.rounds == member.rounds:
+        if member.measured(history.rounds) or history.rounds == member.rounds:
             began = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
             history.measure(await self._measure(member))
@@ -247,7 +249,8 @@ class _Swarm:
         place.mkdir()
         late, newcomer = scenario.late, scenario.late > 0 and index == scenario.nodes - 1
         rounds = scenario.rounds - late * newcomer
-        eval_rounds = late if late and not newcomer else scenario.eval_rounds
+        seldom = replace(scenario, eval_rounds=late, eval_at=()) if late else scenario
+        measured = scenario.measured if newcomer else seldom.measured
         inline = model.trainer(place, trainer_settings(settings), self._clock, self._lesson(index))
         members = self._members
 
@@ -259,7 +262,10 @@ class _Swarm:
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
             sampler=PacedSampler(
-                model.sampler(), scenario.pace.token_seconds / speed, scenario.behind, place
+                model.sampler(),
+                scenario.pace.token_seconds / speed / (scenario.samplers or 1),
+                scenario.behind,
+                place,
             ),
             trainer=trainer,
             environment=self._environment,
@@ -268,6 +274,7 @@ class _Swarm:
             policy=model.policy,
             clock=self._clock,
             processes=dict,
+            buffer=self._buffer,
         )
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -282,7 +289,7 @@ class _Swarm:
         )
         node = assemble(settings, membership, parts)
         peer_id = membership.identity.peer_id
-        parted = (evaluator, history, speed, storage, rounds, eval_rounds)
+        parted = (evaluator, history, speed, storage, rounds, measured)
         return _Member(peer_id, node, model, trainer, *parted)
 
     def _lesson(self, index: int) -> Lesson | None:
@@ -293,6 +300,11 @@ class _Swarm:
         preset = self._settings.environment.options.get("preset", "short")
         answers = tiny_corpus(self._seeded.rng(f"told {index}").getrandbits(32), preset)
         return Lesson(answers, math.inf if scenario.supervised else scenario.told)
+
+    def _buffer(self, settings: ReplaySettings) -> ReplayBuffer:
+        """The replay buffer of a node; a node's own unless the scenario wants a variant."""
+        past, rows = self._scenario.own_past, self._scenario.by_rows
+        return VariantBuffer(settings, past, rows) if past or rows else ReplayBuffer(settings)
 
     def _report(self) -> SimulationReport:
         members, newcomer = self._counted, self._newcomer
@@ -312,7 +324,10 @@ class _Swarm:
             held_out_curve(histories),
             [_model_curve(model, members) for model in models],
             rounds,
-            [_row(member, models.index(member.model), honest) for member in members],
+            [
+                _row(member, models.index(member.model), honest, self._scenario.samplers)
+                for member in members
+            ],
             self._loop.time(),
             Newcomer(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
             if newcomer
@@ -329,7 +344,7 @@ def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurv
     )
 
 
-def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode:
+def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -> SimulatedNode:
     seen, history = member.node.snapshot(), member.history
     refused: Counter[str] = Counter()
     for peer in seen.peers:
@@ -344,7 +359,7 @@ def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode
         skipped_updates=seen.skipped_updates,
         groups_made=sum(history.made),
         groups_received=member.received_groups,
-        trained_own=sum(history.drawn) - sum(history.external),
+        trained_own=sum(history.drawn) - sum(history.external) - sum(history.past),
         trained_external=sum(history.external),
         trained_foreign=sum(history.foreign),
         held_out_end=history.curve[-1][1],
@@ -360,6 +375,8 @@ def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode
         triggered=mean(history.said[-LAST_GROUPS:] or [0]),
         refused=dict(refused),
         alarms=seen.alarms if history.trigger else [],
+        trained_past=sum(history.past),
+        weights_sent=samplers * seen.updates * member.model.weight_bytes,
     )
 
 
