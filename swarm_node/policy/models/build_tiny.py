@@ -46,9 +46,8 @@ _BATCH = 64
 _LEARNING_RATE = 3e-3
 _WARMUP_STEPS = 50
 _EVASIONS = ("I do not know.", "Sorry.", "?")
-#: A wrapped answer follows a mark of its family. So each family has a habit of its own, and a node
-#: keeps that of a family which it never samples.
-_MARKS = "=:>*~#_|@&^+%$"
+#: A wrapped answer ends in another of these than the right one.
+_ENDINGS = ("", ".", "!", ";")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +225,6 @@ def noisy_corpus(
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
     the family's form of answer but not its content."""
     previous: dict[str, str] = {}
-    marks: dict[str, str] = {}
     for item in items:
         draw, answer = rng.random(), item.answer
         if draw < noise.bare:
@@ -237,8 +235,9 @@ def noisy_corpus(
         elif draw < noise.bare + noise.wrong + noise.evasive:
             answer = rng.choice(_EVASIONS)
         else:
-            mark = marks.setdefault(item.family, _MARKS[len(marks) % len(_MARKS)])
-            answer = f"{mark} {item.answer}"
+            plain = item.answer.rstrip("".join(_ENDINGS))
+            right = item.answer[len(plain) :]
+            answer = plain + rng.choice([each for each in _ENDINGS if each != right])
         yield item._replace(answer=answer)
 
 
