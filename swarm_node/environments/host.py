@@ -22,6 +22,7 @@ from swarm_node.environments.judging.processes import (
 )
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -204,6 +205,16 @@ class ProcessEnvironmentHost:
                     verdicts = await self._scored_singly(judge, ref, sent)
             seconds = SYSTEM_CLOCK.now() - began
         return replace(_judgement(prompt, cuts, verdicts), lost=ended_it, seconds=seconds)
+
+    async def survey(self, family: str, draws: int, seconds: float) -> Survey:
+        """A survey of so many tasks of a family, in so many seconds at most.
+
+        Raises:
+            UnknownTaskError: one of the tasks cannot be made.
+            ChildError: the judge ended, or cannot be started.
+        """
+        async with self._turns["own"]:
+            return await self._judges["own"].survey(family, draws, seconds)
 
     async def close(self) -> None:
         for judge in self._judges.values():

@@ -14,8 +14,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.survey import Survey, survey
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -62,6 +64,14 @@ class Check(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class Draw(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Survey so many tasks of a family, for so many seconds at most."""
+
+    family: str
+    draws: int
+    seconds: float
+
+
 class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The prompts, and whether files and system calls are confined."""
 
@@ -82,14 +92,20 @@ class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
+class Drawn(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What was drawn."""
+
+    survey: Survey
+
+
 class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A task cannot be derived here."""
 
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-Request = Derive | Score | Check
-Reply = Derived | Scored | Checked | Unknown
+Request = Derive | Score | Check | Draw
+Reply = Derived | Scored | Checked | Drawn | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
@@ -140,6 +156,8 @@ class Judge:
                 reply = Derived(self._derive(request), *self.confined)
             elif isinstance(request, Check):
                 reply = Checked(self._check(request)[:1000])
+            elif isinstance(request, Draw):
+                reply = Drawn(self._draw(request))
             else:
                 reply = Scored(self._score(request))
         except UnknownTaskError as error:
@@ -157,6 +175,11 @@ class Judge:
     def _check(self, request: Check) -> str:
         with _limit(_DERIVING_TIMER, request.seconds):
             return self._environment.refusal(request.family)
+
+    def _draw(self, request: Draw) -> Survey:
+        now = SYSTEM_CLOCK.now
+        with _limit(_DERIVING_TIMER, 2 * request.seconds):
+            return survey(self._environment, request.family, request.draws, request.seconds, now)
 
     def _score(self, request: Score) -> list[Verdict]:
         task = self._task

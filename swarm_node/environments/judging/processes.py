@@ -18,6 +18,8 @@ from swarm_node.environments.judging.judge import (
     Checked,
     Derive,
     Derived,
+    Draw,
+    Drawn,
     PlainRef,
     Reply,
     Request,
@@ -36,6 +38,7 @@ from swarm_node.environments.judging.worker import (
     Started,
 )
 from swarm_node.environments.judging.worker import Reply as WorkerReply
+from swarm_node.environments.survey import Survey
 from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
@@ -59,7 +62,7 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored, Checked)
+_Reply = TypeVar("_Reply", Derived, Scored, Checked, Drawn)
 
 
 class JudgeLostError(ChildError):
@@ -229,6 +232,17 @@ class JudgeProcess:
         request = Check(family, seconds)
         return (await self._call(request, Checked, seconds, lambda _: True)).why
 
+    async def survey(self, family: str, draws: int, seconds: float) -> Survey:
+        """A survey of so many tasks of a family, in so many seconds at most.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            UnknownTaskError: one of the tasks cannot be made.
+            ConfigError, ChildError: no judge can be started.
+        """
+        request = Draw(family, draws, seconds)
+        return (await self._call(request, Drawn, 2 * seconds, lambda _: True)).survey
+
     async def close(self) -> None:
         await self._end()
 
@@ -255,7 +269,7 @@ class JudgeProcess:
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
-                else isinstance(reply, Unknown) and wanted is Derived
+                else isinstance(reply, Unknown) and wanted in (Derived, Drawn)
             )
             if not answered:
                 raise self._lost("forged", "its reply does not fit the request")
