@@ -17,7 +17,7 @@ from swarm_node.demo import write_report
 from swarm_node.node.snapshot import EvalPoint
 
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
-CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {})], "alone": []}
+CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {}, seen=0.2, split=1)], "alone": []}
 NODE_KEYS = {
     "name",
     "peer_id",
