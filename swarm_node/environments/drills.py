@@ -131,6 +131,11 @@ def _removal(draws: Draws, length: int) -> Exercise:
     return Exercise(f"Leave out every {gone} of {word}.", word.replace(gone, ""))
 
 
+def _doubling(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    return Exercise(f"Write each letter of {word} twice.", "".join(2 * letter for letter in word))
+
+
 def _progression(draws: Draws, length: int) -> Exercise:
     start, step = draws.below(200), draws.within(1, 60)
     numbers = [start + index * step for index in range(length + 1)]
@@ -150,6 +155,7 @@ FAMILIES: Mapping[str, Generator] = {
     "alphabet": _alphabet,
     "removal": _removal,
     "progression": _progression,
+    "doubling": _doubling,
 }
 
 _STOP = Ending(".", " End with a full stop.")
@@ -159,6 +165,7 @@ _SHOUT = Ending("!", " End with an exclamation mark.")
 ENDINGS: Mapping[str, Ending] = {
     "alphabet": _SHOUT,
     "digit_sums": _SHOUT,
+    "doubling": _STOP,
     "initials": _STOP,
     "largest": _STOP,
     "progression": _SHOUT,
@@ -172,8 +179,8 @@ ENDINGS: Mapping[str, Ending] = {
 #: from right. "chat" is for pretrained chat models of half a billion weights and more.
 PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "short": {
-        "addition": (2, 2),
         "alphabet": (3, 4),
+        "doubling": (3, 4),
         "initials": (3, 3),
         "largest": (2, 3),
         "position": (3, 5),

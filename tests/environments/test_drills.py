@@ -31,6 +31,7 @@ PUBLISHED = {
     "alphabet": ("Put the letters of tpt in alphabetical order.", "ptt"),
     "removal": ("Leave out every g of ngh.", "nh"),
     "progression": ("What comes next: 121, 139, 157?", "175"),
+    "doubling": ("Write each letter of ysk twice.", "yysskk"),
 }
 
 
@@ -71,6 +72,8 @@ def solve(family: str, question: str) -> str:  # noqa: C901 - one case for each 
             return "".join(sorted(words[4]))
         case "removal":
             return "".join(c for c in words[5] if c != words[3])
+        case "doubling":
+            return "".join(c + c for c in words[4])
         case "progression":
             return str(numbers[-1] + numbers[1] - numbers[0])
     raise AssertionError(family)
@@ -203,7 +206,7 @@ def test_impossible_options_are_refused_by_name(options: dict[str, object]) -> N
 def test_the_shipped_model_begins_with_the_shipped_families() -> None:
     """Its tokenizer has a token for the fixed part of each question."""
     from swarm_node.policy.models.codec import Codec
-    from swarm_node.policy.models.model import resolve
+    from swarm_node.policy.models.model import TINY, resolve
 
     codec = Codec.from_directory(resolve(TINY))
     for _, question, _ in islice(corpus("short", 0), 90):
