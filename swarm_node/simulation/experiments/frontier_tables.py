@@ -129,6 +129,8 @@ def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
     theirs = median(needed(run, level) for run in best)
     if math.isinf(ours):
         return "not reached"
+    if theirs == 0.0:
+        return "-"  # they begin there
     if math.isinf(theirs):
         most = max(median(run.answers[-1] for run in found) for found in solo.values())
         return f"≤ {ours / most:.2f}"
