@@ -49,12 +49,13 @@ _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
 
 @dataclass
 class DemoNode:
-    """One `swarm-node join` process and its last snapshot."""
+    """One `swarm-node join` process and its last snapshot; `assignments` are further settings."""
 
     name: str
     home: Home
     families: Sequence[str]
     sampler: str | None = None
+    assignments: Sequence[str] = ()
     process: asyncio.subprocess.Process | None = None
     snapshot: Snapshot | None = None
     log: list[str] = field(default_factory=list)
@@ -72,6 +73,7 @@ class DemoNode:
         if self.sampler != "vllm":
             # With so small a model, nodes would only wait for kernel launches on the one GPU.
             arguments += ["--set", "run.device=cpu"]
+        arguments += [part for text in self.assignments for part in ("--set", text)]
         with (self.home.path / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -64,14 +64,19 @@ def run_simulation(scenario: Scenario, settings: Settings, directory: Path | Non
             print(f"wrote {path}")
 
 
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr over `total` steps; yields a function that advances it by one."""
-    # The log lines of a hundred nodes would hide the bar. Their warnings are advice to an owner.
+def quiet() -> None:
+    """Log errors alone. The lines of a hundred nodes would hide everything else, and their warnings
+    are advice to an owner."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr over `total` steps; yields a function that advances it by one."""
+    quiet()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
