@@ -167,7 +167,7 @@ def seen_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
 def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
     return [
         (points[0][0], mean([reward for _, reward in points]))
-        for points in zip(*curves, strict=True)
+        for points in zip(*filter(None, curves), strict=True)
     ]
 
 

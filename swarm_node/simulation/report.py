@@ -83,7 +83,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     trained_own: int
     trained_external: int
     trained_foreign: int
-    held_out_end: float
+    held_out_end: float | None
     weights: str
     rejected: dict[str, int]
     bytes_sent: int

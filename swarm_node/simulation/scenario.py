@@ -16,7 +16,7 @@ from swarm_node.simulation.unguarded import GUARDS
 #: these fields stay valid.
 _LATER = (
     *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
-    *("eval_at", "samplers", "own_past", "by_rows"),
+    *("eval_at", "eval_nodes", "samplers", "own_past", "by_rows"),
 )
 
 
@@ -37,6 +37,7 @@ class Scenario:
     eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with
         unseen texts.
     eval_at: these rounds instead, and the last one.
+    eval_nodes: reward is measured of so many first nodes; 0 for all.
     models: "tiny" or directories, dealt to the nodes in turn.
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
@@ -73,6 +74,7 @@ class Scenario:
     late: int = 0
     fresh_tasks: bool = False
     eval_at: tuple[int, ...] = ()
+    eval_nodes: int = 0
     samplers: int = 0
     own_past: int = 0
     by_rows: int = 0
@@ -85,8 +87,8 @@ class Scenario:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
-        if min(self.samplers, self.own_past, self.by_rows) < 0:
-            raise ConfigError("samplers, groups of the past and rows are 0 or more")
+        if min(self.samplers, self.own_past, self.by_rows, self.eval_nodes) < 0:
+            raise ConfigError("samplers, groups of the past, rows and measured nodes are 0 or more")
         if self.samplers and self.nodes > 1:
             raise ConfigError("samplers feed one node, not several")
         if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind, self.told) < 0:

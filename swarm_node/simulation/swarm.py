@@ -179,11 +179,14 @@ class _Swarm:
             speed = speeds.uniform(*scenario.speeds)
             self._members.append(self._member(index, membership, info, speed))
         starts: dict[str, EvalPoint] = {}
+        watched: list[_Member] = []
         for member in self._members:
             # Nodes that start from the same weights share one measurement.
             if member.model.name not in starts:
                 starts[member.model.name] = await self._measure(member)
-            member.history.measure(starts[member.model.name])
+            if len(watched) < (scenario.eval_nodes or scenario.nodes):
+                watched.append(member)
+                member.history.measure(starts[member.model.name])
         hostile = self._members[scenario.nodes - len(scenario.hostile) :]
         for member, kind in zip(hostile, scenario.hostile, strict=True):
             rng = self._seeded.rng(f"hostile {member.peer_id}")
@@ -210,7 +213,8 @@ class _Swarm:
     async def _round(self, member: _Member, weights: Path) -> None:
         history = member.history
         history.end_round(member.trainer.version)
-        if member.measured(history.rounds) or history.rounds == member.rounds:
+        due = member.measured(history.rounds) or history.rounds == member.rounds
+        if due and history.curve:
             began = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
             history.measure(await self._measure(member))
@@ -362,7 +366,7 @@ def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -
         trained_own=sum(history.drawn) - sum(history.external) - sum(history.past),
         trained_external=sum(history.external),
         trained_foreign=sum(history.foreign),
-        held_out_end=history.curve[-1][1],
+        held_out_end=history.curve[-1][1] if history.curve else None,
         weights=member.trainer.digest,
         rejected=seen.rejected,
         bytes_sent=member.sent,

@@ -30,7 +30,7 @@ from swarm_node.policy.models.qwen2 import Qwen2
 PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
 FIRST_BYTE_ID = len(SPECIAL_TOKENS)
-STEPS = 4000
+STEPS = 2500
 MAX_POSITIONS = 1024
 #: A conversation is its contents between <bos> and <sep>; there are no roles.
 CHAT_TEMPLATE = (
@@ -60,9 +60,9 @@ class Noise:
         ConfigError: a share is negative, or their sum is more than 1.
     """
 
-    bare: float = 0.12
+    bare: float = 0.04
     wrong: float = 0.05
-    evasive: float = 0.10
+    evasive: float = 0.15
 
     def __post_init__(self) -> None:
         shares = (self.bare, self.wrong, self.evasive)

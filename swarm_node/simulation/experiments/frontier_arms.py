@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ PAST = 8
 #: Rows of a batch by rows: as many as the default's batch has answers.
 ROWS = 64
 EVAL_TASKS = 64
+#: Reward is measured of so many first nodes: measuring all would cost more than their training.
+EVAL_NODES = 4
 #: When reward is measured, in shares of the updates.
 _MEASURED = (1 / 12, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 1.5, 2, 3, 4, 6, 8, 12)
 _FILTER = {"experience.filter_own": True}
@@ -182,19 +184,15 @@ def scenario_of(
         samplers=nodes if central else 0,
         eval_at=tuple(measured_at(rounds, whole)),
         eval_tasks=EVAL_TASKS,
+        eval_nodes=EVAL_NODES,
         models=tuple(models[:count]),
         supervised=rival.kind == "supervised",
         own_past=rival.past,
         by_rows=rival.rows,
-        **_fresh_tasks(),
+        fresh_tasks=True,
     )
 
 
 def measured_at(rounds: int, whole: int) -> Iterator[int]:
     """The updates after which reward is measured, the last one not among them."""
     yield from sorted({at for share in _MEASURED if 0 < (at := round(share * rounds)) < whole})
-
-
-def _fresh_tasks() -> dict[str, Any]:
-    """Tasks are drawn anew for each seed, where scenarios can."""
-    return {"fresh_tasks": True} if "fresh_tasks" in {f.name for f in fields(Scenario)} else {}

@@ -104,7 +104,6 @@ def raw_of(place: Place, report: SimulationReport, plan: str, commit: str) -> Ra
         (mixed[b] - mixed[a]) / (made[b] - made[a]) if made[b] > made[a] else 0.0
         for a, b in zip([0, *at], at, strict=False)
     ]
-    seen: Any = getattr(report, "seen", None)
     models = report.models if len(report.models) > 1 else []
     weights = sum(node.weights_sent for node in nodes)
     return Raw(
@@ -115,7 +114,7 @@ def raw_of(place: Place, report: SimulationReport, plan: str, commit: str) -> Ra
         commit=commit,
         updates=at,
         unseen=_short(reward for _, reward in report.held_out.curve),
-        seen=_short(reward for _, reward in seen.curve) if seen else [],
+        seen=_short(reward for _, reward in report.seen.curve) if report.seen else [],
         answers=_short(size * made[entry] for entry in at),
         informative=_short(informative[entry] for entry in at),
         share=_short(shares),
