@@ -23,7 +23,10 @@ def find(name: str) -> tuple[type[Any], type[Any]] | None:
     for module in _modules_that_name(name):
         if name in registered:
             break
-        with _initialised_by_nothing(module.rpartition(".")[0]):
+        with contextlib.ExitStack() as rooms:
+            parts = module.split(".")
+            for depth in range(2, len(parts)):
+                rooms.enter_context(_initialised_by_nothing(".".join(parts[:depth])))
             importlib.import_module(module)
     if name not in registered:
         names()  # its module may spell the name in a way that the search does not see
@@ -47,9 +50,10 @@ def _registered() -> dict[str, tuple[type[Any], type[Any]]]:
 
 
 def _modules_that_name(data_set: str) -> Iterator[str]:
-    for file in sorted(_directory().glob("*/*.py")):
+    directory = _directory()
+    for file in (*sorted(directory.glob("*/*.py")), *sorted(directory.glob("*/*/*.py"))):
         if file.name != "__init__.py" and f'"{data_set}"' in file.read_text(encoding="utf-8"):
-            yield f"{_PACKAGE}.{file.parent.name}.{file.stem}"
+            yield ".".join((_PACKAGE, *file.relative_to(directory).with_suffix("").parts))
 
 
 def _directory() -> Path:

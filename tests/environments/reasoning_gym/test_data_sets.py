@@ -15,7 +15,7 @@ import json, sys
 from swarm_node.environments.reasoning_gym.environment import create
 print(json.dumps([
     [create(preset=preset).name, sorted({"sympy", "matplotlib", "PIL"} & sys.modules.keys())]
-    for preset in ("short", "sapo")
+    for preset in ("chat", "sapo")
 ]))
 """
 ONE_BY_ONE = """
