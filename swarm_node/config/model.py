@@ -67,7 +67,7 @@ class EnvironmentTable(Table):
     )
     options: dict[str, Any] = Field(
         {},
-        description="Options of it: preset (short, long, chat, sapo), datasets, path, …",
+        description="Options of it: preset, families, datasets, path, … (docs/environments.md)",
     )
 
 

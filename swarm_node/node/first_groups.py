@@ -31,7 +31,8 @@ class Beginning:
             return "the tasks are too easy: take a harder preset, or data sets of your own"
         return (
             "the tasks are too hard, or the answers have another form than the scorer reads: take "
-            "an easier preset (environment.options.preset: short, chat, sapo, from easy to hard), "
+            "an easier preset (environment.options.preset; of drills: short, long, chat, from easy "
+            "to hard), "
             "a larger model, or longer answers (sampling.max_new_tokens)"
         )
 

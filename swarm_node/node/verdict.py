@@ -85,7 +85,7 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
         "nothing_to_learn",
         "bad",
         f"nothing to learn: {share}, mean reward {recent.reward:.2f}",
-        "take easier tasks (`--preset short`), a larger model, or check the scorer: "
+        "take easier tasks (of drills `--preset short`), a larger model, or check the scorer: "
         "`swarm-node env check NAME`",
     )
 

@@ -13,15 +13,13 @@ import hashlib
 import importlib.metadata
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.extras import installed, refusal
 from swarm_node.environments.reasoning_gym import data_sets, scorers
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.split import is_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
@@ -52,82 +50,45 @@ _UNREPRODUCIBLE = frozenset(
     }
 )
 
-#: Families and their settings, the easiest preset first. "short": nine tasks with prompts and
-#: answers of a few tokens, for models of well under a million parameters. "long": nine of that kind
-#: with answers of up to 17 tokens, on which such models stay far from right. "chat": nine that a
-#: pretrained chat model of half a billion weights and more can begin on, school problems like those
-#: of GSM8K among them. "sapo": the nine of arXiv 2509.08721, with defaults.
+#: Without leap years, of which three in four are none, and the weekdays of the 365 dates of a year.
+_CALENDAR = {
+    "tasks": [
+        "weekday_offset",
+        "weekday_of_date_from_first_date",
+        "recurring_event_day",
+        "count_days",
+        "count_business_days",
+    ]
+}
+
+#: Families and their settings, the easiest preset first. Each has at least 10,000 questions, and no
+#: single answer is right for more than a tenth of them. "chat": nine that a pretrained chat model
+#: of half a billion weights and more can begin on, school problems like those of GSM8K among them.
+#: "sapo": the nine of arXiv 2509.08721, with defaults, but for three. The calendar is that of
+#: "chat". string_manipulation replaces bf: its programs print one of 2,315 words, or one of some
+#: hundred numbers, or take seconds. knights_knaves replaces propositional_logic, where "P or Q" is
+#: right for four tasks of five.
 PRESETS: Mapping[str, Mapping[str, dict[str, Any]]] = {
-    "short": {
-        "basic_arithmetic": {
-            "min_terms": 2,
-            "max_terms": 2,
-            "min_digits": 1,
-            "max_digits": 1,
-            "operators": ["+", "-"],
-            "allow_parentheses": False,
-            "allow_negation": False,
-        },
-        "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 0, "max_value": 15},
-        "fraction_simplification": {
-            "min_value": 1,
-            "max_value": 12,
-            "min_factor": 2,
-            "max_factor": 6,
-            "styles": ["plain"],
-        },
-        "binary_matrix": {"min_n": 2, "max_n": 3},
-        "calendar_arithmetic": {"tasks": ["is_leap_year"]},
-        "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-        "letter_counting": {"min_words": 1, "max_words": 2},
-        "spell_backward": {"min_word_len": 3, "max_word_len": 5},
-        "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 20},
-    },
-    "long": {
-        "basic_arithmetic": {
-            "min_terms": 2,
-            "max_terms": 2,
-            "min_digits": 1,
-            "max_digits": 2,
-            "operators": ["+", "-"],
-            "allow_parentheses": False,
-            "allow_negation": False,
-        },
-        "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 0, "max_value": 63},
-        "fraction_simplification": {
-            "min_value": 1,
-            "max_value": 12,
-            "min_factor": 2,
-            "max_factor": 9,
-            "styles": ["plain"],
-        },
-        "binary_matrix": {"min_n": 2, "max_n": 3},
-        "prime_factorization": {"min_value": 2, "max_value": 60},
-        "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-        "letter_counting": {"min_words": 1, "max_words": 3},
-        "spell_backward": {"min_word_len": 3, "max_word_len": 6},
-        "lcm": {"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 12},
-    },
     "chat": {
         "gsm_symbolic": {},
         "basic_arithmetic": {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2},
         "chain_sum": {"min_terms": 2, "max_terms": 4, "min_digits": 2, "max_digits": 3},
         "fraction_simplification": {"min_value": 2, "max_value": 50, "styles": ["plain"]},
-        "gcd": {"max_value": 200},
-        "lcm": {"max_value": 60},
+        "products": {"min_digits": 2, "max_digits": 3},
+        "lcm": {"max_value": 200},
         "leg_counting": {"max_animals": 4, "max_instances": 6},
-        "letter_counting": {"max_words": 8},
-        "calendar_arithmetic": {},
+        "spell_backward": {"min_word_len": 4, "max_word_len": 8},
+        "calendar_arithmetic": _CALENDAR,
     },
     "sapo": {
         "base_conversion": {},
         "basic_arithmetic": {},
         "arc_1d": {},
-        "bf": {},
-        "propositional_logic": {},
+        "string_manipulation": {},
+        "knights_knaves": {},
         "fraction_simplification": {},
         "decimal_arithmetic": {},
-        "calendar_arithmetic": {},
+        "calendar_arithmetic": _CALENDAR,
         "binary_matrix": {},
     },
 }
@@ -138,16 +99,12 @@ INSTRUCTIONS = {
 }
 
 
-#: Presets for models that write an answer and nothing else.
-STRICT = frozenset({"short", "long"})
-
-
 def create(
     datasets: Mapping[str, Mapping[str, Any]] | None = None,
-    preset: str = "short",
+    preset: str = "chat",
     scoring: Literal["binary", "native"] = "binary",
     instruction: str | None = None,
-    strict: bool | None = None,
+    strict: bool = False,
 ) -> Environment:
     """The factory behind the entry point `reasoning_gym`.
 
@@ -157,7 +114,7 @@ def create(
         scoring: "binary" rewards 1 for a right answer and 0 for anything else; "native" passes on
             the dataset's own score, which often gives partial credit.
         instruction: appended to every question after an empty line; None means the preset's.
-        strict: text around the <answer></answer> makes an answer wrong; None means the preset's.
+        strict: text around the <answer></answer> makes an answer wrong.
 
     Raises:
         ConfigError: reasoning-gym is not installed, an unknown preset, dataset or scoring, or
@@ -165,28 +122,9 @@ def create(
     """
     if instruction is None:
         instruction = INSTRUCTIONS.get(preset, "") if datasets is None else ""
-    if strict is None:
-        strict = preset in STRICT and datasets is None
     return _ReasoningGym(
         _preset(preset) if datasets is None else datasets, _scoring(scoring), instruction, strict
     )
-
-
-def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
-    """Yields (family, question, answer) for ever, over training seeds and the families in turn, for
-    warm starts. Held-out questions and tasks without a single known answer are left out.
-
-    Raises:
-        ConfigError: `preset` is unknown, or reasoning-gym is not installed.
-    """
-    environment = _ReasoningGym(_preset(preset), "binary", "", False)
-    position = 0
-    while True:
-        for family in environment.families:
-            item = environment.item(family, task_seed("corpus", seed, family, position))
-            if item["answer"] is not None and not is_held_out(item["question"]):
-                yield family, item["question"], str(item["answer"])
-        position += 1
 
 
 def choosable() -> list[str]:
@@ -327,7 +265,7 @@ def preset_versions() -> Mapping[str, str]:
     if NAME not in installed():
         return {}
     return {
-        _version(families, "binary", INSTRUCTIONS.get(name, ""), name in STRICT): name
+        _version(families, "binary", INSTRUCTIONS.get(name, ""), False): name
         for name, families in PRESETS.items()
     }
 

@@ -16,7 +16,7 @@ import json, sys
 from swarm_node.environments.reasoning_gym.environment import create
 print(json.dumps([
     [create(preset=preset).name, sorted({"sympy", "matplotlib", "PIL"} & sys.modules.keys())]
-    for preset in ("short", "chat", "sapo")
+    for preset in ("chat", "sapo")
 ]))
 """
 WHOLE = """

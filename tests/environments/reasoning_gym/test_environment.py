@@ -5,18 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import islice
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.reasoning_gym.environment import PRESETS, corpus, create
+from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import available, create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
+
+#: Data sets with short questions and answers.
+SMALL: dict[str, dict[str, Any]] = {
+    "gcd": {"max_value": 20},
+    "products": {"max_digits": 1},
+    "letter_counting": {"min_words": 1, "max_words": 2},
+}
+#: Answers of none of the questions, which a careless scorer may take for right.
+CONSTANTS = (
+    *("", " ", "0", "1", "2", "-1", "No", "Yes", "True", "None", "nan", "inf", "[]", "[[]]", "0/1"),
+    *("(P \N{LOGICAL OR} \N{NOT SIGN}P)", "P \N{LOGICAL OR} Q", "Monday", "x", ", and "),
+)
 
 
 def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
@@ -28,8 +40,8 @@ def answer_to(environment: Environment, family: str, seed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def short() -> Environment:
-    return create()
+def small() -> Environment:
+    return create(datasets=SMALL)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -54,12 +66,34 @@ def test_every_family_of_a_preset_makes_tasks_over_the_whole_seed_range(preset: 
         assert len(prompts) > 1, family
 
 
-def test_prompts_are_the_same_in_another_process(short: Environment) -> None:
+@pytest.mark.parametrize(
+    ("preset", "family"), [(preset, family) for preset in PRESETS for family in PRESETS[preset]]
+)
+def test_a_family_of_a_preset_has_many_questions_and_no_constant_answers_it(
+    preset: str, family: str
+) -> None:
+    """Of n equally likely questions 600 draws repeat about 180,000 / n: 18 of 10,000, and more
+    where some are likelier. Each of the commonest answers is scored, for a scorer may take one text
+    for right where another is stored."""
+    environment = create(preset=preset)
+    tasks = [
+        environment.derive(ref_to(environment, family, task_seed("many", index)))
+        for index in range(600)
+    ]
+    repeated = len(tasks) - len({environment.render(task) for task in tasks})
+    assert repeated <= 18
+    common = Counter(environment.answer(task) or "" for task in tasks).most_common(12)
+    for constant in dict.fromkeys((*(answer for answer, _ in common), *CONSTANTS)):
+        right = sum(environment.score(task, constant) for task in tasks)
+        assert right <= 0.1 * len(tasks), constant
+
+
+def test_prompts_are_the_same_in_another_process(small: Environment) -> None:
     """With another hash seed too: two nodes must not disagree on a question."""
     program = (
         "from swarm_node.environments.reasoning_gym.environment import create\n"
         "from swarm_node.rollout import TaskRef\n"
-        "e = create()\n"
+        f"e = create(datasets={SMALL})\n"
         "for f in e.families:\n"
         "    for s in range(20):\n"
         "        print(repr(e.render(e.derive(TaskRef(e.name, e.version, f, s * 10**16)))))\n"
@@ -72,8 +106,8 @@ def test_prompts_are_the_same_in_another_process(short: Environment) -> None:
         check=True,
     )
     here = [
-        repr(short.render(short.derive(ref_to(short, family, seed * 10**16))))
-        for family in short.families
+        repr(small.render(small.derive(ref_to(small, family, seed * 10**16))))
+        for family in small.families
         for seed in range(20)
     ]
     assert ran.stdout.splitlines() == here
@@ -98,7 +132,7 @@ def test_hashed_seeds_do_not_give_shifted_copies_of_one_stream() -> None:
 
 
 def test_binary_scoring_gives_no_partial_credit() -> None:
-    binary, native = create(), create(scoring="native")
+    binary, native = create(datasets=SMALL), create(datasets=SMALL, scoring="native")
     seed = task_seed("partial")
     right = answer_to(binary, "products", seed)
     verbose = f"it is {right}"
@@ -109,7 +143,7 @@ def test_binary_scoring_gives_no_partial_credit() -> None:
 
 
 def test_an_answer_in_tags_is_judged_alone() -> None:
-    lenient = create(strict=False)
+    lenient = create(datasets=SMALL)
     task = lenient.derive(ref_to(lenient, "gcd", 7))
     right = task.payload["answer"]
     assert (
@@ -118,23 +152,22 @@ def test_an_answer_in_tags_is_judged_alone() -> None:
     assert lenient.score(task, f"{right} <answer>x</answer>") == 0
 
 
-def test_where_an_answer_is_all_that_is_wanted_words_around_it_make_it_wrong(
-    short: Environment,
-) -> None:
-    task = short.derive(ref_to(short, "gcd", 7))
+def test_where_an_answer_is_all_that_is_wanted_words_around_it_make_it_wrong() -> None:
+    strict = create(datasets=SMALL, strict=True)
+    task = strict.derive(ref_to(strict, "gcd", 7))
     right = task.payload["answer"]
     tagged = f"<answer> {right} </answer>"
     for text, reward in ((right, 1), (tagged, 1), (f"\n{tagged}\n", 1), (f"zq {tagged}", 0)):
-        assert short.score(task, text) == reward
+        assert strict.score(task, text) == reward
     for text in (f"{tagged} zq", f"zq {'x' * 9999} {tagged}", f"<answer>1</answer>{tagged}"):
-        assert short.score(task, text) == 0
+        assert strict.score(task, text) == 0
     assert create(preset="chat").version == create(preset="chat", strict=False).version
     assert create(preset="chat").version != create(preset="chat", strict=True).version
 
 
-def test_an_instruction_follows_the_question(short: Environment) -> None:
-    asking = create(instruction="Put the answer in tags.")
-    plain = short.render(short.derive(ref_to(short, "gcd", 3)))
+def test_an_instruction_follows_the_question(small: Environment) -> None:
+    asking = create(datasets=SMALL, instruction="Put the answer in tags.")
+    plain = small.render(small.derive(ref_to(small, "gcd", 3)))
     assert asking.render(asking.derive(ref_to(asking, "gcd", 3))) == (
         f"{plain}\n\nPut the answer in tags."
     )
@@ -150,11 +183,11 @@ def test_the_version_says_what_a_reference_means() -> None:
         create(datasets={"gcd": {"max_value": 20, "min_value": 1}}, instruction="x"),
     ]
     assert len({environment.version for environment in (base, *others)}) == 5
-    assert create(datasets=PRESETS["short"]).version == create(preset="short", strict=False).version
+    assert create(datasets=PRESETS["sapo"]).version == create(preset="sapo").version
 
 
-def test_references_to_something_else_are_refused(short: Environment) -> None:
-    good = ref_to(short, "gcd", 1)
+def test_references_to_something_else_are_refused(small: Environment) -> None:
+    good = ref_to(small, "gcd", 1)
     bad = [
         TaskRef("other", good.version, "gcd", 1),
         TaskRef(good.environment, "0", "gcd", 1),
@@ -164,14 +197,15 @@ def test_references_to_something_else_are_refused(short: Environment) -> None:
     ]
     for ref in bad:
         with pytest.raises(UnknownTaskError):
-            short.derive(ref)
-    assert short.derive(good).ref == good
+            small.derive(ref)
+    assert small.derive(good).ref == good
 
 
 @pytest.mark.parametrize(
     ("options", "key"),
     [
         ({"preset": "hard"}, "environment.options.preset"),
+        ({"preset": "short"}, "environment.options.preset"),
         ({"scoring": "lenient"}, "environment.options.scoring"),
         ({"datasets": {}}, "environment.options.datasets"),
         ({"datasets": {"gdc": {}}}, "environment.options.datasets.gdc"),
@@ -202,19 +236,10 @@ def test_data_sets_that_make_all_items_at_once_work_too(dataset: str) -> None:
 
 
 def test_bf_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    environment = create(preset="sapo")
+    environment = create(datasets={"bf": {}})
     for seed in range(20):
         environment.derive(ref_to(environment, "bf", seed))
     assert capfd.readouterr().out == ""
-
-
-def test_the_corpus_holds_right_answers_of_all_families_in_turn(short: Environment) -> None:
-    first = list(islice(corpus("short", 1), 18))
-    assert [family for family, _, _ in first] == [*short.families, *short.families]
-    assert first == list(islice(corpus("short", 1), 18))
-    assert first != list(islice(corpus("short", 2), 18))
-    answerable = {family for family, _, _ in islice(corpus("sapo", 1), 32)}
-    assert answerable == set(PRESETS["sapo"]) - {"propositional_logic"}
 
 
 def test_training_and_held_out_seeds_never_meet() -> None:
