@@ -190,14 +190,14 @@ PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "successors": (3, 4),
     },
     "long": {
-        "addition": (3, 3),
         "alphabet": (5, 6),
-        "digit_sums": (3, 4),
+        "doubling": (5, 6),
         "initials": (4, 6),
-        "largest": (4, 6),
-        "progression": (2, 3),
+        "largest": (3, 4),
+        "position": (6, 9),
         "removal": (4, 6),
         "reversal": (5, 7),
+        "sorting": (6, 8),
         "successors": (5, 6),
     },
     "chat": {

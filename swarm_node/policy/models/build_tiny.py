@@ -1,10 +1,10 @@
-"""Builds the tiny model that ships with the program: 0.17 million weights, trained in five minutes.
+"""Builds the tiny model that ships with the program: 0.17 million weights, trained in three minutes.
 It also builds smaller and larger variants, for swarms of unlike nodes.
 
 A node runs the tiny model by default: it is small enough for one CPU core, and reinforcement
-learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but in a
-format that scores nothing, and only a few are right and bare. So the model has the skill but seldom
-uses it, and reinforcement learning makes it use the skill more often.
+learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in
+a mark that scores nothing, and only a few have the ending that their family asks for. So the model
+has the skill but seldom uses it, and reinforcement learning makes it use the skill more often.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ENDINGS = ("", ".", "!", ";")
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Shares of answers in the warm start's corpus. `bare` answers are right and score; `wrong` and
-    `evasive` ones do not. The others are right in a format that scores nothing. The smaller `bare`
+    `evasive` ones do not. The others are right but for their ending, and score nothing. The smaller `bare`
     is, the sparser is the reward at the start of reinforcement learning.
 
     Raises:
@@ -220,7 +220,7 @@ def build_tokenizer(phrases: Iterable[str]) -> Any:
 def noisy_corpus(
     items: Iterable[CorpusItem], rng: random.Random, noise: Noise = SHIPPED_NOISE
 ) -> Iterator[CorpusItem]:
-    """The items, with most answers made wrong, evasive, or right in a format that scores nothing.
+    """The items, with most answers made wrong, evasive, or right but for their ending.
 
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
     the family's form of answer but not its content."""
