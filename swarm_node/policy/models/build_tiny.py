@@ -1,5 +1,5 @@
-"""Builds the tiny model that ships with the program: 0.17 million weights, trained in three minutes.
-It also builds smaller and larger variants, for swarms of unlike nodes.
+"""Builds the tiny model that ships with the program: 0.17 million weights, in three minutes. It
+also builds smaller and larger variants, for swarms of unlike nodes.
 
 A node runs the tiny model by default: it is small enough for one CPU core, and reinforcement
 learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in
@@ -53,8 +53,8 @@ _ENDINGS = ("", ".", "!", ";")
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Shares of answers in the warm start's corpus. `bare` answers are right and score; `wrong` and
-    `evasive` ones do not. The others are right but for their ending, and score nothing. The smaller `bare`
-    is, the sparser is the reward at the start of reinforcement learning.
+    `evasive` ones do not. The others are right but for their ending, and score nothing. The
+    smaller `bare` is, the sparser is the reward at the start of reinforcement learning.
 
     Raises:
         ConfigError: a share is negative, or their sum is more than 1.
