@@ -1,1 +1,1 @@
-"""What a person types and sees."""
+"""The command line: commands, their options, and the views of a terminal."""

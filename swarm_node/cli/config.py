@@ -1,4 +1,4 @@
-"""`swarm-node config`: what the settings are, and another value for some."""
+"""`swarm-node config`: list the settings, and change some."""
 
 from __future__ import annotations
 

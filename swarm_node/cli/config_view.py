@@ -20,8 +20,8 @@ AT_ONCE = "No restart."
 
 
 class Key(NamedTuple):
-    """One setting, as `config` shows it. `source` says where its value comes from, `at_once`
-    whether a running node takes another one over."""
+    """One setting, as `config` shows it. `source` names the origin of its value. `at_once` says
+    that a running node takes over another value."""
 
     name: str
     value: Any
@@ -38,7 +38,7 @@ def explain_settings(
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> list[Key]:
-    """Every setting with its value, default, choices and where the value comes from.
+    """Every setting with its value, default, choices and the source of the value.
 
     Raises:
         ConfigError: as from `load_settings`.
@@ -66,7 +66,7 @@ def _choices(field: FieldInfo) -> str:
 
 
 def _range(limits: Sequence[Any]) -> str:
-    """As " 1..1024", "" without limits. Of two limits of a side the narrower counts."""
+    """As " 1..1024"; "" without limits. If one side has two limits, the narrower counts."""
     lows = [(item.ge, "") for item in limits if hasattr(item, "ge")]
     lows += [(item.gt, ">") for item in limits if hasattr(item, "gt")]
     highs = [(item.le, "") for item in limits if hasattr(item, "le")]
@@ -94,7 +94,8 @@ def _kind(annotation: Any) -> str:
 
 
 def config_view(keys: Sequence[Key]) -> RenderableType:
-    """Two lines per setting, a blank line between tables. Values that are no default are bold."""
+    """Two lines per setting, a blank line between tables. Values other than the default are
+    bold."""
     lines: list[RenderableType] = []
     table = ""
     for key in keys:

@@ -1,4 +1,4 @@
-"""`swarm-node doctor`: what a start of a node depends on, and what is wrong with it.
+"""`swarm-node doctor`: check what a start of a node depends on.
 
 Cheap to import, so that `--help` is quick.
 """
@@ -120,7 +120,8 @@ def find(settings: Settings) -> list[Finding]:
 
 
 def find_reach(settings: Settings) -> list[Finding]:
-    """How the running node is reached by what it knows, nothing if there is none that says so."""
+    """Report the running node's reachability from what it knows. Empty if no running node says
+    so."""
     from swarm_node.node.control import ControlClient
     from swarm_node.node.home import Home
     from swarm_node.node.network import judge_reach
@@ -136,7 +137,8 @@ def find_reach(settings: Settings) -> list[Finding]:
 
 
 def find_network(settings: Settings) -> list[Finding]:
-    """How the running node is reached, or whether the nodes answer that it would dial.
+    """Report the running node's reachability. Without a running node, dial the nodes that it would
+    dial.
 
     Raises:
         SwarmNodeError: the running node cannot say; the ticket cannot be read.

@@ -1,4 +1,4 @@
-"""`swarm-node env check`: whether an environment can be trained on, and by which model."""
+"""`swarm-node env check`: check that an environment can be trained on, and by which model."""
 
 from __future__ import annotations
 

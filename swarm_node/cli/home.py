@@ -1,4 +1,4 @@
-"""What commands on a home share: which home, asking its running node, showing an answer."""
+"""Helpers of the commands on a home: choose the home, ask its running node, show an answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chosen_home(home: Path | None) -> Home:
 
 
 def ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
-    """What the running node answers.
+    """Ask the running node, and return its answer.
 
     Raises:
         NotRunningError: there is none.

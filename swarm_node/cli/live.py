@@ -112,13 +112,14 @@ class LiveScreen(Screen):
 
 
 class Pages:
-    """Which page a live view shows."""
+    """The page that a live view shows."""
 
     def __init__(self) -> None:
         self._page = ""
 
     def turn(self, key: str) -> None:
-        """Take in a key: one of a page shows it, any other and the same again go back."""
+        """Take in a key. The key of a page shows it; the same key again, or any other, goes
+        back."""
         self._page = key if key in ("p", "s") and key != self._page else ""
 
     def drawn(self, shot: Snapshot) -> RenderableType:
@@ -131,7 +132,7 @@ class Pages:
 
 
 def head(shot: Snapshot) -> RenderableType:
-    """Which node this is, in one line, and the keys."""
+    """One line that names the node, and the keys."""
     where = shot.addresses[0].partition("/p2p/")[0] if shot.addresses else shot.state
     name = shot.membership.name if shot.membership is not None else ""
     words = (shot.swarm, shot.model, f"{name} {short(shot.peer_id)}".strip(), where)
@@ -140,7 +141,7 @@ def head(shot: Snapshot) -> RenderableType:
 
 
 def node_view(shot: Snapshot) -> RenderableType:
-    """A node in a few lines: who it is, the verdict, how it goes."""
+    """A node in a few lines: its name, the verdict and its figures."""
     rows, last = list(course(shot)), shot.update
     if last is not None:
         text = f"loss {last.loss:.2g}, reward {last.mean_reward:.2f}, KL {last.kl:.1g}"

@@ -87,7 +87,8 @@ def invite(
 
 
 def _addresses(address: list[str] | None, coordinator: str | None, home: Path | None) -> list[str]:
-    """What a ticket names. A coordinator knows the nodes, so none needs to run here then."""
+    """Addresses for a ticket. With a coordinator, which knows the nodes, no node needs to run
+    here."""
     if coordinator is None:
         return address or _own_addresses(home)
     from swarm_node.p2p.addresses import coordinator_address
@@ -304,7 +305,7 @@ def quoted(name: str) -> str:
 
 
 def _met(home: Path | None) -> list[PeerRow] | None:
-    """The peers that the running node has met, former members last; None where none runs."""
+    """The peers that the running node has met, former members last; None if no node runs."""
     try:
         status = ask(home, lambda client: client.status())
     except NotRunningError:
@@ -326,8 +327,8 @@ def _own_addresses(home: Path | None) -> list[str]:
 
 
 def dialled_first(addresses: list[str]) -> list[str]:
-    """What a ticket names of a node's addresses: up to eight, those of its relays first. Whoever
-    cannot dial the node meets it there."""
+    """Choose up to eight of a node's addresses for a ticket. Relay addresses come first, for
+    newcomers that cannot dial the node directly."""
     from swarm_node.p2p.reach import circuit
 
     return circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))[:8]

@@ -15,7 +15,7 @@ from swarm_node.node.snapshot import PeerRow
 
 
 class TicketRow(msgspec.Struct, frozen=True):
-    """A ticket of the ledger. `used` counts the peers met that came with it, `state` is "open",
+    """A ticket of the ledger. `used` counts the peers met that joined with it. `state` is "open",
     "in stock", "steward", "used up", "expired", "revoked" or "banned"."""
 
     name: str
@@ -34,7 +34,8 @@ def ticket_rows(
     bans: Sequence[Ban],
     now: float,
 ) -> list[TicketRow]:
-    """The ledger beside what the running node has met; `revoked` are keys in hex."""
+    """Rows of the ledger, with the peers that the running node has met. `revoked` are keys in
+    hex."""
     used = Counter(peer.issuer_key for peer in met)
     banned = {ban.issuer_key for ban in bans}
 

@@ -1,4 +1,4 @@
-"""`swarm-node plan`: whether a model fits on a GPU, and how `join` would use the GPU.
+"""`swarm-node plan`: check that a model fits on a GPU, and show how `join` would use the GPU.
 
 Cheap to import, so that `--help` is quick.
 """

@@ -1,4 +1,4 @@
-"""How a command reports an error."""
+"""Report an error of a command: one line on stderr, and an exit code."""
 
 from __future__ import annotations
 

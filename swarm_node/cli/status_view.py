@@ -87,7 +87,7 @@ def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def coordinator(row: CoordinatorRow, now: float) -> str:
-    """What passes between a node and its coordinator at the Unix second `now`."""
+    """Exchange of a node with its coordinator, in words, at the Unix second `now`."""
     if row.answers is None:
         return f"{row.url}: not asked yet"
     said = f"{row.url}: {number_of(row.introduced, 'introduction')}"
@@ -108,7 +108,7 @@ def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def updates(shot: Snapshot) -> str:
-    """How many, how fast, and of which groups they really were."""
+    """Number and rate of updates, and the own and peers' groups counted in each."""
     text, row = f"{shot.updates:,} (version {shot.version:,})", shot.latest
     if shot.skipped_updates:
         text += f", {shot.skipped_updates:,} skipped"
@@ -137,12 +137,12 @@ def got(shot: Snapshot) -> str:
 
 
 def refused(shot: Snapshot) -> str:
-    """What peers sent and this node refused, by reason."""
+    """Count what peers sent and this node refused, by reason."""
     return counts({why: n for why, n in shot.rejected.items() if why not in _NOT_REFUSED})
 
 
 def busy(shot: Snapshot) -> str:
-    """What sampler, trainer and memory do."""
+    """Load of sampler and trainer, and memory."""
     row = shot.latest
     if row is None:
         return "not known yet"
@@ -151,8 +151,8 @@ def busy(shot: Snapshot) -> str:
 
 
 def curve(evals: list[EvalPoint], width: int) -> str:
-    """Reward on unseen texts at first and now, the way there in at most `width` bars, and reward on
-    seen texts. What was measured on another ground stands apart."""
+    """Reward on unseen texts first and now, with at most `width` bars between, and reward on seen
+    texts. Measurements on another ground stand apart."""
     if not evals:
         return "not measured yet"
     before, points = parted(evals)

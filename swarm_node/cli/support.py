@@ -1,7 +1,7 @@
-"""`swarm-node support-bundle`: what somebody who helps must see, without any secret.
+"""`swarm-node support-bundle`: collect what a helper must see, without any secret.
 
-Parts are chosen one by one: no file of the home is copied as it is. Then every secret that the home
-holds is looked for in what was collected, in every usual notation, and taken out.
+Parts are chosen one by one: no file of the home is copied as it is. Then every secret of the home
+is searched for in the parts, in every usual notation, and removed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def support_bundle(
 
 
 def _collected(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each part. One that cannot be had says why."""
+    """Name and bytes of each part. A part that cannot be collected says why."""
     makers: Mapping[str, Callable[[], Any]] = {
         "versions.json": _versions,
         "checks.json": lambda: _checks(place, config),

@@ -1,7 +1,7 @@
-"""`swarm-node track`: passes a node's history on to a program that draws curves.
+"""`swarm-node track`: pass a node's history on to a program that draws curves.
 
-It reads `metrics.jsonl` of the home, so the node knows nothing of it: a tracker that hangs or fails
-delays no update, and a node that ran without one is caught up with.
+It reads `metrics.jsonl` of the home, so the node knows nothing of it. A tracker that hangs or fails
+delays no update. A history that was written before the tracker ran is passed on too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PROJECT: Final = "swarm-node"
 
 
 class Tracker(Protocol):
-    """Where figures go. `step` is the node's number of updates, `when` in Unix seconds."""
+    """Receiver of figures. `step` is the node's number of updates, `when` is in Unix seconds."""
 
     def log(self, figures: Mapping[str, float], step: int, when: float) -> None: ...
 
@@ -134,7 +134,7 @@ def track(
 
 
 def figures(row: HistoryRow) -> dict[str, float]:
-    """The numbers of a row that are known, by name; rewards of families also in the mean."""
+    """The known numbers of a row, by name. Rewards of families are also given as their mean."""
     from msgspec.structs import asdict
 
     found = {}
@@ -148,7 +148,7 @@ def figures(row: HistoryRow) -> dict[str, float]:
 
 
 def _rows(place: Home, mark: Path, once: bool) -> Iterator[HistoryRow]:
-    """The rows that were not passed on yet, as they come; then `mark` says so."""
+    """Yield the rows that were not passed on yet, as they come; then store `mark`."""
     from swarm_node.node.history import MetricsFile
 
     metrics, size = MetricsFile(place.metrics), -1

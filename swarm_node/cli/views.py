@@ -86,7 +86,7 @@ def peers_view(snapshot: Snapshot, known_as: Mapping[str, str]) -> RenderableTyp
 
 
 def short(peer_id: str) -> str:
-    """The end of a peer id, by which a person finds it again; all ids begin alike."""
+    """The end of a peer id, which identifies it for a person; all ids begin alike."""
     return f"…{peer_id[-8:]}"
 
 
@@ -107,13 +107,13 @@ def _link(peer: PeerRow) -> str:
 def relay_name(
     peer_id: str, rows: Sequence[PeerRow], known_as: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """How a person knows a peer: its name, if it is among these, and the end of its id."""
+    """Name of a peer for a person: its name, if it is among `rows`, and the end of its id."""
     name = next((_who(row, known_as) for row in rows if row.peer_id == peer_id), "")
     return f"{name} {short(peer_id)}".strip()
 
 
 def plain(text: str) -> str:
-    """A text of anybody as the terminal shows it: no control characters, no markup."""
+    """Escape a text of any origin for the terminal: no control characters, no markup."""
     return escape("".join(c if c.isprintable() else "?" for c in text))
 
 

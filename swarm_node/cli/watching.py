@@ -1,4 +1,4 @@
-"""`swarm-node samples`, `top` and `logs`: looking at the running node."""
+"""`swarm-node samples`, `top` and `logs`: look at the running node."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def logs(
 
 
 def _newer(path: Path) -> Iterator[bytes]:
-    """The lines that are written into a log from now on; it may be moved away at any time."""
+    """Yield the lines written into a log from now on. The log may be rotated at any time."""
     file = path.open("rb") if path.exists() else None
     if file is not None:
         file.seek(0, 2)
