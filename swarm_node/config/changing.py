@@ -1,4 +1,4 @@
-"""A settings file is changed by a command: its comments stay, and no bad value gets in."""
+"""Change a settings file by a command: its comments stay, and no bad value gets in."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from swarm_node.errors import ConfigError
 
 
 def change_file(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write `changes`, values by dotted key, into a settings file, which is made if it is not
-    there.
+    """Write `changes`, values by dotted key, into a settings file. A missing file is made.
 
     Raises:
         ConfigError: a key or a value is refused as a start would refuse it, or the file cannot be
@@ -53,7 +52,7 @@ def _put(place: MutableMapping[str, Any], key: str, value: Any) -> None:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One command at a time changes files of this directory; others wait."""
+    """Hold the lock of this directory's settings files; other commands wait."""
     try:
         descriptor = os.open(path.parent, os.O_RDONLY)
     except OSError as error:

@@ -17,7 +17,7 @@ from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
-#: Of a field which a running node takes over: `Node.adopt` has the other half.
+#: Marks a field that a running node takes over. `Node.adopt` applies it.
 _AT_ONCE: dict[str, JsonValue] = {"at_once": True}
 
 
@@ -26,7 +26,7 @@ class Table(BaseModel):
 
 
 class Network(Table):
-    """How the node meets its peers."""
+    """Transport, addresses and limits of the exchange with peers."""
 
     stack: Literal["hivemind", "libp2p"] = Field(
         "hivemind", description="What carries the streams (docs/networking.md); one swarm has both."
@@ -59,7 +59,7 @@ class Network(Table):
 
 
 class EnvironmentTable(Table):
-    """Which tasks are trained on."""
+    """Environment that gives the tasks to train on."""
 
     name: Text = Field("drills", description="Environment, or module:factory of your own.")
     families: list[Text] = Field(
@@ -72,7 +72,7 @@ class EnvironmentTable(Table):
 
 
 class Sampling(Table):
-    """How completions are drawn."""
+    """Sampling of completions."""
 
     group_size: int = Field(4, ge=2, le=64, description="Completions per task (G); pretrained: 8.")
     tasks_per_call: int = Field(16, ge=1, le=1024, description="Most tasks a batch; pretrained: 8.")
@@ -89,7 +89,7 @@ class Sampling(Table):
 
 
 class Experience(Table):
-    """Which groups are trained on."""
+    """Choice of the groups in a batch."""
 
     own: int = Field(8, ge=1, le=1024, description="Own groups per update (I); pretrained: 4.")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
@@ -109,7 +109,7 @@ class Experience(Table):
 
 
 class Training(Table):
-    """How the policy is updated."""
+    """Loss, optimizer and resources of the policy's updates."""
 
     loss: LossName = Field("decoupled", description="Loss; `swarm-node losses` lists them.")
     advantage: AdvantageName = Field("grpo", description="How rewards become advantages.")
@@ -133,7 +133,7 @@ class Training(Table):
 
 
 class Run(Table):
-    """How long a node runs, where, and how often it measures and saves."""
+    """Run of a node: length, directories, and intervals of measuring and saving."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
     updates: int = Field(
@@ -174,7 +174,7 @@ class Run(Table):
 
     @property
     def hosts(self) -> int:
-        """How many train together."""
+        """Number of hosts that train together."""
         return int(self.trainer_hosts.partition("*")[2] or 1)
 
     @property
@@ -241,7 +241,7 @@ def value_of(settings: Settings, key: str) -> Any:
 
 
 def at_once(key: str) -> bool:
-    """Whether a running node can take over another value; others need a restart."""
+    """Check that a running node can take over another value. Other keys need a restart."""
     return field_of(key).json_schema_extra is _AT_ONCE
 
 

@@ -1,4 +1,4 @@
-"""A running node reads its settings again, and takes over those that need no restart."""
+"""Read a running node's settings again, and take over those that need no restart."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Reloaded(Struct, frozen=True):
-    """What came of it: keys `applied`, and keys whose new values are `pending` a restart. `file` is
-    the settings file ("" for none), of which other sources `override` some keys."""
+    """Result of a reload: keys `applied`, and keys whose new values are `pending` a restart. `file`
+    is the settings file ("" for none). Other sources override its keys in `overridden`."""
 
     file: str
     applied: list[str]
@@ -30,7 +30,7 @@ class Reloading:
         self._loaded = loaded
 
     def reload(self, settings: Settings) -> tuple[Settings, Reloaded]:
-        """`settings`, those in use, with the values that can be taken over; and what to tell.
+        """Return `settings`, those in use, with the values that can be taken over; and the report.
 
         Raises:
             ConfigError: a start with what the sources say now would be refused. Nothing changes.

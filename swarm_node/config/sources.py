@@ -1,4 +1,4 @@
-"""Where settings come from: flag > environment variable > TOML file > default.
+"""Sources of settings: flag > environment variable > TOML file > default.
 
 A key is written `training.learning_rate` in messages, `[training] learning_rate` in TOML,
 `SWARM_NODE_TRAINING__LEARNING_RATE` as a variable and `--set training.learning_rate=…` on the
@@ -58,7 +58,7 @@ RETIRED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Sources:
-    """What names settings: `flags` by dotted key (None means "not given"), variables, and the file
+    """Sources of settings: `flags` by dotted key (None means "not given"), variables, and the file
     `config`, or else the one in SWARM_NODE_CONFIG."""
 
     flags: Mapping[str, Any]
@@ -67,7 +67,7 @@ class Sources:
 
     @property
     def file(self) -> Path | None:
-        """The settings file, None without one."""
+        """The settings file; None without one."""
         named = self.config or self.environ.get("SWARM_NODE_CONFIG")
         return Path(named) if named else None
 
@@ -84,7 +84,7 @@ class Sources:
         return validated(merged)
 
     def origins(self) -> dict[str, str]:
-        """The source that decides each key, for those that are no default: the file with a line,
+        """The source that decides each key, for keys other than the default: the file with a line,
         the variable, or "command line".
 
         Raises:
@@ -99,7 +99,7 @@ class Sources:
         }
 
     def overridden(self) -> dict[str, str]:
-        """The keys that the file names and a stronger source decides, with that source.
+        """Keys that the file names and a stronger source overrides, with that source.
 
         Raises:
             ConfigError: see `load`.
@@ -157,7 +157,7 @@ def validated(values: Mapping[str, Any]) -> Settings:
 
 
 def text_of(path: Path | None) -> str:
-    """What a settings file says; nothing without one.
+    """Text of a settings file; "" without one.
 
     Raises:
         ConfigError: it cannot be read, or is too long.
@@ -189,8 +189,8 @@ def read_toml(text: str, path: Path | None) -> dict[str, Any]:
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """The line, from 1, on which a TOML file begins to name each key. A statement ends at the first
-    line end at which it is TOML by itself."""
+    """The line, from 1, at which a TOML file begins to name each key. A statement ends at the first
+    line end at which it is valid TOML by itself."""
     found: dict[str, int] = {}
     table: list[str] = []
     begin, statement = 1, ""
@@ -278,8 +278,8 @@ def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def key_parts(key: str) -> list[str]:
-    """`experience.own` in two parts, `environment.options.path` in three: the rest after a table of
-    the user's own keys is one key."""
+    """Split `experience.own` in two parts, `environment.options.path` in three: after a table of
+    the user's own keys the rest is one key."""
     table, dot, inner = key.partition(".")
     inner, inner_dot, own = inner.partition(".")
     if inner_dot and inner in _FREE_TABLES:
