@@ -1,7 +1,7 @@
 """Presences that members left here, to be given to others. Pure.
 
-Each is as its author signed it, so who gets one need not believe the coordinator. Keys cost nothing
-to who has a ticket, so both what is kept and what is given follows issuers first.
+Each is sealed by its author, so its receiver need not trust the coordinator. The holder of a ticket
+makes keys for free, so both storage and replies are shared out by issuer first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Entry:
 
 
 class Introductions:
-    """The newest presence of each member. In a full store, the oldest of the issuer with most makes
-    room. `is_member` says who is one now."""
+    """The newest presence of each member. In a full store, the oldest presence of the issuer with
+    the most makes room. `is_member` says who is one now."""
 
     def __init__(self, is_member: Callable[[str], bool], capacity: int = CAPACITY) -> None:
         self._is_member = is_member
@@ -62,7 +62,7 @@ class Introductions:
                 del self._of[entry.issuer]
 
     def expire(self, wall: float) -> None:
-        """Forget what nobody would be given at the Unix second `wall`."""
+        """Forget the presences that no member would be given at the Unix second `wall`."""
         for entry in list(self._entries.values()):
             if not self._usable(entry, wall):
                 self.drop(entry.peer_id)
@@ -87,6 +87,6 @@ class Introductions:
         return drawn
 
     def _usable(self, entry: _Entry, wall: float) -> bool:
-        """Whether nodes would take it: it is not too old, and of a member."""
+        """Check that nodes would accept a presence: it is not too old, and of a member."""
         oldest = (wall - MAX_HEAD_SECONDS) * 1000
         return entry.issued_ms >= oldest and self._is_member(entry.peer_id)

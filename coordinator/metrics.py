@@ -21,7 +21,7 @@ _GAUGES = {
 
 
 class Served(Protocol):
-    """What an application counts: requests by operation and status, seconds by operation, and
+    """Counts of an application: requests by operation and status, seconds by operation, and
     refusals by reason."""
 
     @property

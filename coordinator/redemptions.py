@@ -22,7 +22,7 @@ class Redemptions:
         self._store = store
         self._swarm_id = swarm_id
         self._wall = wall
-        #: Whether there is an issuer file.
+        #: True if there is an issuer file.
         self.redeems = False
 
     async def stock(self, tickets: list[str]) -> None:

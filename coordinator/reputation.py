@@ -1,5 +1,5 @@
-"""Whom the reports of members trust, after EigenTrust (Kamvar, Schlosser and Garcia-Molina, 2003,
-doi 10.1145/775152.775242). Pure.
+"""Trust in members, computed from their reports, after EigenTrust (Kamvar, Schlosser and
+Garcia-Molina, 2003, doi 10.1145/775152.775242). Pure.
 
 A member passes its own trust on to those whose groups it found useful, and a part of all trust
 returns to those that the operator trusts beforehand. Keys cost nothing, so a member's opinion
@@ -36,9 +36,9 @@ _Item = TypeVar("_Item")
 def trust(
     ratings: Ratings, issuer: Mapping[str, str], trusted: Collection[str]
 ) -> dict[str, float]:
-    """The share of each member in all trust. `issuer` has all members, and who admitted each; who
-    is not in it neither rates nor is rated. The issuers of those in `trusted` are trusted alike, or
-    without anybody in it all issuers. The shares add up to 1."""
+    """The share of each member in all trust; the shares add up to 1. `issuer` has all members and
+    who admitted each. A peer outside it neither rates nor is rated. The issuers of the `trusted`
+    are trusted alike; if nobody is, all issuers are."""
     members = sorted(issuer)
     if not members:
         return {}
@@ -66,8 +66,8 @@ def rated(
     issuer: Mapping[str, str],
     ratings: Ratings,
 ) -> Reputation:
-    """The shares of those about whom somebody else reported, the least trusted first. The median is
-    over issuers, and of too many rows each issuer has as many: no ticket changes either by making
+    """The shares of members about whom others reported, the least trusted first. The median is over
+    issuers. Of too many rows each issuer keeps equally many. So no ticket changes either by making
     keys."""
     raters = Counter(
         peer_id for rater, found in ratings.items() for peer_id in found if peer_id != rater
@@ -93,8 +93,8 @@ def in_turn(pools: Iterable[Sequence[_Item]]) -> list[_Item]:
 
 
 def opinion(rated: Mapping[str, float], issuer: Mapping[str, str]) -> dict[str, float]:
-    """How a rater divides its trust: by issuer, with the weight of its best member, and then by
-    member. The parts add up to 1; without a useful peer there are none."""
+    """Divide a rater's trust: by issuer, with the weight of its best member, and then by member.
+    The parts add up to 1; without a useful peer there are none."""
     by_issuer: dict[str, dict[str, float]] = {}
     for peer_id, useful in rated.items():
         if useful > 0 and peer_id in issuer:
@@ -111,7 +111,7 @@ def opinion(rated: Mapping[str, float], issuer: Mapping[str, str]) -> dict[str, 
 def _start(
     place: Mapping[str, int], issuer: Mapping[str, str], trusted: Collection[str]
 ) -> NDArray[np.float64]:
-    """How the trust that returns is divided."""
+    """The division of the trust that returns."""
     start = np.zeros(len(place))
     of: dict[str, list[int]] = {}
     for peer_id in place.keys() & set(trusted) or place:

@@ -49,7 +49,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Options:
-    """What `swarm-coordinator serve` was given. Listening is on (host, port)."""
+    """Options of `swarm-coordinator serve`. Listening is on (host, port)."""
 
     swarm: Path
     data: Path
@@ -62,7 +62,7 @@ class Options:
 
 
 class AdminAddress(msgspec.Struct, frozen=True):
-    """Where the admin API of the running coordinator answers."""
+    """Address of the running coordinator's admin API."""
 
     host: str
     port: int
@@ -209,7 +209,7 @@ def read_swarm(path: Path) -> SwarmInfo:
 
 def _token(path: Path) -> str:
     """A new token in a file. It ends with this run: while no coordinator runs, another user of the
-    machine may listen at its port, and would be shown the token."""
+    machine could listen at its port and receive the token."""
     made = secrets.token_urlsafe(32)
     replace_private(path, made.encode())
     return made

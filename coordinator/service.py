@@ -1,7 +1,7 @@
-"""What the coordinator does, apart from HTTP and codes: who asks, introductions, reports, batches.
+"""The coordinator apart from HTTP and codes: callers, introductions, reports, batches.
 
-It is no authority. Certificates say who is a member, and signed lists who is none any more; it
-checks both as every node does, and can make neither.
+It is no authority. Certificates decide membership, and signed lists end it. The coordinator checks
+both as every node does, and can make neither.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Service:
         self._issuer_reports = PeerGates(*_ISSUER_REPORTS)
         self._seen: dict[str, float] = {}
         self._stored: dict[str, float] = {}
-        #: Who is here and not in the database yet.
+        #: Members that were seen and are not in the database yet.
         self._sighted: dict[str, StoredMember] = {}
         self._trusted: list[str] = []
         self._last: SignedBatch | None = None
@@ -112,9 +112,9 @@ class Service:
     async def authenticate(
         self, shown: bytes, method: str, target: str, body: bytes
     ) -> Member | Rejected:
-        """Who makes this request: the member that sealed a call for it, and for no other. Besides
-        the reasons of envelopes and `Members.admit`: "call" for another request than this,
-        "outdated" and "duplicate"."""
+        """Return the member that sealed a call for this request and no other. Besides the reasons
+        of envelopes and `Members.admit`: "call" for another request than this, "outdated" and
+        "duplicate"."""
         wall = self._clock.wall()
         call = open_call(shown, self._swarm.swarm_id)
         if isinstance(call, Rejected):
@@ -141,7 +141,7 @@ class Service:
         return member
 
     def _is_new(self, call: bytes, wall: float) -> bool:
-        """Whether a call was not answered before; what is too old to be answered is forgotten."""
+        """Check that a call was not answered before. Calls too old to be answered are forgotten."""
         while self._calls and next(iter(self._calls.values())) < wall - 2 * CLOCK_SKEW_SECONDS:
             self._calls.popitem(last=False)
         if call in self._calls:
@@ -207,7 +207,7 @@ class Service:
         return api.Taken(self._last.body.number if self._last else 0)
 
     async def tick(self) -> None:
-        """Sign a batch of the reports that came since the last one, weigh all, and tidy up. Called
+        """Sign a batch of the reports since the last one, weigh all reports, and tidy up. Called
         once a minute."""
         wall = self._clock.wall()
         self._introductions.expire(wall)
@@ -258,7 +258,7 @@ class Service:
         return api.History(rows, rows[-1].id if len(rows) == limit else 0)
 
     async def picture(self, after: int, since: float, limit: int) -> api.Picture:
-        """What the page shows: history from a row on, and with its end the members that reported
+        """Data of the page: history after a row. The last part also has the members that reported
         last."""
         history = await self.history(after, since, limit)
         newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
@@ -336,8 +336,8 @@ class Service:
         )
 
     async def _weigh(self) -> None:
-        """Compute the reputation anew, from the reports of members of now. It takes a second with
-        as many as there may be, so no request waits for it."""
+        """Compute the reputation anew from the reports of present members. With the most members
+        that there may be it takes a second, so no request waits for it."""
         issuer, names = {}, {}
         for peer_id in self._seen:
             member = self._members.check(peer_id)
@@ -349,7 +349,7 @@ class Service:
         self._reputation = rated(shares, issuer, ratings)
 
     def _by_issuer(self) -> list[list[str]]:
-        """The members that were here, by issuer, those that were here last first."""
+        """The members that were here, by issuer, the last seen first."""
         of: defaultdict[str, list[str]] = defaultdict(list)
         for peer_id in sorted(self._seen, key=self._seen.__getitem__, reverse=True):
             of[self._members.issuer(peer_id)].append(peer_id)

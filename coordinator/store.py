@@ -1,4 +1,5 @@
-"""What survives a restart: certificates and reports of members, batches, codes and tickets.
+"""Database that survives a restart: certificates and reports of members, batches, codes and
+tickets.
 
 SQLite in WAL mode with synchronous=FULL, held by one process. One thread runs every statement, so
 calls never interleave, and the event loop never waits for the disk.
@@ -26,7 +27,7 @@ from swarm_node.schema import explain
 MAX_HISTORY: Final = 500_000
 KEPT_BATCHES: Final = 10_000
 MAX_MEMBERS: Final = 4096
-#: Of what is older, one row an hour and member is kept.
+#: Older history keeps one row per hour and member.
 _THIN_AFTER_SECONDS = 86_400.0
 _SCHEMA = 1
 _TABLES = """
@@ -62,8 +63,8 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class StoredMember:
-    """A member that was here: its certificates, when it last was (Unix seconds), and its newest
-    report, sealed and with the time of its arrival, if it left one."""
+    """A member that was here: its certificates, when it was last seen (Unix seconds), and its
+    newest sealed report with the time of its arrival, if it left one."""
 
     peer_id: str
     chain: tuple[bytes, bytes]
@@ -197,8 +198,8 @@ class Store:
         return [HistoryRow(*row) for row in rows]
 
     def tidy(self, wall: float, gone: Sequence[str]) -> None:
-        """Thin out the history, and forget the members `gone`. Of too much history the oldest rows
-        of the issuers with most go, with room for the next ticks."""
+        """Thin out the history, and forget the members `gone`. If the history is too long, delete
+        the oldest rows of the issuers with the most, with room for the next ticks."""
         with self._writing():
             self._db.execute(
                 "DELETE FROM history WHERE at < ? AND id NOT IN (SELECT max(id) FROM history "
@@ -265,7 +266,8 @@ class Store:
         ]
 
     def withdraw(self, number: int) -> bool:
-        """Whether there is such a code, which is not redeemed from now on."""
+        """Withdraw a code, so that it is redeemed no more. Returns False if there is no such
+        code."""
         with self._writing():
             done = self._db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
             return done.rowcount > 0

@@ -1,7 +1,7 @@
-"""HTTP for the coordinator: who may ask, how much and how slowly, and what an error looks like.
+"""HTTP for the coordinator: access, limits of rate and time, and error documents.
 
-The order of checks is from the cheapest on: a connection, the address, the size and the time of the
-body, the signature, the member, the schema.
+The cheapest checks come first: a connection, the address, the size and the time of the body, the
+signature, the member, the schema.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _STATUS: Final = {
     "too_large": 413,
     "rate": 429,
 }
-#: Of a signature that is not right for this request; other reasons are those of no member.
+#: Reasons of a wrong signature. All other reasons mean that the caller is no member.
 _UNSIGNED: Final = frozenset(
     (
         *("authorization", "author", "call", "duplicate", "encoding", "key", "kind", "outdated"),
@@ -74,7 +74,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that passed all checks. `caller` is None where no member must ask."""
+    """A request that passed all checks. `caller` is None where no member is needed."""
 
     caller: Member | None
     body: Any
@@ -110,8 +110,8 @@ class Api:
         behind_proxy: bool = False,
     ) -> None:
         """Routes for members need `authenticate`, those for admins a `token`; a `metrics_token`
-        opens the one of the metrics. Whom `admits` knows may read what admins read. `behind_proxy`:
-        the last address of X-Forwarded-For is who asks."""
+        opens the route of the metrics. Members that `admits` accepts may read what admins read.
+        `behind_proxy`: the caller's address is the last one of X-Forwarded-For."""
         self._operations = operations
         self._clock = clock
         self._authenticate = authenticate
@@ -180,12 +180,12 @@ class Api:
         return encoded
 
     def _takes(self, request: web.Request) -> bool:
-        """Whether this address may ask now."""
+        """Check that this address is within its rate, and count the request."""
         now = self._clock.now()
         return self._addresses.take(self._address(request), now) and self._all.take(now)
 
     def _admitted(self, caller: Member) -> bool:
-        """Whether this member may ask now."""
+        """Check that this member and its issuer are within their rates, and count the request."""
         now = self._clock.now()
         return self._members.take(caller.peer_id, now) and self._issuers.take(
             caller.admitted_by.hex(), now
@@ -222,7 +222,8 @@ class Api:
         return await self._authenticate(shown, request.method, request.raw_path, body)
 
     def _address(self, request: web.Request) -> str:
-        """Who asks, as a key of the limits: an IPv4 address, or the /64 of one of IPv6."""
+        """The caller's address as a key of the limits: an IPv4 address, or the /64 of an IPv6
+        one."""
         text = request.remote or ""
         if self._behind_proxy:
             # What the proxy adds comes last; what comes before was sent by who asks.
@@ -262,7 +263,7 @@ class Api:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why the caller is not who may ask."""
+    """Reason why the caller is refused."""
 
     why: Rejected
 
