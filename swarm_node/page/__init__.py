@@ -1,1 +1,1 @@
-"""The page that a node shows its owner: static files, and who may look at what they show."""
+"""The page that a node shows its owner: static files, and access to their data."""

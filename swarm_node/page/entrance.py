@@ -1,11 +1,11 @@
-"""Who may look at a page: a key that works once becomes a pass.
+"""Access to a page: a key that works once becomes a pass.
 
-An address that holds a token stays in the browser's history and can be passed on. A cookie goes to
-every port of this machine, whoever listens there. So `swarm-node open` gets a key that is good for
-one minute and one use. It stands behind the # of the address, which browsers do not send. The page
-exchanges it for a pass, keeps that in the storage of its own origin, and sends it with each
-request. A pass is good for looking, until the node ends. Other users of the machine see the
-arguments of a browser, and so the address: a key that comes a second time ends the pass that it
+A token in an address stays in the browser's history and can be passed on. A cookie goes to every
+port of this machine, and so to any program that listens there. So `swarm-node open` gets a key that
+is good for one minute and one use. It stands behind the # of the address, which browsers do not
+send. The page exchanges it for a pass, keeps that in the storage of its own origin, and sends it
+with each request. A pass is good for looking, until the node ends. Other users of the machine see
+the arguments of a browser, and so the address: a key that comes a second time ends the pass that it
 gave (RFC 6749, 4.1.2).
 """
 
@@ -26,13 +26,13 @@ _MOST_PASSES: Final = 64
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What lets a page in, once."""
+    """Key that lets a page in, once."""
 
     key: Annotated[str, Meta(max_length=64)]
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """What a page sends with each request, as a bearer token."""
+    """Bearer token that a page sends with each request."""
 
     token: str
 
@@ -54,13 +54,13 @@ class Entrance:
         self._used: Recent[str, str] = Recent(_MOST_PASSES)
 
     def key(self) -> Key:
-        """A new key. Of too many the oldest ends."""
+        """A new key. If there are too many, the oldest one ends."""
         made = secrets.token_urlsafe(32)
         self._keys[made] = self._now() + _KEY_SECONDS
         return Key(made)
 
     def enter(self, key: Key) -> Pass | None:
-        """The pass for a key that was not used yet, None for any other."""
+        """The pass for an unused key, None for any other."""
         ends = self._keys.pop(key.key, None)
         if ends is None or ends <= self._now():
             self._passes.pop(self._used.get(key.key, ""), None)
@@ -70,5 +70,5 @@ class Entrance:
         return Pass(made)
 
     def admits(self, given: str) -> bool:
-        """Whether this is a pass of this server's."""
+        """Check that this is a pass of this server."""
         return given in self._passes

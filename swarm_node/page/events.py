@@ -1,4 +1,4 @@
-"""Server-sent events: what a page is told of a node while it is open."""
+"""Server-sent events: a node's news for a page while it is open."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MOST_STREAMS: Final = 16
 
 
 class Events:
-    """Sends what `tell` returns to every page that is open, as JSON. `tell` gets what it returned
-    of its second value at the last call, None at first: where this page has come to."""
+    """Sends what `tell` returns to every open page, as JSON. `tell` takes the position of the page,
+    None at first, and returns the next position as its second value."""
 
     def __init__(self, tell: Callable[[float | None], tuple[object, float]]) -> None:
         self._tell = tell

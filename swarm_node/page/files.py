@@ -1,5 +1,5 @@
-"""The static files of the page. A path is looked up among names that were read before; no path of a
-request reaches the file system."""
+"""The static files of the page. Names were read at the start; no path of a request reaches the file
+system."""
 
 from __future__ import annotations
 

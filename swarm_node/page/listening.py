@@ -1,6 +1,6 @@
-"""Listening for HTTP: how many connections, and how slow. One address gets a part of them, so that
-neither another user of this machine nor a host elsewhere takes all files that a process may open.
-"""
+"""Listening for HTTP, with limits on connections and their time. One address gets a part of the
+connections, so that neither another user of this machine nor a host elsewhere takes all files that
+a process may open."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MAX_CONNECTIONS: Final = 1024
 MAX_OF_ADDRESS: Final = 64
 #: For a request's head.
 HEAD_SECONDS: Final = 15.0
-#: What is being answered when the server closes has this long: a page may have stopped reading.
+#: Time for open answers when the server closes: a page may have stopped reading.
 _LAST_SECONDS: Final = 2.0
 
 
 @functools.lru_cache(4 * MAX_CONNECTIONS)
 def site_of(text: str) -> str:
-    """See `internet.site`; "" for what is no IP address."""
+    """See `internet.site`; "" if the text is no IP address."""
     try:
         return site(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs a program for what it prints, within bounds of time and size."""
+"""Run a program for its output, within bounds of time and size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 20
 
 def bounded_run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
     """`subprocess.run` with output captured, for a program that may hang or print for ever. It and
-    what it started are killed at the end, which comes after `seconds` at the latest.
+    its descendants are killed after `seconds` at the latest.
 
     Raises:
         OSError: it cannot be run.

@@ -170,7 +170,7 @@ class Child:
 
 
 async def _cut_first(answer: asyncio.Future[bytes], cut: asyncio.Event) -> bool:
-    """Wait for either; whether `cut` came first."""
+    """Wait for either. True if `cut` came first."""
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(cut.wait())
         answer.add_done_callback(lambda _: waiting.cancel())
@@ -182,7 +182,7 @@ class _Wire(asyncio.SubprocessProtocol):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: Whether it can be asked.
+        #: True while it takes requests.
         self.open = True
         self.pid = 0
         self._transport: asyncio.SubprocessTransport | None = None
@@ -199,7 +199,7 @@ class _Wire(asyncio.SubprocessProtocol):
         return answer
 
     def forget(self, number: int) -> bool:
-        """Stop waiting for a reply; whether the child may still be at work on it."""
+        """Stop waiting for a reply. True if the child may still be at work on it."""
         return self._waiting.pop(number, None) is not None and self.open
 
     def send(self, number: int, body: bytes) -> None:
@@ -223,7 +223,7 @@ class _Wire(asyncio.SubprocessProtocol):
             await self.kill()
 
     async def kill(self) -> None:
-        """End the process and all that it started, whatever state they are in."""
+        """End the process and its descendants, whatever state they are in."""
         self._kill_group()
         await self._exited.wait()
         assert self._transport is not None
@@ -313,7 +313,7 @@ async def exchange(
 
 
 def ended_by(code: int) -> str:
-    """How a process ended, from its `returncode`."""
+    """Describe the end of a process from its `returncode`."""
     if code >= 0:
         return f"exit code {code}"
     try:
