@@ -1,8 +1,8 @@
 """`swarm-node demo`: a private swarm of real node processes on this machine, live in a table.
 
 Node i samples every n-th task family, so a node learns all other families from its peers' rollouts
-alone. Beside them one more node does what node 1 does, in a swarm of its own: what it reaches on
-families that it never samples is habit that carries over, and not sharing. All start at once.
+alone. One further node samples as node 1 does, in a swarm of its own. Its reward on families that
+it never samples is transfer, not sharing. All start at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files for their owner alone, which a crash leaves as they were or as they shall be.
+"""Files for their owner alone, which a crash leaves either old or new, never half written.
 
 The content goes to a file beside the final one (`*.new`), to the disk, and then to its name, so no
 reader and no power cut sees half of it. A killed writer can leave the other file behind.
@@ -26,11 +26,11 @@ def create_private(path: Path, data: bytes) -> None:
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Write a file with mode 0600, in the place of one that may be there.
+    """Write a file with mode 0600; it replaces an existing one.
 
     Raises:
-        OSError: it cannot be written. The file that was there still is, unless only the last
-            step failed, which makes sure of the new one's name.
+        OSError: it cannot be written. The old file is still there, unless only the last step
+            failed: the sync of the new name.
     """
     _write(path, data, os.replace)
 
@@ -45,8 +45,8 @@ def replace_like(path: Path, data: bytes) -> None:
 
 
 class Journal:
-    """A file of lines, for its owner alone. At `limit` bytes it gets the suffix `.1`, in the place
-    of the one before, so both together stay within twice the limit."""
+    """A file of lines, for its owner alone. At `limit` bytes it gets the suffix `.1` and replaces
+    the earlier `.1`, so both together stay within twice the limit."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
@@ -72,8 +72,8 @@ class Journal:
             file.write(line + b"\n")
 
     def lines(self, since: int | None = None) -> Iterator[bytes]:
-        """All lines, the oldest first, or those after `since` bytes of the newer file; one that a
-        crash cut may be among them."""
+        """All lines, the oldest first, or those after `since` bytes of the newer file. A line that
+        a crash cut may be among them."""
         for path in (self.old, self.path) if since is None else (self.path,):
             with suppress(OSError), path.open("rb") as file:
                 file.seek(since or 0)
@@ -81,7 +81,7 @@ class Journal:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory with mode 0700, and those above it, where they are not there.
+    """Make a directory with mode 0700, and the missing ones above it.
 
     Raises:
         OSError: it cannot be made, or is no directory.

@@ -109,7 +109,7 @@ class SlowTaskError(UnknownTaskError):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Why a message from outside was refused; `reason` is a metric label."""
+    """Refusal of a message from outside; `reason` is a metric label."""
 
     reason: str
     detail: str = ""

@@ -21,7 +21,7 @@ SEED_LIMIT = 1 << 62
 
 
 class Finish(StrEnum):
-    """Why sampling stopped: the end token was drawn, or the token budget ran out."""
+    """Reason why sampling stopped: the end token was drawn, or the token budget ran out."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -126,5 +126,5 @@ class VerifiedGroup:
 
     @property
     def informative(self) -> bool:
-        """Whether its rewards differ, i.e. whether its advantages are not all zero."""
+        """Check that its rewards differ, i.e. that its advantages are not all zero."""
         return max(self.rewards) - min(self.rewards) > 1e-6

@@ -86,9 +86,9 @@ PEERS_QUERY = (
 
 @dataclass(frozen=True, slots=True)
 class KnownPeer:
-    """A peer that answered this node, with its addresses and the issuer that admits it.
-    `last_seen` is in Unix seconds, `failures` counts those since then. The node tries anchors
-    first when it starts."""
+    """A peer that answered this node, with its addresses and the issuer that admits it. `last_seen`
+    is in Unix seconds; `failures` counts failed attempts since then. At its start the node tries
+    anchors first."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -115,7 +115,7 @@ def from_row(row: Sequence[Any]) -> KnownPeer:
 
 
 def explain(path: Path, error: sqlite3.Error | OSError) -> str:
-    """One line for the person who runs the node."""
+    """Explain an error in one line for the person who runs the node."""
     # The low byte is the primary result code; the rest says where it happened.
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_FULL:

@@ -65,7 +65,7 @@ class StoredGroup:
 @dataclass(frozen=True, slots=True)
 class WindowRow:
     """The replay window of an author: its greatest epoch, the newest sequence number seen there,
-    and a bitmap of those before it."""
+    and a bitmap of the numbers before it."""
 
     author: str
     epoch: int
@@ -110,7 +110,7 @@ class Storage:
             raise
         #: The epoch of this node's log.
         self.epoch = self._meta("epoch")
-        #: How many damaged rows were set aside, as "storage".
+        #: Number of damaged rows that were set aside, as "storage".
         self.faults: Counter[str] = Counter()
 
     async def run(
@@ -127,9 +127,9 @@ class Storage:
             self._connection.close()
 
     def begin_epoch(self) -> None:
-        """Start a greater epoch, with an empty log; a node does it at every start. No database can
-        know whether it is an older copy, and whoever continued such a one would sign numbers that
-        are used already. Groups of earlier epochs stay stored and are still served."""
+        """Start a greater epoch, with an empty log; a node does it at every start. A database
+        cannot tell that it is an older copy, and a node that continued one would sign used numbers
+        again. Groups of earlier epochs stay stored and are still served."""
         with self._transaction() as db:
             _set_meta(db, "earlier", self.published())
             _set_meta(db, "head", 0)
@@ -138,7 +138,7 @@ class Storage:
         self.epoch = self._meta("epoch")
 
     def published(self) -> int:
-        """How many groups this node has published, in all epochs."""
+        """Number of groups that this node has published, in all epochs."""
         return self._meta("earlier") + self.head()
 
     def next_seq(self) -> int:
@@ -243,7 +243,7 @@ class Storage:
         self.damaged(f"the group {bytes(identifier).hex()} is deleted")
 
     def damaged(self, done: str) -> None:
-        """Count a damaged row, and say what was `done` about it."""
+        """Count a damaged row, and log what was `done` about it."""
         self.faults["storage"] += 1
         _log.warning("a row of the database is damaged: check the disk", done=done)
 
