@@ -1,4 +1,4 @@
-"""Environments: where tasks come from and how answers are judged."""
+"""Environments: sources of tasks and judges of answers."""
 
 from swarm_node.environments.base import Environment, Task
 

@@ -120,7 +120,7 @@ class _TooSlowError(BaseException):
 
 
 def _within_time(call: Callable[[], float]) -> float:
-    """What `call` returns, or 0 after `MATH_SECONDS` of processor time.
+    """Return the result of `call`, or 0 after `MATH_SECONDS` of processor time.
 
     In any other thread than the main one nothing can be interrupted, and there is no limit."""
     for name in ("math_verify", "latex2sympy2_extended", "sympy"):

@@ -79,10 +79,9 @@ def check_ref(environment: Environment, ref: TaskRef) -> None:
 def split_held_out(
     items: Sequence[_Item], questions: Sequence[str], share: float
 ) -> tuple[list[_Item], list[_Item], int]:
-    """The items for training, those held out, which are about a `share` of all, and the position
-    below which a question is held out. Both parts have an item if two questions differ. Items of
-    one question are in the same part, and stay there when more are added, except to a short
-    list."""
+    """The items for training, the held-out items (about a `share` of all), and the position below
+    which a question is held out. If two questions differ, both parts have an item. Items of one
+    question are in the same part. They stay there when more are added, except to a short list."""
     places = [position(question) for question in questions]
     ordered = sorted(set(places))
     bound = bound_of(share)

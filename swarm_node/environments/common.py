@@ -18,8 +18,8 @@ _EPOCH_TASKS = 1 << 20
 
 
 def is_common(index: int, share: float) -> bool:
-    """Whether the node's task number `index` is a common one. Of any n successive tasks, n·`share`
-    are, rounded up or down."""
+    """Check that the node's task number `index` is a common one. Of any n successive tasks,
+    n·`share` are common, rounded up or down."""
     return int((index + 1) * share) > int(index * share)
 
 

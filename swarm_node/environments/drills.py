@@ -160,8 +160,8 @@ FAMILIES: Mapping[str, Generator] = {
 
 _STOP = Ending(".", " End with a full stop.")
 _SHOUT = Ending("!", " End with an exclamation mark.")
-#: What the answers of a family end in, where a preset has it; the others end in nothing. So every
-#: family has a habit of its own, and what a model learns of one is not known of the next.
+#: Endings of a family's answers in a preset that asks for them; other families have none. So every
+#: family has a habit of its own, and learning one family's habit tells nothing about the next.
 ENDINGS: Mapping[str, Ending] = {
     "alphabet": _SHOUT,
     "digit_sums": _SHOUT,

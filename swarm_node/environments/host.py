@@ -1,4 +1,4 @@
-"""Where the node gets prompts and rewards: an environment behind a process boundary.
+"""The node's source of prompts and rewards: an environment behind a process boundary.
 
 The node never imports an environment. A process of its own does, and forks judges, which may crash:
 one for this node's answers and one for peers' answers, so own groups never wait for peers' groups.
@@ -71,7 +71,7 @@ class Judgement:
 
 
 class EnvironmentHost(Protocol):
-    """What the node needs from an environment."""
+    """The node's interface to an environment."""
 
     async def start(self) -> EnvironmentInfo:
         """Make the environment ready.
@@ -151,7 +151,7 @@ class ProcessEnvironmentHost:
 
     @property
     def losses(self) -> int:
-        """How often a judge was lost."""
+        """Number of judges that were lost."""
         return sum(judge.losses for judge in self._judges.values())
 
     async def start(self) -> EnvironmentInfo:
@@ -266,8 +266,7 @@ class InlineEnvironmentHost:
     rewards, but has no time limit, and a scorer that ends its process ends the simulation."""
 
     def __init__(self, environment: Environment, families: Sequence[str] = ()) -> None:
-        """Of an environment that is split by text, `families` are checked at the start; () for
-        all."""
+        """`families` are checked at the start if the environment is split by text; () for all."""
         self._environment = environment
         self._families = tuple(families)
 

@@ -236,7 +236,8 @@ def _letter(index: int) -> str:
 
 
 def _split(path: Path, rows: Sequence[Example], share: float) -> _Family:
-    """By the canonical text of the question, so all copies of a question are in the same part."""
+    """Split by the canonical text of the question, so that all copies of a question are in one
+    part."""
     questions = [canonical(row.question) for row in rows]
     training, held_out, bound = split_held_out(rows, questions, share)
     if not training or not held_out:
@@ -245,8 +246,8 @@ def _split(path: Path, rows: Sequence[Example], share: float) -> _Family:
 
 
 def _check_apart(families: Mapping[str, _Family]) -> None:
-    """Short files may need other bounds, so that a question that stands in two could be in both
-    parts."""
+    """Raise if a question that stands in two files could be in both parts: short files may need
+    other bounds."""
     if len({family.bound for family in families.values()}) == 1:
         return
     trained = {canonical(r.question): name for name, f in families.items() for r in f.training}

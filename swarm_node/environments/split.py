@@ -1,7 +1,7 @@
-"""The rule by which a question belongs to training or to the held-out part: its text alone. Pure.
+"""The rule that puts a question into the training or the held-out part: its text alone. Pure.
 
-A seed that is held out says nothing about the text that a generator makes of it: most texts of a
-small generator occur under training seeds too. So the text decides, for every environment.
+A held-out seed says nothing about the text that a generator makes of it: most texts of a small
+generator occur under training seeds too. So the text decides, for every environment.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def bound_of(share: float) -> int:
 
 
 def is_held_out(question: str, share: float = HELD_OUT_SHARE) -> bool:
-    """Whether a question is kept for evaluation. A question stays held out as the share grows."""
+    """Check that a question is held out for evaluation. It stays held out as the share grows."""
     return position(question) < bound_of(share)
 
 
 def next_seed(ref: TaskRef, draw: int) -> int:
-    """The seed of the draw number `draw`, from 1 on, for a reference whose own seed makes a text of
-    the other side. It is on the side that the reference names."""
+    """The seed of the draw number `draw`, from 1 on. It is used for a reference whose own seed
+    makes a text of the other side, and is on the side that the reference names."""
     hashed = held_out_seed if ref.held_out else task_seed
     return hashed("split", SPLIT, ref.family, ref.seed, draw)
 
@@ -73,7 +73,7 @@ def with_split(version: str) -> str:
 
 
 def has_split(version: str) -> bool:
-    """Whether a version announces this split."""
+    """Check that a version announces this split."""
     return version.endswith(_SUFFIX)
 
 
@@ -94,7 +94,7 @@ def release_needed(version: str) -> str:
 
 
 def release_remedy(text: str) -> str:
-    """As `release_needed`, for a text that ends in what `described` says."""
+    """As `release_needed`, for a text that ends with the words of `described`."""
     for marker, whose in ((_BEFORE, "its node"), (_OF, "this node")):
         _, found, release = text.rpartition(marker)
         if found and _RELEASE.fullmatch(release):

@@ -92,8 +92,8 @@ class SplitEnvironment:
         return None if self._answer is None else self._answer(_inner(task))
 
     def refusal(self, family: str, now: Callable[[], float] = SYSTEM_CLOCK.now) -> str:
-        """Why training and held-out questions of a family cannot be kept apart within MAX_DRAWS, ""
-        if they can. It draws tasks until both sides have shown enough."""
+        """Draw tasks until both sides have shown enough. Returns the reason why training and
+        held-out questions of a family cannot be kept apart within MAX_DRAWS, "" if they can."""
         until = now() + _CHECK_SECONDS
         for held_out, hashed in ((False, task_seed), (True, held_out_seed)):
             drawn: Counter[str] = Counter()

@@ -1,6 +1,8 @@
-"""A count of what a family asks: different questions, those on both sides, frequent answers. Pure.
+"""A count of a family's questions and answers: different questions, those on both sides, frequent
+answers. Pure.
 
-It tells an owner whether a family can be learnt by heart, or answered without reading."""
+It shows an owner that a family can be learnt by heart, or answered without reading.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Survey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of so many `drawn` tasks: the `different` questions, `about` how many there are in all, those
-    that were `shared` by training and held-out tasks, and the most frequent right answers, none if
-    none is known. `cut` if the time was over before all were drawn."""
+    """Counts over `drawn` tasks: the `different` questions, the estimate `about` of all there are,
+    the questions `shared` by training and held-out tasks, and the most frequent right answers, none
+    if none is known. `cut` is true if time ran out before all tasks were drawn."""
 
     drawn: Count
     different: Count
@@ -72,5 +74,5 @@ def survey(
 
 
 def _sendable(answer: str) -> bool:
-    """Whether an answer is short, and no lone surrogate keeps it from being encoded."""
+    """Check that an answer is short, and has no lone surrogate, which cannot be encoded."""
     return len(answer) <= _MAX_ANSWER_CHARS and not any("\ud800" <= c <= "\udfff" for c in answer)

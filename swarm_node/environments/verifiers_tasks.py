@@ -116,7 +116,7 @@ async def _reward(task: Any, text: str) -> float:
 
 
 def _needs(task: Any, taskset: Any) -> str:
-    """What the task needs and this environment does not have; "" for nothing."""
+    """Needs of the task that this environment lacks; "" for none."""
     import verifiers.v1 as vf
 
     kind = type(task)
@@ -142,7 +142,7 @@ def _required(function: Any, name: str) -> bool:
 
 
 def _version(taskset: str, tasks: Sequence[Any], held_out: float) -> str:
-    """Covers every task and the module that scores it."""
+    """A version that covers every task and the module that scores it."""
     module = inspect.getmodule(type(tasks[0]))
     source = inspect.getsource(module) if module is not None else ""
     covered = [taskset, held_out, source, [task.hash for task in tasks], str(tasks[0].config)]

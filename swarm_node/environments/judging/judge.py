@@ -87,13 +87,13 @@ class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Why a family cannot be used, "" if it can."""
+    """The reason why a family cannot be used, "" if it can."""
 
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """What was drawn."""
+    """The survey that was made."""
 
     survey: Survey
 
@@ -145,7 +145,7 @@ class Judge:
     def __init__(self, environment: SplitEnvironment) -> None:
         self._environment = environment
         self._task: Task | None = None
-        #: Whether files and system calls are confined; set before the first request.
+        #: True for files and for system calls if they are confined; set before the first request.
         self.confined = (False, False)
 
     def answer(self, body: bytes) -> bytes:

@@ -89,7 +89,7 @@ class EnvironmentProcess:
         )
         self._sockets: socket.socket | None = None
         self._forking = asyncio.Lock()
-        #: How often the process was started.
+        #: Number of starts of the process.
         self.generation = 0
         self.runs_code = False
         self.shares_memory = False
@@ -183,7 +183,7 @@ class JudgeProcess:
         self._generation = 0
         self._groups = 0
         self.pid: int | None = None
-        #: How often a judge was lost: it crashed, ran out of time or sent a bad reply.
+        #: Number of lost judges: each crashed, ran out of time or sent a bad reply.
         self.losses = 0
         self.sandbox: Sandbox | None = None
 
@@ -222,8 +222,8 @@ class JudgeProcess:
         return reply.verdicts
 
     async def check(self, family: str, seconds: float) -> str:
-        """Why training and held-out questions of a family cannot be kept apart within `seconds` of
-        processor time, "" if they can.
+        """Check that training and held-out questions of a family can be kept apart within `seconds`
+        of processor time. Returns the reason why not, "" if they can.
 
         Raises:
             JudgeLostError: the judge ended instead.

@@ -48,14 +48,14 @@ _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What confines a judge: `files` (Landlock) and `system_calls` (seccomp)."""
+    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp)."""
 
     files: bool
     system_calls: bool
 
     @property
     def complete(self) -> bool:
-        """Whether code that a text injects can reach nothing outside its process."""
+        """Check that code that a text injects can reach nothing outside its process."""
         return self.files and self.system_calls
 
     def described(self) -> str:
@@ -105,8 +105,8 @@ def code_paths() -> Iterator[Path]:
 
 
 def shares_memory() -> bool:
-    """Whether this process has memory that other processes see and a judge could write: a mapping
-    of a file that was opened for writing, or shared memory."""
+    """Check that this process has memory that other processes see and a judge could write: a
+    mapping of a file that was opened for writing, or shared memory."""
     with contextlib.suppress(OSError):
         flags = re.findall(r"^VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
         return any({"sh", "mw"} <= set(line.split()) for line in flags)
@@ -145,12 +145,14 @@ def _limit(name: str, limit: int) -> None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Take the capabilities of root from the judge. A process without any has none to drop."""
+    """Take the capabilities of root from the judge. A process without capabilities is left as it
+    is."""
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def _restrict_files(libc: ctypes.CDLL, readable: list[Path]) -> bool:
-    """Whether Landlock now lets this process read below `readable` and do nothing else."""
+    """Let this process read below `readable` and do nothing else (Landlock). True if it
+    is in force."""
     call = libc.syscall
     abi = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
     if abi < 1:
@@ -186,7 +188,8 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
 
 
 def _filter_calls(libc: ctypes.CDLL) -> bool:
-    """Whether a filter now refuses all system calls but those a judge may make."""
+    """Refuse all system calls but those that a judge may make (seccomp). True if it is in
+    force."""
     program = judge_filter(platform.machine(), os.getpid())
     if program is None:
         return False

@@ -1,4 +1,4 @@
-"""Which system calls a judge may make, as a seccomp filter. Pure.
+"""The system calls that a judge may make, as a seccomp filter. Pure.
 
 An allow-list: any other call fails with EPERM. The numbers are Linux's on x86-64
 (arch/x86/entry/syscalls/syscall_64.tbl) and arm64 (include/uapi/asm-generic/unistd.h). The filter
@@ -21,7 +21,7 @@ _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _EPERM, _ENOSYS = 1, 38
 _AT_NUMBER, _AT_ARCHITECTURE, _AT_ARGUMENTS = 0, 4, 16
 
-#: What `platform.machine()` says -> the kernel's AUDIT_ARCH number and the column of the tables.
+#: Name from `platform.machine()` -> the kernel's AUDIT_ARCH number and the column of the tables.
 ARCHITECTURES: Mapping[str, tuple[int, int]] = {
     "x86_64": (0xC000003E, 0),
     "aarch64": (0xC00000B7, 1),

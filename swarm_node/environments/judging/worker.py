@@ -66,7 +66,7 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """How the judge ended, in the form of `Popen.returncode`."""
+    """The end of a judge, in the form of `Popen.returncode`."""
 
     status: int
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 _PACKAGE = "reasoning_gym"
-#: What adds a data set to the factory's.
+#: Call that registers a data set with the factory.
 _REGISTERS = "register_dataset("
 
 
@@ -41,8 +41,8 @@ def find(name: str) -> tuple[type[Any], type[Any]] | None:
 
 
 def names() -> list[str]:
-    """The names of all data sets, which are imported for it, but for those that import a package
-    that is not installed."""
+    """The names of all data sets, which are imported for it. Data sets that import a missing
+    package are left out."""
     registered = _registered()
     for module, _ in _modules():
         try:

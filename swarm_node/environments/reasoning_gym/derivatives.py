@@ -65,7 +65,7 @@ _FUNCTIONS: Mapping[str, tuple[Callable[[complex], complex], Callable[[complex],
 
 
 def is_antiderivative(answer: str, integrand: str, variable: str) -> bool:
-    """Whether the derivative of `answer` is `integrand`, up to `TOLERANCE` at every point.
+    """Check that the derivative of `answer` is `integrand`, up to `TOLERANCE` at every point.
 
     Raises:
         BadExpressionError: one of them is no expression, or too large.
@@ -140,7 +140,7 @@ def _power(base: _Dual, exponent: _Dual) -> _Dual:
 
 
 def _names_a_constant(name: str) -> bool:
-    """Whether `name` is C, c, K, C1, C_2 or the like, which people add to an antiderivative."""
+    """Check that `name` is C, c, K, C1, C_2 or the like, which people add to an antiderivative."""
     if name in _OTHER_CONSTANTS:
         return True
     rest = name[1:].removeprefix("_")

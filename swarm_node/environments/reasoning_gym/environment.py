@@ -166,7 +166,7 @@ class _ReasoningGym:
         return cast(str, task.payload["question"]) + self._suffix
 
     def question(self, task: Task) -> str:
-        """The question without the instruction, so that the same one is on the same side for all
+        """The question without the instruction, so that one question is on the same side for all
         presets."""
         return cast(str, task.payload["question"])
 
