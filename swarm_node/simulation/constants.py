@@ -1,4 +1,4 @@
-"""The rival that needs no model: in each family always the answer that is right most often."""
+"""The rival without a model: in each family, always the answer that is right most often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DRAWS = 400
 
 
 class Constant(NamedTuple):
-    """One answer to all tasks of a family, and what it scores on held-out ones."""
+    """One answer to all tasks of a family, and its score on held-out ones."""
 
     answer: str
     reward: float

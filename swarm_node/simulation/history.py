@@ -25,7 +25,7 @@ class _Outcome(NamedTuple):
 
 @dataclass
 class History:
-    """What a node did, with one entry per round (a batch the node trained on) in most lists.
+    """Record of a node, with one entry per round (a batch the node trained on) in most lists.
 
     own: mean reward of the groups that the node made since its last round, whether or not it
         trained on them; the previous entry again if it made none.
@@ -66,7 +66,7 @@ class History:
 
     @property
     def rounds(self) -> int:
-        """How many batches the node has trained on."""
+        """Number of batches that the node has trained on."""
         return len(self.batch)
 
     def measure(self, point: EvalPoint) -> None:

@@ -1,7 +1,7 @@
-"""Members of a simulated swarm that were modified.
+"""Modified members of a simulated swarm.
 
 Each is a real node that publishes something else than it made. It trains on nothing. Everything it
-sends is well-formed and carries its own valid signature, so only the content of its groups speaks
+sends is well-formed and carries its own valid signature. So only the content of its groups speaks
 against it.
 """
 
@@ -63,8 +63,8 @@ Scored = tuple[RolloutGroup, str]
 
 @dataclass(frozen=True)
 class Means:
-    """What a hostile member works with: the swarm's environment, the model that all nodes begin
-    with, and its own storage."""
+    """Resources of a hostile member: the swarm's environment, the model that all nodes begin with,
+    and its own storage."""
 
     environment: Environment
     model: SimulatedModel
@@ -100,7 +100,7 @@ class _Corrupt(Publisher):
 
 
 def maker(kind: str) -> Callable[[Means, Scored], Scored | None]:
-    """What makes a hostile group of this kind in the place of an honest one."""
+    """The function that makes a hostile group of this kind in the place of an honest one."""
     return _MAKERS[kind]
 
 
@@ -119,7 +119,7 @@ def _hidden(means: Means, honest: Scored) -> Scored:
 
 
 def _largest(honest: Scored) -> int:
-    """The most answers that a receiver with groups of this size takes in one."""
+    """The most answers in one group that a receiver with groups of this size takes."""
     return LARGER * len(honest[0].completions)
 
 

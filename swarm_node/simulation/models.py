@@ -1,5 +1,5 @@
-"""What the simulated nodes of one model share: its directory, its codec and a probe. And what is
-dealt to the nodes."""
+"""Parts that the simulated nodes of one model share: its directory, its codec and a probe. Also the
+assignment of models and families to nodes."""
 
 from __future__ import annotations
 

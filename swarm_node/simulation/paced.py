@@ -1,7 +1,7 @@
 """A sampler and a trainer that compute at once and then let virtual time pass.
 
-Asynchrony, lag and unequal machines are therefore those of the simulated swarm, and not those of
-the machine that simulates it.
+Asynchrony, lag and unequal machines are therefore properties of the simulated swarm, and not of the
+machine that simulates it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from swarm_node.errors import SwarmNodeError
 from swarm_node.node.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
-#: How many of a node's last own groups show what it says at the end.
+#: Number of a node's last own groups that show its answers at the end.
 LAST_GROUPS = 40
 
 

@@ -1,4 +1,4 @@
-"""What is simulated, besides the settings."""
+"""The scenario of a simulation, besides the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated, besides the settings that all nodes share.
+    """The scenario of a simulation, besides the settings that all nodes share.
 
     rounds: batches per node.
     seed: decides everything that is left to chance.
@@ -107,12 +107,12 @@ class Scenario:
             )
 
     def measured(self, entry: int) -> bool:
-        """Whether held-out reward is measured after round `entry`, if it is not the last."""
+        """Check that held-out reward is measured after round `entry`, if it is not the last."""
         return entry in self.eval_at if self.eval_at else entry % self.eval_rounds == 0
 
     def plan(self) -> dict[str, Any]:
-        """What decides a result, in plain values. Models stand there by their digests, because
-        their paths decide nothing.
+        """Everything that decides a result, in plain values. Models stand there by their digests,
+        because their paths decide nothing.
 
         Raises:
             ModelError: there is no such model.

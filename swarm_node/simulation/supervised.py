@@ -1,8 +1,8 @@
-"""The line that every arm of an experiment is held against: a node that is told right answers.
+"""The reference line of every experiment: a node that is told right answers.
 
-It takes the same optimizer steps on as many rows as the others, and each row is the right answer to
-a fresh task. No arm that finds its answers by sampling can be expected above it for long. A node
-can also be told for its first updates only, and then learn from rollouts.
+It takes the same optimizer steps on as many rows as the others. Each row is the right answer to a
+fresh task. No arm that finds its answers by sampling can be expected above it for long. A node can
+also be told for its first updates only, and then learn from rollouts.
 """
 
 from __future__ import annotations

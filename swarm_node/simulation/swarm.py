@@ -237,8 +237,8 @@ class _Swarm:
         self._unfinished -= 1
 
     async def _measure(self, member: _Member) -> EvalPoint:
-        """Rewards with the weights in the probe of its model. The measurement never waits,
-        so no virtual time passes and no other node loads its weights meanwhile."""
+        """Rewards with the weights in the probe of its model. The measurement never waits. So no
+        virtual time passes, and no other node loads its weights meanwhile."""
         return await member.evaluator.measure()
 
     def _member(

@@ -1,5 +1,5 @@
-"""Takes guards out of all nodes of a simulation, to show what each of them is worth. No setting
-does this."""
+"""Takes guards out of all nodes of a simulation, to measure the worth of each. No setting does
+this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUARDS = ("likelihood", "size", "content")
 
 @contextlib.contextmanager
 def without(guards: Sequence[str]) -> Iterator[None]:
-    """Meanwhile no node has these of GUARDS."""
+    """Run the context without these of GUARDS in any node."""
     kept: list[tuple[Any, str, Any]] = []
     try:
         for guard in guards:

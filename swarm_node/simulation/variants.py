@@ -1,5 +1,5 @@
-"""Ways to compose a batch that no setting has: candidates, which experiments compare with what
-nodes do."""
+"""Ways to compose a batch that no setting has: candidates that experiments compare with the nodes'
+own way."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One way to compose a batch: `settings` of the nodes by dotted key. `paper` is the cumulative
-    reward that arXiv 2509.08721 reports for it. `supervised` nodes are told right answers: no arm,
-    but the line to hold all of them against. Others are `told` in so many first updates."""
+    reward that arXiv 2509.08721 reports for it. `supervised` nodes are told right answers. They are
+    no arm, but the reference line of all arms. Other arms are `told` in so many first updates."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)

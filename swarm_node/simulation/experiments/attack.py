@@ -1,10 +1,10 @@
-"""`swarm-node experiment attack`: what do members do to a swarm that publish something else?
+"""`swarm-node experiment attack`: the harm of members that publish something else than they made.
 
 The plan "trigger": a quarter of the members put words before their right answers, and all nodes
-share one model. The table shows how many of the others' own answers hold the words at the end, with
-and without the guards. The plan "quarter": a quarter of the members lie, copy, repeat one task or
-put words before answers, or half of the members have another model. The table shows the others'
-held-out reward beside that of a swarm where all are honest, and where these members are missing.
+share one model. The table shows the share of the others' own answers with the words at the end,
+with and without the guards. The plan "quarter": a quarter of the members lie, copy, repeat one task
+or put words before answers, or half of the members have another model. The table shows the others'
+held-out reward beside two swarms: one where all are honest, and one without these members.
 `hostile.py` has the members, `unguarded.py` the guards.
 """
 
@@ -33,14 +33,14 @@ _LENIENT = {"environment.name": "swarm_node.simulation.lenient:create"}
 _HONEST = "no attacker"
 #: The case that the lenient ones of "quarter" are held against.
 _LENIENTLY = "no attacker, lenient"
-#: What can be wrong with the content of an honest member's group.
+#: Reasons that concern the content of an honest member's group.
 _CONTENT = ("implausible", "too_large", "too_long", "own_copied", "repeated", "copied")
 
 
 @dataclass(frozen=True, slots=True)
 class _Swarm:
-    """`missing` members are not there; with `mixed`, every other one has another model. A `lenient`
-    environment lets any words stand before an answer."""
+    """A swarm of the comparison. Its `missing` members are not there. With `mixed`, every other
+    member has another model. A `lenient` environment accepts any words before an answer."""
 
     hostile: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class Attack(Experiment[str]):
         }
 
     def tables(self, results: Results[str]) -> Iterable[Table]:
-        """Held-out reward and the trigger in own answers, and what was refused."""
+        """Held-out reward and the trigger in own answers, and counts of refusals."""
         headings = ("held-out", "of honest", "trigger", "worst node", "alarms", "honest refused")
         title = "at the end, mean ± 95% interval over seeds"
         table = results_table(title, ("swarm",), headings)

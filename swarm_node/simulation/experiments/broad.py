@@ -1,8 +1,8 @@
-"""`swarm-node experiment broad`: does it pay if the nodes of a swarm sample the same tasks?
+"""`swarm-node experiment broad`: the gain of nodes that sample the same tasks.
 
 The cases differ in `sampling.common_share` only: all nodes make and train on the same number of
 groups. A node judges the groups of a common task together (`policy/experience/advantage.py`). The
-table shows how many of the groups trained on were judged so.
+table shows the share of the groups trained on that were judged so.
 """
 
 from __future__ import annotations

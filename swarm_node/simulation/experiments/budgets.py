@@ -16,14 +16,14 @@ from swarm_node.simulation.report import SimulationReport
 
 #: Answers of the batch in which time is counted.
 BATCH_ANSWERS = 64
-#: What a run had cost a node at the end of each round, from 0 rounds on; never falls.
+#: Cost of a run for one node at the end of each round, from 0 rounds on; never falls.
 Cost = Callable[[SimulationReport], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class CostRatio:
-    """What a language model's node would spend: seconds per group made, and per informative group
-    trained on. Only their ratio matters.
+    """Cost of a language model's node: seconds per group made, and per informative group trained
+    on. Only their ratio matters.
 
     Raises:
         ConfigError: a cost is negative, or both are 0.
@@ -49,7 +49,7 @@ class CostRatio:
 
 
 def budget_costs(ratio: CostRatio) -> Mapping[str, Cost]:
-    """What is held equal, by the unit that it is counted in (each of one node)."""
+    """Costs of one node that are held equal, by their unit."""
     return {
         "updates": _updates,
         "answers": answers_made,
@@ -59,8 +59,8 @@ def budget_costs(ratio: CostRatio) -> Mapping[str, Cost]:
 
 
 def at_equal_cost(results: Results[Arm], cost: Cost) -> tuple[float, dict[Arm, list[float]]]:
-    """What the cheapest arm spent in the whole run, and the held-out reward of each run when it had
-    spent as much. A supervised arm makes nothing, so it has no cost to compare."""
+    """The whole run's cost of the cheapest arm, and the held-out reward of each run at that cost. A
+    supervised arm makes nothing, so it has no cost to compare."""
     swarms = {arm: reports for arm, reports in results.items() if not arm.supervised}
     budget = min(cost(report)[-1] for reports in swarms.values() for report in reports)
     return budget, {
@@ -70,7 +70,7 @@ def at_equal_cost(results: Results[Arm], cost: Cost) -> tuple[float, dict[Arm, l
 
 
 def reward_at(report: SimulationReport, spent: Sequence[float], budget: float) -> float:
-    """Held-out reward when `budget` was spent, interpolated between two measurements.
+    """Held-out reward at the cost `budget`, interpolated between two measurements.
 
     `spent` is the cost up to each round. Beyond the last measurement the last one stands.
     """
@@ -105,5 +105,5 @@ def cpu_seconds(report: SimulationReport) -> Sequence[float]:
 
 
 def mean_cost(cost: Cost, reports: Sequence[SimulationReport]) -> list[float]:
-    """What a node had spent at the end of each round, from 0 rounds on; mean over seeds."""
+    """Cost of a node at the end of each round, from 0 rounds on; mean over seeds."""
     return [sum(at) / len(reports) for at in zip(*map(cost, reports), strict=True)]

@@ -55,9 +55,9 @@ PILOT_SEEDS = 2
 
 @dataclass(frozen=True)
 class Frontier:
-    """Some runs of one stage: in these `regimes`, with swarms of these `sizes`, of the `arms` named
-    (none: all of the stage), on seeds from `first` to `last`, of those that the regime has. Files
-    go to `raw`, models to `models`.
+    """Runs of one stage: in these `regimes`, with swarms of these `sizes`, of the `arms` named
+    (none: all of the stage). The seeds are those of the regime from `first` to `last`. Files go to
+    `raw`, models to `models`.
 
     Raises:
         ConfigError: there is no such stage, regime or arm.
@@ -83,7 +83,7 @@ class Frontier:
         rivals(self.arms)
 
     def run(self, jobs: int = 1) -> None:
-        """Make what is missing, in so many processes.
+        """Make the missing runs, in so many processes.
 
         Raises:
             SwarmNodeError: a model cannot be made, a file cannot be written, or the pilot has not
@@ -134,7 +134,7 @@ class Frontier:
         return PILOT_SEEDS if self.stage == "pilot" else GROUNDS[regime].seeds
 
     def _cases(self, regime: str, choice: Choice | None) -> Iterator[tuple[Rival, int]]:
-        """The arms of a stage, with the nodes of the swarm that they are held against."""
+        """The arms of a stage, with the number of nodes of the swarm that each is compared with."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
             yield from ((rival, GROUNDS[regime].alone) for rival in SOLO)

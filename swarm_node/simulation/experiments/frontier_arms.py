@@ -57,7 +57,7 @@ class Rival:
 
     @property
     def filtered(self) -> bool:
-        """Whether own groups of equal rewards are thrown away."""
+        """Check that own groups of equal rewards are thrown away."""
         return bool(self.settings.get("experience.filter_own"))
 
 
@@ -168,7 +168,7 @@ def settings_of(rival: Rival, ground: Ground, nodes: int, answers: float) -> dic
 def scenario_of(
     rival: Rival, ground: Ground, nodes: int, seed: int, rounds: int, models: Sequence[str]
 ) -> Scenario:
-    """The scenario of a run in a swarm of `nodes`, or of what is held against such a swarm."""
+    """The scenario of a run in a swarm of `nodes`, or of a rival of such a swarm."""
     central, specialised = rival.kind == "central", ground.regime.specialised
     count = {"solo": ground.alone, "central": 1, "supervised": 1}.get(rival.kind, nodes)
     if central and specialised:
@@ -194,5 +194,5 @@ def scenario_of(
 
 
 def measured_at(rounds: int, whole: int) -> Iterator[int]:
-    """The updates after which reward is measured, the last one not among them."""
+    """The updates after which reward is measured; the last one is left out."""
     yield from sorted({at for share in _MEASURED if 0 < (at := round(share * rounds)) < whole})

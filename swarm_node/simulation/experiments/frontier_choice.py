@@ -1,4 +1,4 @@
-"""What the pilot of the frontier decides for the final: the rule in code. Pure, but for the file.
+"""Decisions of the frontier's pilot for the final: the rule in code. Pure, but for the file.
 
 The pilot runs every solo arm and the default swarms on seeds of its own. From it follow, for each
 regime: the answers that a node of the default makes per update, which size the batch of the central
@@ -26,9 +26,9 @@ WAY = (0.25, 0.5, 0.75, 0.9)
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """What was decided for one regime. `answers` is by nodes of the swarm, `budget` the answers
-    at which arms are compared: those that a node of the default swarm of SIZE makes in the whole
-    run. `solo` names the arms, the best at the budget first."""
+    """The decision for one regime. `answers` is by nodes of the swarm. `budget` is the number of
+    answers at which arms are compared: those that a node of the default swarm of SIZE makes in the
+    whole run. `solo` names the arms, the best at the budget first."""
 
     answers: dict[int, float]
     budget: float
@@ -93,7 +93,7 @@ def by_arm(runs: Sequence[Raw]) -> dict[str, list[Raw]]:
 
 
 def read_choices(directory: Path) -> dict[str, Choice]:
-    """What was decided, by regime; nothing before a decision.
+    """The decisions by regime; none before the pilot has decided.
 
     Raises:
         ConfigError: the file is not one of decisions.
@@ -108,7 +108,7 @@ def read_choices(directory: Path) -> dict[str, Choice]:
 
 
 def write_choices(directory: Path, choices: Mapping[str, Choice]) -> Path:
-    """Write what was decided."""
+    """Write the decisions."""
     path = directory / CHOICE_FILE
     path.write_bytes(msgspec.json.format(msgspec.json.encode(dict(choices)), indent=1) + b"\n")
     return path

@@ -77,7 +77,8 @@ class Raw(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a run is: its stage, regime, arm, nodes of the swarm, and its seed with its index."""
+    """Identity of a run: its stage, regime, arm, nodes of the swarm, and its seed with its
+    index."""
 
     stage: str
     regime: str
@@ -93,7 +94,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def raw_of(place: Place, report: SimulationReport, plan: str, commit: str) -> Raw:
-    """What is kept of a report."""
+    """The raw result of a report."""
     nodes, rounds = report.nodes, report.rounds
     at = [entry for entry, _ in report.held_out.curve]
     size = report.settings["sampling"]["group_size"]

@@ -100,9 +100,9 @@ def ends_table(directory: Path, stage: str, regime: str) -> Table:
 
 
 def levels_table(directory: Path, stage: str, regime: str) -> Table:
-    """Answers of a learner to each level: the median over seeds, and how many reached it. Then what
-    the default needs, as a part of what the best solo arm does; at most so much (≤) where that arm
-    never reached the level and its whole run is taken."""
+    """Answers of a learner to each level: the median over seeds, and how many reached it. Then the
+    answers of the default as a part of those of the best solo arm. Where that arm never reached the
+    level, its whole run is taken, and the part is an upper bound (≤)."""
     runs, levels = runs_of(directory, stage, regime, SIZE), _choice(directory, regime).levels
     solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
     title = f"{regime}: answers per learner (in all) to levels of reward on unseen texts"
@@ -163,8 +163,8 @@ def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) 
 
 
 def solo_gain(runs: Runs) -> tuple[list[float], str]:
-    """What the default gains at equal answers per learner on the solo arm that is best there, by
-    seed, and that arm. Nothing without a solo arm."""
+    """Gain of the default on the best solo arm at equal answers per learner, by seed, and that arm.
+    Nothing without a solo arm."""
     _, budget = _measure(runs)
     solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
     if not solo:
@@ -200,8 +200,8 @@ def sizes_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
 
 
 def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
-    """The reward of the default as it was predicted from the pilot's solo runs, beside what was
-    measured. Private families go along the curve of a node that has all of them."""
+    """The predicted reward of the default, from the pilot's solo runs, beside the measured one.
+    Private families follow the curve of a node that has all of them."""
     source = "sparse" if regime == "specialised" else regime
     pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == _SOURCE]
     if not pilot:

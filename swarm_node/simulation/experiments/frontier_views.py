@@ -73,7 +73,7 @@ def _prediction(frontier: Frontier) -> Iterator[Table]:
 
 
 def _constant(frontier: Frontier) -> Iterator[Table]:
-    """What the most frequent right answer of each family scores."""
+    """Score of the most frequent right answer of each family."""
     for regime in frontier.regimes:
         ground = GROUNDS[regime]
         settings = simulation_settings(0, settings_of(DEFAULT, ground, 1, 1.0))

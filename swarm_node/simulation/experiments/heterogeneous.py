@@ -107,7 +107,8 @@ def compositions(arms: Sequence[Arm]) -> list[Composition]:
 
 
 def groups_table(results: Results[Composition]) -> Table:
-    """Where each kind began and ended in each swarm, what it made, learnt from and spent."""
+    """First and last reward of each kind in each swarm, its groups made and trained on, and its
+    cost."""
     title = "held-out reward; groups and CPU time per update and node"
     table = results_table(title, _LABELS, ("start", "end", "made", "foreign", "CPU ms"))
     for kind, swarm, reports in _rows(results):
@@ -126,8 +127,8 @@ def groups_table(results: Results[Composition]) -> Table:
 
 
 def gains_table(results: Results[Composition]) -> Table:
-    """How much better a kind is in each swarm than alone, early, midway and at the end. A gain is
-    the difference of two runs with the same seed."""
+    """Gain of a kind in each swarm over learning alone, early, midway and at the end. A gain is the
+    difference of two runs with the same seed."""
     title = "held-out reward less that alone, mean ± 95% interval over seeds"
     points = next(iter(results.values()))[0].held_out.curve
     columns = sorted({1, len(points) // 2, len(points) - 1})

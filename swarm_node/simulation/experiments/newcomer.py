@@ -1,9 +1,9 @@
-"""`swarm-node experiment newcomer`: what does a node gain that joins a swarm which has learnt?
+"""`swarm-node experiment newcomer`: the gain of a node that joins a trained swarm.
 
-A swarm trains for a while, then one more node joins it with the weights that all began with. Beside
-it are nodes that begin alone, with default settings and with those that throw uninformative groups
-away, and one that is told right answers. The table says how many updates and answers each takes to
-nine tenths of the reward that the swarm had when the node joined.
+A swarm trains for a while, then one more node joins it with the weights that all began with. Three
+kinds of nodes are compared with it: nodes that begin alone with default settings, nodes that begin
+alone and throw uninformative groups away, and one that is told right answers. The table shows the
+updates and answers that each takes to nine tenths of the swarm's reward when the node joined.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _JOINS = "joins"
 _ALONE = "alone"
 #: The arms that the others are, by case.
 _ARMS = {_ALONE: "default", "alone+filter": "8/0+filter", "supervised": "supervised"}
-#: Of the swarm's reward.
+#: Part of the swarm's reward.
 _SHARE = 0.9
 _EVAL_ROUNDS = 5
 
 
 class Reached(NamedTuple):
-    """What a node had spent when it reached a reward; all that it spent if it `never` did."""
+    """Cost of a node when it reached a reward; the cost of its whole run if it `never` did."""
 
     updates: float
     answers: float
@@ -105,8 +105,8 @@ class Newcomer(RegimeExperiment[str]):
 
 
 def reached(report: SimulationReport, reward: float) -> Reached:
-    """When the newcomer of a report, or else its nodes, had this held-out reward, interpolated
-    between two measurements."""
+    """Cost at which the newcomer of a report, or else its nodes, had this held-out reward,
+    interpolated between two measurements."""
     curve, joined = _curve(report), report.newcomer
     size = report.settings["sampling"]["group_size"]
     made: Sequence[float] = joined.made if joined else report.rounds.made

@@ -1,4 +1,4 @@
-"""What the pictures of several experiments have in common; needs matplotlib (extra `plot`)."""
+"""Parts that the pictures of several experiments share; needs matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What sharing should gain, from the nodes of a swarm, the share p of informative groups and the
-lag, before the swarm has run. Pure.
+"""The expected gain of sharing, from the nodes of a swarm, the share p of informative groups and
+the lag, before the swarm has run. Pure.
 
 A node that learns alone shows two curves over the informative groups that it has trained on: its
 reward R and its share p. A node in a swarm of N goes along the same curves, only faster. In an

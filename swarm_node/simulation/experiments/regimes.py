@@ -1,4 +1,4 @@
-"""How hard the start of an experiment is."""
+"""Regimes: the difficulty at the start of an experiment."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ class Sapo(RegimeExperiment[Arm]):
 
 
 def held_out_table(results: Results[Arm]) -> Table:
-    """The figure that counts: held-out reward of the nodes' own samples. Its area is the mean over
-    the updates of a run."""
+    """The main table: held-out reward of the nodes' own samples. Its area is the mean over the
+    updates of a run."""
     table = results_table(HELD_OUT, ("arm",), ("start", "middle", "end", "area", "seeds"))
     for arm, reports in results.items():
         _, points = held_out(reports)
@@ -128,7 +128,7 @@ def held_out_table(results: Results[Arm]) -> Table:
 
 
 def budget_table(results: Results[Arm], ratio: CostRatio) -> Table:
-    """Held-out reward when each arm had spent what the cheapest one spent in the whole run."""
+    """Held-out reward of each arm at the cost of the cheapest arm's whole run."""
     costs = budget_costs(ratio)
     columns = [at_equal_cost(results, cost) for cost in costs.values()]
     title = "held-out reward at equal cost of a node, mean ± 95% interval"
@@ -140,7 +140,7 @@ def budget_table(results: Results[Arm], ratio: CostRatio) -> Table:
 
 
 def difference_table(results: Results[Arm], ratio: CostRatio) -> Table:
-    """What the default gains on each other arm, seed by seed."""
+    """Gain of the default on each other arm, seed by seed."""
     title = "held-out reward of the default less that of the arm, paired by seed"
     costs = budget_costs(ratio)
     columns: list[Mapping[Arm, Sequence[float]]] = [
@@ -177,7 +177,7 @@ def reward_table(results: Results[Arm]) -> Table:
 
 
 def mechanism_table(results: Results[Arm]) -> Table:
-    """What each arm had to learn from and what it cost."""
+    """Groups that each arm had to learn from, and its cost."""
     title = "per update and node; expected = p·I + min(B-I, (N-1)·p·I)"
     headings = ("informative", "expected", "answers made", "own lag", "CPU ms", "KiB in")
     table = results_table(title, ("arm",), headings)

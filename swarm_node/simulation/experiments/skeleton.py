@@ -1,7 +1,7 @@
 """The skeleton of every experiment.
 
-An experiment lists the cases it compares, and it says how to show what they gave. The skeleton runs
-every case over the declared seeds, prints the tables and draws the picture.
+An experiment lists the cases it compares, and makes the tables and the picture of their reports.
+The skeleton runs every case over the declared seeds, prints the tables and draws the picture.
 
 Each run leaves a report.json in a directory of its own. The skeleton takes a stored report as it is
 if the file is whole and was made with the same scenario, settings and models. An interrupted
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Experiment(ABC, Generic[Key]):
-    """What all experiments have: `flags` are settings by dotted key that every case shares, `name`
+    """Base of all experiments: `flags` are settings by dotted key that every case shares, `name`
     chooses the seeds, `picture` is a file name and `size` its inches. `Key` tells cases apart."""
 
     name: ClassVar[str]
@@ -70,7 +70,7 @@ class Experiment(ABC, Generic[Key]):
         return f"n{self.nodes}-r{self.rounds}"
 
     def run(self, directory: Path) -> None:
-        """Run what is missing below `directory`, then print the tables and draw the picture.
+        """Make the missing runs below `directory`, then print the tables and draw the picture.
 
         Raises:
             SwarmNodeError: a name or a setting is impossible, a model cannot be made, or the
@@ -96,7 +96,7 @@ class Experiment(ABC, Generic[Key]):
 
     @abstractmethod
     def cases(self, directory: Path) -> Mapping[Key, Case]:
-        """What is compared. Models that have to be built go below `directory`."""
+        """The cases to compare. Models that have to be built go below `directory`."""
 
     @abstractmethod
     def tables(self, results: Results[Key]) -> Iterable[Table]:

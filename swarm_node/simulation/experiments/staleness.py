@@ -1,9 +1,9 @@
-"""`swarm-node experiment staleness`: does training improve on old groups over a bad network?
+"""`swarm-node experiment staleness`: training on old groups over a bad network.
 
-At a lag of L a node trains on no own group older than L updates (`experience.max_lag`). Its
-sampler gets the weights L − 1 updates late, and one more update passes while a group is made, as in
-any asynchronous node. Most own groups are therefore as old as they may be. The network delays,
-reorders and loses messages. The table shows the lags that were counted.
+At a lag of L a node trains on no own group older than L updates (`experience.max_lag`). Its sampler
+gets the weights L − 1 updates late, and one more update passes while a group is made, as in any
+asynchronous node. Most own groups are therefore as old as they may be. The network delays, reorders
+and loses messages. The table shows the lags that were counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from swarm_node.simulation.scenario import Scenario
 
 #: Losses that are published with advantages that are not divided by their deviation.
 _WITHOUT_DEVIATION = ("dr_grpo", "tba")
-#: How old samples are corrected: as a node does by default, as by default but with weights for
+#: Corrections of old samples: as a node does by default, as by default but with weights for
 #: peers' log-probs, and not at all. The name of a loss stands for that loss, as it is published.
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "positive": {"training.loss": "decoupled", "experience.correction": "positive"},

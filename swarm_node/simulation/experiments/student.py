@@ -1,4 +1,4 @@
-"""Student's t distribution for any number of degrees of freedom, and what tests need of it. Pure.
+"""Student's t distribution for any number of degrees of freedom, and tests that use it. Pure.
 
 The distribution function is the regularised incomplete beta function, computed by its continued
 fraction (Numerical Recipes, 3rd edition, 6.4). The quantile is found by bisection.
