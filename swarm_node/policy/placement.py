@@ -18,14 +18,15 @@ HOSTS = r"([A-Za-z0-9.-]{1,253}:[1-9]\d{0,4}\*([2-9]|[1-5]\d|6[0-4]))?"
 #: The number type of matrix products; "auto" depends on the device.
 DtypeName = Literal["auto", "float32", "bfloat16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
-#: How the frozen base of adapters is held: in the type of matrix products, or its matrices in four
+#: Number type of the frozen base of adapters: the type of matrix products, or matrices of four
 #: bits a weight (`models/nf4.py`).
 BaseName = Literal["whole", "nf4"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """How many CUDA `gpus` torch sees, and whether they compute in bfloat16 (from Ampere on)."""
+    """Number of CUDA `gpus` that torch sees, and `bfloat16` if they compute in it (from Ampere
+    on)."""
 
     gpus: int
     bfloat16: bool
@@ -51,9 +52,9 @@ ON_CPU = Placement("cpu", half=False)
 def place(
     device: str, dtype: DtypeName, found: Hardware, *, rank: int = 0, ranks: int = 1
 ) -> Placement:
-    """Where process number `rank` of `ranks` computes. `device` "auto" is CUDA if torch sees a GPU.
-    `dtype` "auto" is bfloat16 on a GPU that supports it, and else float32. Several processes take
-    one GPU each, starting with the GPU that `device` names.
+    """Choose the device and types of process number `rank` of `ranks`. `device` "auto" is CUDA if
+    torch sees a GPU. `dtype` "auto" is bfloat16 on a GPU that supports it, and else float32.
+    Several processes take one GPU each, starting with the GPU that `device` names.
 
     Raises:
         ConfigError: `device` is not one of `DEVICE`, or there are too few GPUs.
@@ -74,9 +75,9 @@ def place(
 
 
 def hardware(device: str = "auto") -> Hardware:
-    """The hardware that torch finds on this machine; whether it computes in bfloat16 is asked of
-    `device`. From here on this process and its children count GPUs as nvidia-smi does, in the order
-    of the bus, and not the fastest first."""
+    """The hardware that torch finds on this machine. Support of bfloat16 is that of `device`. From
+    here on this process and its children count GPUs as nvidia-smi does, in the order of the bus,
+    and not the fastest first."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     import torch  # here, so that importing this module does not import torch
 
@@ -89,5 +90,5 @@ def hardware(device: str = "auto") -> Hardware:
 
 
 def has_bitsandbytes() -> bool:
-    """Whether bitsandbytes is installed; this does not import it."""
+    """Check that bitsandbytes is installed, without importing it."""
     return importlib.util.find_spec("bitsandbytes") is not None

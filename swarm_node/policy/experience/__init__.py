@@ -1,1 +1,1 @@
-"""What is trained on. Pure."""
+"""Experience: the groups and rows that updates are trained on. Pure."""

@@ -108,7 +108,7 @@ ADVANTAGES: Mapping[AdvantageName, AdvantageFn] = MappingProxyType(
 MOST_GROUPS = 8
 
 _Key = tuple[TaskRef, bytes, bytes]
-#: By author: the own update at which a group arrived, and its rewards.
+#: Author -> the own update at which a group arrived, and its rewards.
 _Rewards = dict[str, tuple[int, tuple[float, ...]]]
 
 

@@ -18,7 +18,7 @@ from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.advantage import ADVANTAGES, EQUAL_WITHIN, broad
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
-#: How peers' rows are trained on. "positive": rows with an advantage above zero, as if our policy
+#: Correction of peers' rows. "positive": rows with an advantage above zero, as if our policy
 #: had sampled them (ratio 1). "own": all rows, as if our policy had sampled them, as SAPO publishes
 #: it (arXiv 2509.08721). "sampler": all rows; kin rows have importance weights from the log-probs
 #: that their author states, which the trainer checks and the loss truncates. Lowering the
@@ -75,13 +75,13 @@ class TrainRow:
 
     @property
     def informative(self) -> bool:
-        """Whether the row has a gradient."""
+        """Check that the row has a gradient."""
         return abs(self.advantage) > EQUAL_WITHIN
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The rows of one update. Rows without advantage are among them: they cost no forward pass, but
+    """The rows of one update. Rows without advantage are included. They cost no forward pass, but
     their tokens count in the normaliser, so that the step does not grow when most groups have no
     gradient."""
 

@@ -95,10 +95,10 @@ class MixtureSettings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What happened since the last update. `made` own groups, of which `mixed` are informative.
-    Peers newly `offered` so many informative groups that are expected to pass verification, and
-    the update `left` so many of theirs that were here. `probe` is the newest held-out reward on the
-    node's own families, if it was measured since."""
+    """Events since the last update. The node made `made` own groups, of which `mixed` are
+    informative. Peers newly `offered` so many informative groups that are expected to pass
+    verification. The update `left` so many of peers' groups that were here. `probe` is the newest
+    held-out reward on the node's own families, if it was measured since."""
 
     made: int
     mixed: int
@@ -134,7 +134,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class MixtureState:
-    """What the controller knows. `made`, `mixed` and `offered` are sums that decay. `allowance`
+    """State of the controller. `made`, `mixed` and `offered` are sums that decay. `allowance`
     scales the external share; it is 1 unless the held-out reward fell."""
 
     current: Mixture
@@ -172,8 +172,8 @@ def informative(own: float, external: float, share: float, supply: float) -> flo
 
 
 def start(settings: MixtureSettings) -> MixtureState:
-    """The state before any observation: as few own groups as the limits allow. Whatever peers offer
-    is then taken from the first update on, and own groups fill the places of what they do not."""
+    """The state before any observation: as few own groups as the limits allow. All that peers offer
+    is then taken from the first update on, and own groups fill the remaining places."""
     external = settings.most_external
     return MixtureState(Mixture(settings.batch - external, external))
 

@@ -1,4 +1,4 @@
-"""Which verified groups the next update is trained on. Pure: no clock, no I/O.
+"""Replay buffer: the choice of the verified groups for the next update. Pure: no clock, no I/O.
 
 SAPO (arXiv 2509.08721) trains each update on I own and J external groups. External groups whose
 rewards are all equal carry no gradient and are never admitted; own groups are filtered only with
@@ -18,7 +18,7 @@ from swarm_node.policy.experience.advantage import Baselines
 from swarm_node.policy.experience.mixture import Mixture
 from swarm_node.rollout import Provenance, VerifiedGroup
 
-#: How many ids of departed groups the buffer remembers, as a multiple of both capacities, so that
+#: Number of ids of departed groups that the buffer keeps, as a multiple of both capacities, so that
 #: it refuses a group that arrives again. The stored replay windows stop older ones.
 _MEMORY = 8
 
@@ -99,8 +99,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
-    """What is held now, and totals since the start. `own_informative / own_admitted` estimates p,
-    the share of own groups with mixed rewards, which decides how much sharing pays. `merged` counts
+    """Groups held now, and totals since the start. `own_informative / own_admitted` estimates p,
+    the share of own groups with mixed rewards. The gain of sharing depends on p. `merged` counts
     drawn groups whose baseline included other groups of their task."""
 
     own: int
@@ -173,7 +173,7 @@ class ReplayBuffer:
         self.mixture = mixture
 
     def ready(self, version: int) -> bool:
-        """Whether `draw` would return a batch now."""
+        """Check that `draw` would return a batch now."""
         self.expire(version)
         return len(self._own) >= self.mixture.own and bool(self._own or self._external)
 

@@ -1,1 +1,1 @@
-"""How many bytes a model takes, and how a machine's memory is divided."""
+"""Memory of a model in bytes, and the division of a machine's memory."""

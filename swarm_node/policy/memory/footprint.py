@@ -1,4 +1,4 @@
-"""How many bytes of memory each part of a node takes: formulas, no torch.
+"""Memory of each part of a node in bytes: formulas, no torch.
 
 The formulas follow qwen2.py, lora.py, logprobs.py, trainer.py and generating.py;
 benchmarks/plan.py compares them with measured use. Names: h hidden size, i intermediate size, q and
@@ -29,8 +29,8 @@ _CONTEXT = 512 * _MIB
 #: CUDA graph for each layer of the model: assumptions too.
 _NCCL = 256 * _MIB
 _GRAPH = _MIB // 8
-#: Of activations on a CPU, one part in so many is added: glibc keeps what was freed between them
-#: (docs/gpu.md has what was measured).
+#: Activations on a CPU take one part in so many more: glibc keeps the memory freed between them
+#: (docs/gpu.md has the measurements).
 _KEPT = 5
 _GRADIENT = 4
 #: Two moments of AdamW in float32 (arXiv 1711.05101), or in eight bits (arXiv 2110.02861).
@@ -45,11 +45,11 @@ SHARED_KEYS = 5
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the trainer works. `lora_rank` is the rank of adapters; 0 trains all weights.
-    `checkpointing` recomputes activations. `dtype` is the type of matrix products and of frozen
-    weights. With `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base
-    have four bits a weight. `processes` share all weights that are trained, their gradients and
-    moments; adapters and their base are whole in each (sharded.py)."""
+    """Ways to train. `lora_rank` is the rank of adapters; 0 trains all weights. `checkpointing`
+    recomputes activations. `dtype` is the type of matrix products and of frozen weights. With
+    `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base have four bits
+    a weight. `processes` share all weights that are trained, their gradients and moments; adapters
+    and their base are whole in each (sharded.py)."""
 
     lora_rank: int = 0
     checkpointing: bool = False
@@ -152,8 +152,8 @@ def footprint(
 
 
 def engine_cards(model: Qwen2Config, cards: int) -> int:
-    """Over how many of so many cards an engine is spread: the most of which each gets as many heads
-    and columns of the MLP as the others (vLLM's tensor parallelism)."""
+    """Number of cards, of so many, over which an engine is spread. It is the largest number by
+    which both the heads and the columns of the MLP divide evenly (vLLM's tensor parallelism)."""
     counts = model.num_attention_heads, model.num_key_value_heads, model.intermediate_size
     return next(n for n in range(cards, 0, -1) if not any(count % n for count in counts))
 
@@ -166,8 +166,8 @@ def checkpoint_bytes(model: Qwen2Config, lora_rank: int, *, eight_bit: bool = Fa
 
 def graph_sizes(rows: int) -> list[int]:
     """The numbers of rows for which an engine keeps a CUDA graph of a decoding step, ascending. A
-    step with fewer rows is padded to the next of them, which costs little: decoding waits for
-    weights to be read. So there are few, because each takes memory."""
+    step with fewer rows is padded to the next number. That costs little, because decoding waits for
+    weights to be read. Each graph takes memory, so there are few."""
     return [*(size for size in (8, 16, 32, *range(64, rows, 32)) if size < rows), rows]
 
 
@@ -218,7 +218,7 @@ def kv_bytes(model: Qwen2Config, rows: int, max_new_tokens: int, width: int) -> 
 
 def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
     """The peak of a micro-batch, on top of weights, gradients and moments. A row is never cut, so a
-    micro-batch holds at least the longest row. Attention is not quadratic in memory, because torch
+    micro-batch holds at least the longest row. Attention is linear in memory, because torch
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
     tokens = max(training.micro_batch_tokens, longest_row)
     h, width = model.hidden_size, _size(training.dtype)
@@ -244,10 +244,11 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
 
 
 def _copied_weights(model: Qwen2Config, training: Training) -> int:
-    """Bytes of weights in the type of the products, where trained ones are held in another way.
-    float32 weights are cast and the casts kept for the backward pass. Those in parts are gathered:
-    the embedding and the head for the whole pass; of layers the one at work, its gradient, the next
-    one twice, as it comes and as it is used, and a gradient in float32 on its way (FSDP2)."""
+    """Bytes of weights in the type of the products, where trained weights are held in another way.
+    float32 weights are cast, and the casts are kept for the backward pass. Weights in parts are
+    gathered (FSDP2). The embedding and the head are gathered for the whole pass. Of layers there
+    are: the one at work, its gradient, the next one twice (received and in use), and a gradient in
+    float32 on its way."""
     width = _size(training.dtype)
     if training.shards == 1:
         trained = adapter_count(model, training.lora_rank) or model.weight_count
@@ -258,8 +259,9 @@ def _copied_weights(model: Qwen2Config, training: Training) -> int:
 
 
 def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
-    """Most logits that the trainer holds at once in a micro-batch: as many as do not raise its
-    peak, which is in the last layer, but at least `LEAST_LOGITS`. Others are computed in pieces."""
+    """Most logits that the trainer holds at once in a micro-batch. They are as many as do not raise
+    its peak, which is in the last layer, but at least `LEAST_LOGITS`. Further logits are computed
+    in pieces."""
     tokens = max(training.micro_batch_tokens, longest_row)
     room = 4 * 4 * model.intermediate_size * tokens + _matrix_gradient(model, training)
     room += tokens * _layer_bytes(model, training) if training.checkpointing else 0
@@ -282,7 +284,8 @@ def _head_bytes(model: Qwen2Config, training: Training, logits: int) -> int:
 
 
 def _gradient_bytes(training: Training) -> int:
-    """Of a trained weight: of float32 ones, or of those gathered in the type of the products."""
+    """Gradient bytes per trained weight: 4 in float32, or the width of the products' type where
+    weights are gathered."""
     return 4 if training.shards == 1 else _size(training.dtype)
 
 

@@ -1,5 +1,5 @@
-"""Whether a model fits this machine's memory, before it is downloaded or loaded, and what is free
-of memory and of a disk. No torch."""
+"""Free memory and free disk of this machine, and the check that a model fits before it is
+downloaded or loaded. No torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def free_disk(path: Path) -> int:
 
 
 def checkpoint_room(checkpoints: Path) -> int:
-    """Bytes that checkpoints in this directory may take: those of the ones there, and free ones."""
+    """Bytes that checkpoints in this directory may take: the stored ones and the free space
+    together."""
     taken = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file())
     return taken + free_disk(checkpoints)
 
@@ -112,8 +113,8 @@ def _statistic(path: Path, name: str) -> int:
 
 
 def memory_in_use() -> int:
-    """Bytes that this process and all that it started take, pages that they share counted once
-    where the system tells (on Linux, of processes that it may ask)."""
+    """Memory of this process and its descendants in bytes. Shared pages count once (PSS) on Linux,
+    for processes that it may read."""
     own = psutil.Process()
     total = 0
     for process in (own, *own.children(recursive=True)):

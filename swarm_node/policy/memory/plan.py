@@ -1,5 +1,6 @@
-"""How one GPU is divided between sampler and trainer. Pure: from a model's shape and free memory.
-Of several, the first is planned, which has most to hold: a built-in sampler is on it alone.
+"""The division of one GPU between sampler and trainer. Pure: from a model's shape and free memory.
+If there are several GPUs, the first is planned. It holds most, because a built-in sampler is on it
+alone.
 
 Candidate plans are tried in the order of their cost, and the first that fits is taken: all weights
 before LoRA, a whole base before one of four bits a weight, both resident ("split") before an engine
@@ -40,7 +41,7 @@ START_SHARE = 0.02
 _KEPT_TOKENS = (8192, 4096, 2048)
 _RECOMPUTED_TOKENS = (8192, 4096, 2048, 1024)
 _LEAST_ROWS = 8
-#: Whether a frozen base has four bits a weight, in the order of trying.
+#: Setting -> for each try, in order: True for a frozen base of four bits a weight.
 _BASES = {"auto": (False, True), "whole": (False,), "nf4": (True,)}
 
 
@@ -95,7 +96,7 @@ class EngineShare:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a GPU with `vram` free bytes is used. At most `rows` answers are sampled at once, in
+    """The use of a GPU with `vram` free bytes. At most `rows` answers are sampled at once, in
     sequences of at most `max_model_len` tokens. An engine is spread over so many `cards`."""
 
     vram: int
@@ -112,7 +113,7 @@ class Plan:
         return self.parts.total(asleep=self.sharing == "sleep")
 
     def fits(self, more: int = 0) -> bool:
-        """Whether it fits the card, and `more` bytes beside it."""
+        """Check that the plan, and `more` bytes beside it, fit the card."""
         return self.total + more <= self.vram * (1 - SPARE)
 
     @property
@@ -163,7 +164,7 @@ def least_plan(model: Qwen2Config, job: Job, vram: int) -> Plan:
 
 
 def remedies(model: Qwen2Config, job: Job, vram: int) -> list[str]:
-    """Changes after which a plan fits where `model` does not. Each was tried; may be empty."""
+    """Changes after which a plan fits, if none fits now. Each was tried; may be empty."""
     found: list[str] = []
     if job.lora_rank is not None and make_plan(model, replace(job, lora_rank=None), vram):
         found.append(f"LoRA (training.lora_rank = {DEFAULT_RANK})")
@@ -211,8 +212,8 @@ def unplanned_ways(job: Job) -> Iterator[Training]:
 
 
 def _frozen_and_ranks(job: Job) -> Iterator[tuple[bool, int]]:
-    """Whether a base of four bits, and the rank: all weights (0) before adapters, unless the user
-    chose."""
+    """Pairs of "the base has four bits" and the rank. All weights (0) come before adapters, unless
+    the user chose."""
     ranks = (0, DEFAULT_RANK) if job.lora_rank is None else (job.lora_rank,)
     return ((nf4, rank) for nf4, rank in product(_BASES[job.base], ranks) if rank or not nf4)
 

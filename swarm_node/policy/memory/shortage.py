@@ -1,4 +1,4 @@
-"""Recognises that memory ran out, however torch says so."""
+"""Recognise that memory ran out, in every form in which torch reports it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MESSAGES = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory of the computer or of a GPU ran out."""
+    """Check that `error` reports that memory of the computer or of a GPU ran out."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MESSAGES)

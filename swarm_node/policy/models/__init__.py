@@ -1,1 +1,1 @@
-"""What a model is: its shape, weights, tokens, and where it comes from."""
+"""Models: shape, weights, tokens, and download."""

@@ -1,8 +1,8 @@
 """Attention over whole sequences: causal, or of several answers to the prompt that they share.
 
 On CUDA, torch's flash kernel takes half-precision numbers and no mask. Its efficient kernel takes
-float32 too, but (torch 2.13) no fewer key heads than query heads. What neither takes falls to a
-kernel that holds the scores of all pairs of tokens. So what is made here needs no mask on CUDA.
+float32 too, but (torch 2.13) no fewer key heads than query heads. Inputs that neither takes go to a
+kernel that holds the scores of all pairs of tokens. So attention here needs no mask on CUDA.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: The longest sequences that take a mask, which has the square of their tokens. On a CPU one masked
 #: call is faster than one call for every answer up to about this length (benchmarks/trainer.py).
 _MOST_MASKED = 512
-#: What the flash kernel for CUDA takes: heads up to this size, on a GPU at least so capable.
+#: Limits of the flash kernel for CUDA: heads up to this size, on a GPU at least so capable.
 _MOST_HEAD, _AMPERE = 256, (8, 0)
 
 
@@ -150,9 +150,9 @@ class Spans:
 
 
 def _spans(segments: NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
-    """Of each span, the prompt whose keys are copied in front of its own, and its begin and end,
-    counted in tokens of the flattened batch. Spans come in order and cover the batch; padding makes
-    spans of its own."""
+    """Yield for each span the prompt whose keys are copied in front of its own, and its begin and
+    end, counted in tokens of the flattened batch. Spans come in order and cover the batch; padding
+    makes spans of its own."""
     for row, numbers in enumerate(segments):
         start = row * len(numbers)
         inside = np.flatnonzero(numbers == 0) + start
@@ -183,8 +183,9 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of booleans, or what this returned for it, as what is added to scores of type `dtype`.
-    Of booleans torch makes that anew in every layer, and keeps it for the backward pass."""
+    """Convert a mask of booleans to a bias that is added to scores of type `dtype`; a bias is
+    returned as it is. From booleans torch would make it anew in every layer, and keep it for the
+    backward pass."""
     if mask.dtype == dtype:
         return mask
     if mask.dtype != torch.bool:
@@ -193,7 +194,7 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _flash(query: Tensor) -> bool:
-    """Whether torch's flash kernel for CUDA takes these numbers without padding their heads."""
+    """Check that torch's flash kernel for CUDA takes these numbers without padding their heads."""
     return (
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)

@@ -80,9 +80,9 @@ _TOKENIZERS = ("phrases", "words")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to build a model; the default is the shipped one. Both tokenizers have a token for each
+    """Recipe of a model; the default is the shipped one. Both tokenizers have a token for each
     byte. "phrases" adds one for each fixed part of a question, "words" one for each common word and
-    each pair of digits. So the same text has other ids and lengths in the other tokenizer.
+    each pair of digits. So one text has different ids and lengths in the two tokenizers.
 
     Raises:
         ConfigError: there is no such size or tokenizer, or nothing to train.

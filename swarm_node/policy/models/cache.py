@@ -116,7 +116,7 @@ class KeyValueMemory:
         self._tensors: tuple[Tensor, ...] = ()
 
     def holds(self, rows: int, slots: int) -> bool:
-        """Whether `reserve` leaves the memory as it is."""
+        """Check that `reserve` leaves the memory as it is."""
         return rows <= self._rows and slots <= self._slots
 
     def reserve(self, rows: int, slots: int, like: Tensor) -> None:
@@ -142,7 +142,7 @@ class KeyValueMemory:
         return self._tensors[-1]
 
     def clear(self) -> None:
-        """Make all of it zero: what is masked must be a finite number."""
+        """Set all of it to zero: masked numbers must be finite."""
         for tensor in self._tensors:
             tensor.zero_()
 
@@ -170,7 +170,7 @@ class KeyValueMemory:
 
 
 def _moved(tensor: Tensor, rows: Tensor, used: tuple[slice, ...]) -> Tensor:
-    """The first of `tensor`'s rows, after `rows` of it were copied there; of each row the part
+    """The first rows of `tensor`, after `rows` of it were copied there, each cut to the part
     `used`."""
     kept = tensor[: len(rows)]
     part = (slice(None), *used)

@@ -91,7 +91,7 @@ class Codec:
         return bounded
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
-        """Whether a prompt and an answer of `max_new_tokens` fit the model's positions."""
+        """Check that a prompt and an answer of `max_new_tokens` fit the model's positions."""
         return len(prompt_ids) + max_new_tokens <= self.positions
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class HubModel(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What is about to be downloaded: files of a model, their bytes, and the directory."""
+    """A download to come: files of a model, their bytes, and the directory."""
 
     model: str
     files: int

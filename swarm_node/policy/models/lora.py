@@ -41,7 +41,7 @@ _ADAPTER, _PREFIX = "default", "base_model.model."
 
 class Adapter:
     """The adapters of one model. They freeze the model's weights, and leave their device and type
-    as they are. Adapters are float32. At first they add nothing: of each, one factor is random (by
+    as they are. Adapters are float32. At first they add nothing: one factor of each is random (by
     `seed`) and the other zero."""
 
     def __init__(self, model: Qwen2, rank: int, *, base: str, seed: int = 0) -> None:
@@ -73,7 +73,7 @@ class Adapter:
         return {name: on_host(value) for name, value in self.parameters.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave.
+        """Load what `state` returned.
 
         Raises:
             ModelError: it is of another model or another rank; nothing was changed.

@@ -1,4 +1,4 @@
-"""transformers' names of a model's weights, and which part of the fused weights each one is."""
+"""transformers' names of a model's weights, and the part of the fused weights that each names."""
 
 from __future__ import annotations
 

@@ -28,11 +28,12 @@ from swarm_node.policy.models.tensors import load_safetensors, on_host
 
 __all__ = ["MATRICES", "DecoderLayer", "Qwen2", "Qwen2Config", "hf_parts"]
 
-#: What an adapter adds to one projection ("qkv", "out", "gate_up" or "down") of x [..., in].
+#: Output of an adapter for x [..., in]. It is added to one projection: "qkv", "out", "gate_up" or
+#: "down".
 Added = Callable[[str, Tensor], Tensor]
 _Made = TypeVar("_Made")
 
-#: Of a layer; the other parameters are vectors.
+#: The matrices of a layer; its other parameters are vectors.
 MATRICES = ("qkv", "out", "gate_up", "down")
 _INIT_STD = 0.02
 
@@ -111,8 +112,8 @@ class DecoderLayer(nn.Module):
 class Qwen2(nn.Module):
     """The decoder with its embedding and output head. With `recompute`, `forward` and `hidden` keep
     only the input of each layer for the backward pass, which runs the layers again: the same
-    gradient for less memory and more time. With `half_products`, what runs in `whole` computes its
-    matrix products in bfloat16, whatever the type of the weights (autocast)."""
+    gradient for less memory and more time. With `half_products`, functions that run in `whole`
+    compute their matrix products in bfloat16, whatever the type of the weights (autocast)."""
 
     def __init__(
         self, config: Qwen2Config, *, generator: torch.Generator | None = None, draw: bool = True
@@ -282,7 +283,7 @@ class Qwen2(nn.Module):
         return table
 
     def hf_views(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as transformers has them, each with its part of the fused weights; no copies. Of a
+        """Names as transformers has them, each with its part of the fused weights; no copies. For a
         matrix in four bits only the shape is right."""
         for name, parameter in self.named_parameters():
             yield from hf_parts(self.config, name, parameter)
@@ -303,7 +304,7 @@ class Qwen2(nn.Module):
 
 
 def stored_weights(path: Path) -> dict[str, Tensor]:
-    """The weights in a model's directory, mapped into memory: what is not used is not read.
+    """The weights in a model's directory, mapped into memory: unused weights are not read.
 
     Raises:
         ModelError: a file is missing or malformed.

@@ -47,13 +47,13 @@ class CacheShape:
         return -(-needed // self.context) * self.context
 
     def most(self, capacity: int) -> int:
-        """How many sequences of `capacity` slots there is room for, at least one."""
+        """Number of sequences of `capacity` slots that there is room for, at least one."""
         return max(1, min(self.rows, self.rows * self.context // capacity))
 
 
 def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | None) -> int:
-    """How many of the first `rows` are sampled at once: `most`, or what fits a cache of `shape`, at
-    least one. A row is the number of tokens of its prompt and of its longest answer."""
+    """Number of the first `rows` that are sampled at once: `most`, or what fits a cache of `shape`,
+    at least one. A row is the number of tokens of its prompt and of its longest answer."""
     if shape is None:
         return min(most, len(rows))
     prompt = answer = 0
@@ -65,12 +65,13 @@ def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | N
 
 
 def bucket(rows: int, most: int) -> int:
-    """How many rows are computed for `rows`: a power of two, or `most`."""
+    """Number of rows that are computed for `rows`: a power of two, or `most`."""
     return min(most, 1 << (max(_LEAST_BUCKET, rows) - 1).bit_length())
 
 
 def window_of(used: int, capacity: int) -> int:
-    """How many slots a step attends to when `used` are in use after it: half of them, or all."""
+    """Number of slots that a step attends to when `used` are in use after it: half of them, or
+    all."""
     half = capacity // 2
     return half if used <= half else capacity
 
@@ -135,7 +136,8 @@ class Decoder:
         self._begun.keep(rows)
 
     def forget(self) -> None:
-        """Capture anew what is needed next: other kernels will run, or at other addresses."""
+        """Drop the graphs. Later steps capture new ones: other kernels will run, or at other
+        addresses."""
         self._runs = {}
         if self._graphs is not None:
             self._graphs.forget()
@@ -210,12 +212,12 @@ class _Graphs:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
-        """No graph of before is left. torch refuses a pool that only such graphs have used, while a
-        result of theirs is alive."""
+        """Drop all graphs. torch refuses a pool that only such graphs have used, while a result of
+        theirs is alive."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, compute: Callable[[], Tensor], reads: object) -> _Graph:
-        """`compute` as a graph, with the shapes and addresses of now.
+        """Capture `compute` as a graph, with the present shapes and addresses.
 
         Raises:
             RuntimeError: it cannot be captured.
@@ -239,9 +241,9 @@ class _Graphs:
         return _Graph(graph, output, (compute, reads))
 
     def _abandon(self) -> None:
-        """Where memory ran out, torch has ended the capture. Where a kernel could not be captured,
-        the driver refuses to end it, and `CUDAGraph.capture_end` raises before it tells the
-        allocator, which from then on frees no memory and fails in `empty_cache`."""
+        """End a failed capture. If memory ran out, torch has ended it. If a kernel could not be
+        captured, the driver refuses to end it, and `CUDAGraph.capture_end` raises before it tells
+        the allocator. The allocator would then free no memory and fail in `empty_cache`."""
         device = torch.cuda.current_device()
         with suppress(RuntimeError):  # "not currently recording": the capture has ended
             torch._C._cuda_endAllocateToPool(device, self._pool)

@@ -64,7 +64,7 @@ class FallbackSampler:
 
     @property
     def described(self) -> str:
-        """Which sampler samples, and why if it was not chosen."""
+        """Name of the sampler at work, with the reason if it was not chosen."""
         return f"torch (vLLM failed: {self._reason})" if self._built_in else "vllm"
 
     @property
@@ -157,7 +157,7 @@ class FallbackSampler:
         return self._built_in
 
     async def _replace(self, error: EngineError) -> None:
-        """Put the built-in sampler in the engine's place, unless somebody did."""
+        """Put the built-in sampler in the engine's place, unless another call did."""
         async with self._replacing:
             if self._built_in is not None:
                 return
@@ -173,8 +173,8 @@ class FallbackSampler:
             )
 
     async def _ask(self, requests: list[SampleRequest]) -> list[Completion]:
-        """The completions of all `requests` in one list. What is asked while the built-in sampler
-        works makes one batch, as large batches take little longer than small ones."""
+        """The completions of all `requests` in one list. Requests that come while the built-in
+        sampler works make one batch, as large batches take little longer than small ones."""
         mine = _Asked(requests, asyncio.get_running_loop().create_future())
         self._waiting.append(mine)
         await asyncio.sleep(0)  # the other groups of a sampling batch ask in the same moment
@@ -196,7 +196,7 @@ class FallbackSampler:
 
 
 def _continued(request: SampleRequest, place: int, row: Row) -> SampleRequest:
-    """What asks for the rest of row number `place` of `request`."""
+    """The request for the rest of row number `place` of `request`."""
     done = row.token_ids.tolist()
     digest = hashlib.sha256(f"{request.seed}:{place}:{len(done)}".encode()).digest()
     return SampleRequest(

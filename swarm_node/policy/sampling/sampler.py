@@ -161,8 +161,8 @@ class SharingSampler(Sampler, Protocol):
     """A `Sampler` that may compute with memory of the trainer."""
 
     async def let_go(self) -> None:
-        """Give up what the trainer shares, after the sampling under way. What is asked from then on
-        waits for the next `load`. It changes nothing where nothing is shared."""
+        """Give up what the trainer shares, after the sampling under way. Later requests wait for
+        the next `load`. It changes nothing if nothing is shared."""
         ...
 
 

@@ -87,7 +87,7 @@ class Attendant:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _take_part(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Train while the connection stands; whether the node ended for good."""
+        """Train while the connection stands. True if the node ended for good."""
         async with asyncio.timeout(_FIRST_SECONDS):
             challenge: Challenge = await receive(reader, Challenge)
         nonces = challenge.nonce, os.urandom(len(challenge.nonce))
@@ -147,8 +147,8 @@ class Attendant:
 
 
 async def _ended(reader: asyncio.StreamReader, seconds: float) -> bool | None:
-    """What the node tells a host that trains: true as its last word, false if the connection breaks
-    without one; None if nothing happens within `seconds`."""
+    """Wait for the node's word to a host that trains: True if it ended for good, False if the
+    connection breaks without a word, None if nothing happens within `seconds`."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return bool(await reader.read(1))

@@ -62,12 +62,12 @@ class TrainingState:
 
     @property
     def name(self) -> str:
-        """Of the checkpoint's directory."""
+        """Name of the checkpoint's directory."""
         return f"v{self.version:010d}"
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """Bytes of the tensors."""
         return sum(
             tensor.nbytes for part in (self.weights, self.optimizer) for tensor in part.values()
         )
@@ -85,8 +85,8 @@ def save(
     keep: int = KEPT_CHECKPOINTS,
     free: Callable[[Path], int] = free_disk,
 ) -> Path:
-    """Write `state` under `root` and keep the newest `keep` checkpoints, it included. Where `free`
-    tells of too little room for that, fewer are kept: at least the one before it.
+    """Save `state` under `root` and keep the newest `keep` checkpoints, the new one included. If
+    `free` shows too little room for that, fewer are kept: at least the one before it.
 
     Only one thread at a time may write under `root`.
 
@@ -179,8 +179,8 @@ def remove_leftovers(root: Path) -> None:
 
 
 def _make_room(root: Path, keep: int, short: Callable[[], bool]) -> None:
-    """Remove the checkpoints that a new one replaces, and while the disk is `short` of room more
-    of the older ones, but never the newest."""
+    """Remove the checkpoints that a new one replaces. While the disk is `short` of room, remove
+    further old ones, but never the newest."""
     older = _checkpoints(root)[1:]
     for age, path in reversed(list(enumerate(older, start=2))):
         if age >= keep or short():
@@ -235,7 +235,7 @@ def _checkpoints(root: Path) -> list[Path]:
 
 
 def _fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None when it verifies."""
+    """Describe the fault of a checkpoint; None when it verifies."""
     try:
         manifest = msgpack.unpackb(_read_bounded(path / _MANIFEST, MAX_MANIFEST_BYTES))
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:

@@ -36,7 +36,7 @@ class CheckpointWriter:
 
     def begin(self, state: TrainingState, *, copy: bool) -> Path:
         """Begin to write `state`, and return where it will be. With `copy`, its tensors are the
-        trainer's own: it may change them after `wait_for_copy`. The write before is waited for.
+        trainer's own: it may change them after `wait_for_copy`. The earlier write is waited for.
 
         A copy may take half of the free memory, for the update beside it needs some too. Where that
         is too little, the state is written before this returns.
@@ -65,7 +65,7 @@ class CheckpointWriter:
         self._copied.wait()
 
     def fault(self) -> str | None:
-        """Why a write failed that has ended; told once."""
+        """Return the reason why a finished write failed; each failure is returned once."""
         if self._writing is not None and self._writing.done():
             self._fault = self._settle() or self._fault
         fault, self._fault = self._fault, None
@@ -95,8 +95,8 @@ class CheckpointWriter:
         return save(self._root, mine)
 
     def _settle(self) -> str | None:
-        """Wait for the write that runs, if any; why it failed. What is no `CheckpointError` is a
-        bug, and is raised here."""
+        """Wait for the write that runs, if any, and return the reason of its failure. An error
+        other than `CheckpointError` is a bug, and is raised here."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:

@@ -41,10 +41,10 @@ class Accumulated:
     loss: float = 0.0
     implausible: int = 0
     tokens: int = 0
-    #: Of the policy at these tokens, in nats.
+    #: Entropy of the policy at these tokens, in nats.
     entropy: float = 0.0
     sums: LossSums = field(default_factory=LossSums)
-    #: How many rows of each group were left out as unlikely.
+    #: Number of rows of each group that were left out as unlikely.
     unlikely: list[int] = field(default_factory=list)
 
 

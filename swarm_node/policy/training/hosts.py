@@ -1,4 +1,4 @@
-"""The hosts that train together: how the node admits them, and what each is told.
+"""The hosts that train together: their admission by the node, and its messages to them.
 
 Each further host runs `swarm-node train-host`, keeps a connection to the node, and proves that it
 has the node's key; the node proves the same. While the connection stands, the host's processes
@@ -41,7 +41,7 @@ class Challenge(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The host's only message: what it runs, the sha256 of its model, and its proof."""
+    """The host's only message: its release, the sha256 of its model, and its proof."""
 
     nonce: bytes
     release: str
@@ -56,13 +56,13 @@ class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The node's last message when it ends for good. After a connection that closes without it the
-    host waits for the node again."""
+    """The node's last message when it ends for good. If the connection closes without it, the host
+    waits for the node again."""
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the host does: `processes` train on it, from `device` on. It is number `index` of
-    `hosts`. The processes of all hosts meet at `port` of the node's address."""
+    """Work of a host: `processes` train on it, from `device` on. It is number `index` of `hosts`.
+    The processes of all hosts meet at `port` of the node's address."""
 
     index: int
     hosts: int
@@ -80,8 +80,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Meeting(msgspec.Struct, frozen=True):
-    """Where the processes of host number `index` of `hosts` meet the others. A host that is not the
-    node's has a model and a directory of its own."""
+    """Place where the processes of host number `index` of `hosts` meet the others. A host other
+    than the node's has a model and a directory of its own."""
 
     index: int
     hosts: int
@@ -100,14 +100,13 @@ class Meeting(msgspec.Struct, frozen=True):
 
     @staticmethod
     def found() -> Meeting | None:
-        """That of this process; None where all processes are on one host."""
+        """The meeting of this process; None if all processes are on one host."""
         text = os.environ.get(MEETING)
         return None if text is None else msgspec.json.decode(text, type=Meeting)
 
 
 class Needs(NamedTuple):
-    """What the node's hosts must have, and do: the sha256 of their `model`; the rest as in
-    `Task`."""
+    """Needs and work of the node's hosts: the sha256 of their `model`; the rest as in `Task`."""
 
     model: bytes
     processes: int
@@ -116,12 +115,12 @@ class Needs(NamedTuple):
 
 
 def release() -> str:
-    """What all hosts must run."""
+    """Release that all hosts must run."""
     return f"swarm-node {__version__}, torch {version('torch')}"
 
 
 def proof(key: bytes, role: str, nonces: tuple[bytes, bytes], said: object) -> bytes:
-    """HMAC-SHA256 of what the `role` says, after the nonces of the node and of the host."""
+    """HMAC-SHA256 of the words of `role`, after the nonces of the node and of the host."""
     return hmac.digest(key, msgspec.msgpack.encode([role, *nonces, said]), "sha256")
 
 
@@ -197,7 +196,7 @@ class Hosts:
 
     @property
     def complete(self) -> bool:
-        """Whether no host was lost since `gather`."""
+        """Check that no host was lost since `gather`."""
         return len(self._running) == self.count - 1
 
     @property
@@ -207,7 +206,7 @@ class Hosts:
 
     @property
     def port(self) -> int:
-        """Where the node listens."""
+        """Port that the node listens on."""
         return int(self._at.rpartition(":")[2])
 
     async def gather(

@@ -109,7 +109,7 @@ class ReferencePolicy:
 
     @classmethod
     def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
-        """A second copy of the model; in bfloat16 where `placement.half` is set.
+        """Load a second copy of the model; in bfloat16 where `placement.half` is set.
 
         Raises:
             ModelError: `model_dir` holds no model that can be used here.
@@ -183,7 +183,7 @@ def token_vectors(
 
 
 def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
-    """bool[N]: whether a peer stated the token's log μ, if it has one."""
+    """bool[N]: True where a peer stated the token's log μ, if it has one."""
     sizes = [row.completion_ids.size for row in rows]
     stated = [row.provenance is not Provenance.OWN for row in rows]
     return torch.from_numpy(np.repeat(np.asarray(stated, np.bool_), sizes))

@@ -28,7 +28,7 @@ ICEPOP_LOW, ICEPOP_HIGH = 0.5, 5.0
 CISPO_CAP = 5.0
 #: Clip of GSPO's sequence ratio (arXiv 2507.18071, section 5.1).
 GSPO_LOW, GSPO_HIGH = 3e-4, 4e-4
-#: How far DPPO lets a token's probability move, and the weight of its squared log-ratio.
+#: Largest move of a token's probability in DPPO, and the weight of its squared log-ratio.
 DPPO_MOVE, DPPO_PULL = 0.2, 1e-3
 #: Weight of the reference in TBA: the reward is R − β·log(π/π_ref).
 TBA_BETA = 0.012

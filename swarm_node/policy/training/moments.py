@@ -22,7 +22,8 @@ _NAMES = (("exp_avg", "1"), ("exp_avg_sq", "2"))
 
 
 def are_usable(moments: Mapping[str, Tensor], shape: torch.Size) -> bool:
-    """Whether `moments`, in either layout, are complete, finite and of a parameter of `shape`."""
+    """Check that `moments`, in either layout, are complete, finite and of a parameter of
+    `shape`."""
     eight = "state1" in moments
     coded = eight and moments["state1"].dtype == torch.uint8
     blocks = -(-shape.numel() // _BLOCK)

@@ -3,7 +3,8 @@
 The answers to one task share its prompt. A shared sequence holds the prompt once and then every
 answer; attention lets each answer attend to the prompt and to itself only (Prefix Grouper, arXiv
 2506.05433). So the prompt is computed once. Attention grows with the square of the sequence's
-length, so a shared sequence must be short, and it pays only where prompts are long against answers.
+length. So a shared sequence must be short, and it pays only if prompts are long compared with
+answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of the peers' answers this node's policy could have given itself.
+"""The check that this node's policy could have given a peer's answer itself.
 
 An answer is scored by its end, so a peer can put any words before a right answer and have them
 reinforced: after a hundred updates a node says them too, and its reward rises meanwhile (arXiv
@@ -6,8 +6,8 @@ reinforced: after a hundred updates a node says them too, and its reward rises m
 log-probs that the update computes anyway are compared with those of own answers: over the whole
 answer, and over its least likely windows, since a few odd tokens vanish in a long mean.
 
-An answer that only few of the own ones are as unlikely as may be a discovery. It is taken, as long
-as it is not `MARGIN` nats a token below nearly all own answers.
+An answer that is less likely than nearly all own ones may be a discovery. It is taken, as long as
+it is not `MARGIN` nats a token below them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def least_likely(logp: NDArray[np.float32]) -> tuple[float, ...]:
 
 
 class OwnAnswers:
-    """How likely the last own answers were when they were sampled."""
+    """Likelihoods of the last own answers when they were sampled."""
 
     def __init__(self, stored: bytes = b"") -> None:
         """
@@ -61,7 +61,7 @@ class OwnAnswers:
         self._lows = deque((tuple(row) for row in lows.tolist()), maxlen=_MOST)
 
     def stored(self) -> bytes:
-        """For a checkpoint: a restart must not open the gate for peers."""
+        """The values for a checkpoint: without them a restart would open the gate for peers."""
         return np.array(self._lows, dtype="<f8").tobytes()
 
     def note(self, rows: Sequence[TrainRow]) -> None:
@@ -81,10 +81,10 @@ class OwnAnswers:
 def likely_tokens(
     logp: NDArray[np.float32], rows: Sequence[TrainRow], floors: Sequence[float]
 ) -> tuple[Tensor, list[int]]:
-    """Which tokens of `rows` may be trained on: bool[N], and the group of each row that may not.
-    That are rows of peers with a positive advantage that are below one of `floors`, foreign ones
-    too: whoever names another model in its group is believed nothing for it. `logp` f32[N] are
-    the tokens' log-probs under this node's policy, row after row."""
+    """Select the tokens of `rows` that may be trained on: bool[N], and the group of each row that
+    may not. Left out are rows of peers with a positive advantage that are below one of `floors`.
+    Foreign rows are checked too, so a peer gains nothing by naming another model in its group.
+    `logp` f32[N] are the tokens' log-probs under this node's policy, row after row."""
     likely = torch.ones(len(logp), dtype=torch.bool)
     groups: list[int] = []
     end = 0

@@ -190,9 +190,10 @@ class ProcessTrainer:
 
 
 def _allocator(shared: bool) -> dict[str, str]:
-    """How the child's torch gets memory from a GPU, under both names that torch reads. Segments
-    that grow in place make fewer fragments, and cannot be `shared` between processes everywhere: a
-    container may refuse what torch needs for it (pidfd_getfd)."""
+    """Settings of the allocator through which the child's torch gets memory from a GPU, under both
+    names that torch reads. Segments that grow in place make fewer fragments. They cannot be
+    `shared` between processes everywhere: a container may refuse the call that torch needs
+    (pidfd_getfd)."""
     names = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
     given = next((os.environ[name] for name in names if name in os.environ), "")
     if shared:

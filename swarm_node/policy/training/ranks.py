@@ -1,4 +1,4 @@
-"""The processes that train together, and how they split an update's rows.
+"""The processes that train together, and the split of an update's rows among them.
 
 `Alone` is one process, the usual case; `sharded.Group` is several. Every process gets the whole
 batch, so each can compute every other's share without communication.
@@ -67,8 +67,8 @@ class Ranks(Protocol):
         ...
 
     def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
-        """What the first process finds with `find`, a directory of files, for all. A process of
-        another host gets a copy of it below its own `root`.
+        """Return to all processes what `find`, a directory of files, gives in the first. A process
+        of another host gets a copy of it below its own `root`.
 
         Raises:
             CheckpointError: `find` raised one, in the first process.

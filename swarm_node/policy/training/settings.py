@@ -1,4 +1,4 @@
-"""How a trainer works: its settings, checked."""
+"""Settings of a trainer, checked."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from swarm_node.policy.choices import LossName
 from swarm_node.policy.placement import BaseName, DtypeName, OptimizerName
 from swarm_node.policy.training.losses import LOSSES
 
-#: How new weights reach the sampler: all weights in a file; the adapter alone; the adapter, beside
-#: a base that the sampler shares (`weights/base.py`); or all weights in the memory of the GPU
-#: (`weights/device.py`).
+#: Transport of new weights to the sampler: all weights in a file; the adapter alone; the adapter,
+#: beside a base that the sampler shares (`weights/base.py`); or all weights in the memory of the
+#: GPU (`weights/device.py`).
 Published = Literal["merged", "adapter", "shared", "ipc"]
 #: Those of adapters alone.
 ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
@@ -22,7 +22,7 @@ ADAPTERS: tuple[Published, ...] = ("adapter", "shared")
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How to train: AdamW with a linear warm-up over `warmup_updates` and a constant
+    """Settings of training: AdamW with a linear warm-up over `warmup_updates` and a constant
     `learning_rate` after it.
 
     `temperature` must be the sampler's. `micro_batch_tokens` bounds rows × longest row, and so the

@@ -54,7 +54,7 @@ class Group:
         on a port would accept commands from anybody who can connect, and is taken between hosts
         only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
         self._local, here = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        #: Where the other hosts are met; None without any.
+        #: Meeting with the other hosts; None without any.
         self.meeting = Meeting.found()
         self._budget = directory.parent / "token-budget"
         if self.meeting is None:
@@ -73,7 +73,7 @@ class Group:
         )
 
     def broadcast(self, message: bytes) -> bytes:
-        """What the first process passes, in all of them."""
+        """Return the first process's bytes in all processes."""
         size = torch.tensor([len(message)])
         dist.broadcast(size, 0)
         data = torch.empty(int(size), dtype=torch.uint8)

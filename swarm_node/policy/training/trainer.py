@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UpdateStats:
-    """What one update did.
+    """Result of one update.
 
     `version` is the policy's version after the update. `tokens` and `rows` count the training rows,
     those without advantage included. Of the rows, `informative` have an advantage. `refused` do not
@@ -325,9 +325,9 @@ class TrainerCore:
         return ReferencePolicy.from_directory(model_dir, self.placement)
 
     def _fits(self, row: TrainRow) -> bool:
-        """Whether the model can take `row`. A peer's row that it cannot is left out, so that the
-        update does not fail. One that is longer than own ones must also fit a micro-batch, so that
-        it does not use up the memory."""
+        """Check that the model can take `row`. A peer's row that it cannot take is left out, so
+        that the update does not fail. A peer's row longer than own ones must also fit a
+        micro-batch, so that it does not use up the memory."""
         config = self.model.config
         largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()))
         as_own = row.completion_ids.size <= self.settings.longest_answer

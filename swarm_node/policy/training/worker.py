@@ -72,7 +72,7 @@ class Updated(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stored(msgspec.Struct, frozen=True, tag=True):
-    """Where the checkpoint is, or will be."""
+    """Directory of the checkpoint, which may still be written."""
 
     path: str
 
@@ -83,7 +83,7 @@ Reply = Started | Updated | Stored
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What an update did, and the path of the weights after it: a file, or the directory of an
+    """Result of an update, and the path of the weights after it: a file, or the directory of an
     adapter (`TrainerSettings.published`). Both carry a canary. `unstored` says why a checkpoint
     that was begun before is not on the disk; None if there is nothing new to say."""
 

@@ -1,9 +1,9 @@
 """The frozen base of adapters, held once for trainer and sampler: in a file of shared memory that
 both processes map, or in the memory of the GPU (CUDA IPC).
 
-The trainer makes it. What it publishes then is an adapter, and beside it lies the index of the
-base: the number type, whether matrices have four bits a weight, and the file or the handle of the
-memory on the GPU.
+The trainer makes it. Afterwards it publishes adapters. Beside each lies the index of the base: the
+number type, whether matrices have four bits a weight, and the file or the handle of the memory on
+the GPU.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def base_index(directory: Path) -> str:
 def _table(
     model: Qwen2, dtype: torch.dtype, four_bit: bool
 ) -> tuple[dict[str, tuple[int, list[int]]], int]:
-    """Where each piece lies, in bytes: a parameter, or the two parts of a matrix in four bits."""
+    """Place of each piece in bytes: a parameter, or the two parts of a matrix in four bits. Also
+    their total."""
     pieces: dict[str, list[int]] = {}
     for name, part in model.named_parameters():
         if four_bit and name.endswith(MATRICES):

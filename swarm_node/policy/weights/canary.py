@@ -66,8 +66,8 @@ def difference(expected: Sequence[float], measured: Sequence[float]) -> float:
 def verdict(
     differences: Sequence[float], tolerance: float
 ) -> Literal["taken", "load again", "restart"]:
-    """What follows from the measurements of one version, of which the last is the newest: the
-    engine has the weights, should load them again, or must be replaced."""
+    """Judge a version by its measurements, of which the last is the newest: the engine has the
+    weights, should load them again, or must be replaced."""
     if differences[-1] <= tolerance:
         return "taken"
     return "load again" if len(differences) < FAILURES else "restart"

@@ -42,7 +42,7 @@ class DeviceBuffers:
         self._next = 0
 
     def put(self, weights: Mapping[str, Tensor]) -> dict[str, str]:
-        """Copy all weights of a model in; returns the header entries by which they are found."""
+        """Copy all weights of a model in; returns the header entries that locate them."""
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
             flat = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
@@ -86,7 +86,7 @@ def views(flat: Tensor, table: Mapping[str, tuple[int, list[int]]]) -> Iterator[
 
 
 def is_on_device(metadata: Mapping[str, str]) -> bool:
-    """Whether a file with this header refers to weights on a GPU."""
+    """Check that a file with this header refers to weights on a GPU."""
     return _KEY in metadata
 
 

@@ -64,7 +64,7 @@ class VllmBuild(NamedTuple):
 
 
 class EngineChoice(NamedTuple):
-    """Whether vLLM samples, or else the built-in sampler, and the reason in words."""
+    """The choice of vLLM or the built-in sampler, and its reason in words."""
 
     vllm: bool
     why: str
@@ -72,7 +72,7 @@ class EngineChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What an engine may use.
+    """Resources of an engine.
 
     `device` is "cpu" or "cuda:N", the first of its GPUs. At most `max_rows` sequences of at most
     `max_model_len` tokens run at once. `kv_bytes` hold keys and values; with None the engine takes
@@ -106,7 +106,7 @@ class EnginePlan:
 
     @property
     def ways_out(self) -> str:
-        """What a user can do about an engine that keeps failing."""
+        """Advice to the user about an engine that keeps failing."""
         older = "try vLLM's older model runner (VLLM_USE_V2_MODEL_RUNNER=0 in the environment) "
         return older * self.on_gpu + "or use `--sampler torch`"
 
@@ -346,7 +346,7 @@ def require_vllm(device: str, *, nf4: bool = False) -> None:
 
 
 def can_share(model: Qwen2Config, device: str) -> bool:
-    """Whether the weights of an engine in one process have the trainer's layout: it pads neither
+    """Check that the weights of an engine in one process have the trainer's layout: it pads neither
     heads nor the vocabulary, which vLLM rounds up to a multiple of 64."""
     return model.vocab_size % 64 == 0 and _head_size(model, device) == model.head_dim
 

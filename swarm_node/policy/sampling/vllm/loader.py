@@ -1,10 +1,11 @@
 """Makes vLLM's model of the trainer's memory: the frozen base of adapters, held once (vLLM 0.32).
 
 The model is made without memory for its matrices. Then each weight is loaded as vLLM loads it, into
-memory of its own. Where that gives the trainer's bytes in the trainer's layout, the parameter
+memory of its own. If the result has the trainer's bytes in the trainer's layout, the parameter
 becomes a view of the trainer's memory, and its own is freed before the next weight is loaded.
-Layers for adapters and CUDA graphs are made later, of what is there then. vLLM has a loader of
-another process's memory too (model_loader/weight_cache/ipc_loader.py), which wants its daemon.
+Layers for adapters and CUDA graphs are made later, from the parameters as they are then. vLLM has a
+loader of another process's memory too (model_loader/weight_cache/ipc_loader.py), which wants its
+daemon.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the sampler and the engine's process say to each other; imports nothing of vLLM."""
+"""Messages between the sampler and the engine's process; imports nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Count(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `Start`. Of an engine that shares the trainer's base: bytes of weights that are
+    """The reply to `Start`. For an engine that shares the trainer's base: bytes of weights that are
     the trainer's memory, and of those that the engine has copies of."""
 
     shared: int
@@ -113,7 +113,7 @@ Reply = Started | Done | Loaded | Sampled | Counted
 
 
 def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[int]]:
-    """What asks for the rest of those `rows` that have not ended, and their places among all."""
+    """The request for the rest of those `rows` that have not ended, and their places among all."""
     places = [place for place, row in enumerate(rows) if row.finish is None]
     starts = [
         RowStart(

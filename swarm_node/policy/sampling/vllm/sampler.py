@@ -299,8 +299,8 @@ class VllmSampler:
         return rows
 
     async def _take(self, weights: _Weights, *, first: bool) -> None:
-        """Hand over weights, the `first` after a start or later ones, and hold the engine's canary
-        against the trainer's.
+        """Hand over weights, the `first` after a start or later ones, and compare the engine's
+        canary with the trainer's.
 
         Raises:
             ChildError: it failed in any way; the engine's state is unknown.
@@ -339,7 +339,7 @@ class VllmSampler:
         self.last_sync = Sync(weights.version, taken, reply.paused, differences[-1])
 
     async def _repair(self, life: int, error: ChildError | None) -> None:
-        """Start the engine anew with the newest weights, unless somebody did since `life`.
+        """Start the engine anew with the newest weights, unless another call did since `life`.
 
         Raises:
             EngineError: it failed TRIES times without a good answer in between.

@@ -109,8 +109,9 @@ class _Worker:
         return Started(*(await self._engine.collective_rpc("swarm_base"))[0])
 
     async def _load(self, engine: AsyncLLM, request: Load) -> Loaded:
-        """Between two steps: stop, replace, drop every cached key and value, go on. Requests under
-        way keep their tokens; their keys and values are computed anew with the new weights."""
+        """Pause between two steps, replace the weights, drop every cached key and value, and go on.
+        Requests under way keep their tokens; their keys and values are computed anew with the new
+        weights."""
         async with self._loading:
             self._trusted.clear()
             version, path = str(request.version), Path(request.path)
@@ -156,8 +157,8 @@ class _Worker:
         self, engine: AsyncLLM, ids: list[int]
     ) -> list[tuple[int, RequestOutputCollector]]:
         """Queue a row for each of `ids` after the first, with the tokens before it as its prompt.
-        Not one row for all, with the log-probs of its prompt: with LoRA on a CPU, asking for those
-        beside rows that are sampled ends vLLM 0.32."""
+        One row for all, with the log-probs of its prompt, would end vLLM 0.32: with LoRA on a CPU
+        it fails if such a row runs beside rows that are sampled."""
         name = f"canary-{time.monotonic_ns()}"
         return [
             (
@@ -251,7 +252,7 @@ async def _abort_when(cut: asyncio.Event, engine: AsyncLLM, names: list[str]) ->
 
 
 async def _logprob(row: RequestOutputCollector, token: int) -> float:
-    """The log-prob of `token`, which was asked for by name, at the one position of a row."""
+    """The log-prob of `token`, which was requested by name, at the one position of a row."""
     output = await row.get()
     assert isinstance(output, RequestOutput)
     (done,) = output.outputs
@@ -260,8 +261,8 @@ async def _logprob(row: RequestOutputCollector, token: int) -> float:
 
 
 def _sampled_logprobs(done: CompletionOutput) -> list[float]:
-    """Of the sampled tokens alone: each is the first of its position. Padding may follow it where a
-    canary's row was in the same batch."""
+    """Log-probs of the sampled tokens alone: each is the first of its position. Padding may follow
+    it if a canary's row was in the same batch."""
     given = done.logprobs
     return [] if given is None else [given.logprobs[start] for start in given.start_indices]
 
