@@ -35,11 +35,11 @@ class Served(Protocol):
 def exposition(gauges: Mapping[str, float], *served: Served) -> str:
     """The text of `GET /metrics`."""
     registry = CollectorRegistry()
-    registry.register(_Collector(gauges, served))
+    registry.register(_CoordinatorCollector(gauges, served))
     return generate_latest(registry).decode()
 
 
-class _Collector:
+class _CoordinatorCollector:
     def __init__(self, gauges: Mapping[str, float], served: Iterable[Served]) -> None:
         self._gauges = gauges
         self._served = list(served)

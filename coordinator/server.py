@@ -21,7 +21,7 @@ from coordinator.redemptions import Redemptions
 from coordinator.routes import ADMIN, PUBLIC
 from coordinator.service import Service
 from coordinator.store import Store
-from coordinator.web import Api, Asked
+from coordinator.web import Api, CheckedRequest
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.durable import make_private, replace_private
 from swarm_node.errors import ConfigError, HomeError, Rejected
@@ -152,7 +152,7 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
 
     entrance = Entrance(options.clock.now)
 
-    async def show_metrics(_: Asked) -> str:
+    async def show_metrics(_: CheckedRequest) -> str:
         tickets = (await redemptions.codes()).tickets
         return exposition({**service.counts(), "tickets_left": tickets}, public, admin)
 

@@ -73,7 +73,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CheckedRequest:
     """A request that passed all checks. `caller` is None where no member is needed."""
 
     caller: Member | None
@@ -88,7 +88,7 @@ class Asked:
 
 
 #: Answers a request, at once or later.
-Operation = Callable[[Asked], Any]
+Operation = Callable[[CheckedRequest], Any]
 #: (packed `Shown`, method, target, body) -> the member that signed it.
 Authenticate = Callable[[bytes, str, str, bytes], Awaitable[Member | Rejected]]
 
@@ -148,7 +148,7 @@ class Api:
                 _log.error("a request failed", operation=route.operation, error=str(error))
                 answer = Rejected("storage", "the coordinator cannot store this now")
             response = answered(answer, refused_call=route.who == "member")
-            why = answer.why if isinstance(answer, Refused) else answer
+            why = answer.why if isinstance(answer, CallerRefused) else answer
             if isinstance(why, Rejected):
                 self.refused[why.reason] += 1
             self.served[route.operation, response.status] += 1
@@ -165,7 +165,7 @@ class Api:
             return body
         caller = await self._caller(route, request, body)
         if isinstance(caller, Rejected):
-            return Refused(caller)
+            return CallerRefused(caller)
         if caller is not None and not self._admitted(caller):
             return _TOO_MANY
         asked = _decoded(route, request, body, caller)
@@ -262,7 +262,7 @@ class Api:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CallerRefused:
     """Reason why the caller is refused."""
 
     why: Rejected
@@ -270,7 +270,7 @@ class Refused:
 
 def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
     """The response of an operation: a struct, its JSON, a text, or a refusal."""
-    if isinstance(answer, Refused):
+    if isinstance(answer, CallerRefused):
         why = answer.why
         unsigned = why.reason in _UNSIGNED or why.reason == "token"
         status = 401 if unsigned or not refused_call else 403
@@ -310,12 +310,12 @@ async def _read(request: web.Request) -> bytes | Rejected:
 
 def _decoded(
     route: Route, request: web.Request, body: bytes, caller: Member | None
-) -> Asked | Rejected:
+) -> CheckedRequest | Rejected:
     query = request.query
     if len(query) != len(set(query)):
         return Rejected("query", "a parameter was given twice")
     try:
-        return Asked(
+        return CheckedRequest(
             caller,
             None if route.body is None else msgspec.json.decode(body, type=route.body),
             msgspec.convert(dict(query), route.query, strict=False),
