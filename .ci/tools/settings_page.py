@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from swarm_node.cli.config_view import Key, explain_settings
+from swarm_node.cli.config_view import SettingRow, explain_settings
 from swarm_node.config import RETIRED, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -65,7 +65,7 @@ def _first_line(model: object) -> str:
     return line[:1].lower() + line[1:]
 
 
-def _row(key: Key) -> str:
+def _row(key: SettingRow) -> str:
     default = "of the user: `swarm-node config`" if key.name == "home" else _default(key.default)
     when = "at once" if key.at_once else "at a start"
     cells = (f"`{key.name}`", _cell(key.choices), default, when, _cell(key.description))

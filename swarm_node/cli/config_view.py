@@ -19,7 +19,7 @@ from swarm_node.config.model import at_once, field_of, value_of
 AT_ONCE = "No restart."
 
 
-class Key(NamedTuple):
+class SettingRow(NamedTuple):
     """One setting, as `config` shows it. `source` names the origin of its value. `at_once` says
     that a running node takes over another value."""
 
@@ -37,7 +37,7 @@ def explain_settings(
     *,
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
-) -> list[Key]:
+) -> list[SettingRow]:
     """Every setting with its value, default, choices and the source of the value.
 
     Raises:
@@ -47,7 +47,7 @@ def explain_settings(
     settings, origins = sources.load(), sources.origins()
     defaults = load_settings({}, environ={})
     return [
-        Key(
+        SettingRow(
             name,
             value_of(settings, name),
             value_of(defaults, name),
@@ -93,7 +93,7 @@ def _kind(annotation: Any) -> str:
     return {"SecretStr": "text", "str": "text", "Path": "path"}.get(name, name)
 
 
-def config_view(keys: Sequence[Key]) -> RenderableType:
+def config_view(keys: Sequence[SettingRow]) -> RenderableType:
     """Two lines per setting, a blank line between tables. Values other than the default are
     bold."""
     lines: list[RenderableType] = []
@@ -112,7 +112,7 @@ def config_view(keys: Sequence[Key]) -> RenderableType:
     return Group(*lines)
 
 
-def config_rows(keys: Sequence[Key]) -> list[dict[str, Any]]:
+def config_rows(keys: Sequence[SettingRow]) -> list[dict[str, Any]]:
     """The same for programs."""
     return [
         {**key._asdict(), "value": _plain(key.value), "default": _plain(key.default)}

@@ -17,7 +17,7 @@ from swarm_node.cli.options import AssignOption, ConfigOption, JsonOption
 from swarm_node.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from swarm_node.cli.plan_view import Card
+    from swarm_node.cli.plan_view import PlannedCard
     from swarm_node.config import Settings
     from swarm_node.node.fit import Machine
     from swarm_node.policy.models.config import Qwen2Config
@@ -60,7 +60,7 @@ def plan(
 
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
-    from swarm_node.cli.plan_view import Card
+    from swarm_node.cli.plan_view import PlannedCard
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.defaults import for_model
     from swarm_node.node.fit import engine_of, job_of
@@ -72,7 +72,7 @@ def plan(
     machines = _machines(settings, vram)
     engines = [engine_of(settings, machine, shape) for machine in machines]
     cards = [
-        Card(_gpu(machine), job_of(settings, machine, engine, shape), engine)
+        PlannedCard(_gpu(machine), job_of(settings, machine, engine, shape), engine)
         for machine, engine in zip(machines, engines, strict=True)
     ]
     if json:
@@ -83,7 +83,7 @@ def plan(
     _show(settings.model, shape, cards)
 
 
-def _show(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> None:
+def _show(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> None:
     from rich.console import Console
 
     from swarm_node.cli.plan_view import card_view, cards_view
@@ -132,7 +132,7 @@ def parse_vram(text: str) -> int:
     raise ConfigError(f"--vram takes an amount such as 12GB or 8192MiB, not {text[:40]!r}")
 
 
-def _plain(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> dict[str, Any]:
+def _plain(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> dict[str, Any]:
     from swarm_node.policy.memory.plan import least_plan, make_plan, remedies
 
     rows = []

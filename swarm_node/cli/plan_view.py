@@ -19,7 +19,7 @@ _GIB = 1 << 30
 _BAR = 24
 
 
-class Card(NamedTuple):
+class PlannedCard(NamedTuple):
     """A card with `vram` free bytes, the job planned for it, and the engine that samples."""
 
     vram: int
@@ -27,7 +27,7 @@ class Card(NamedTuple):
     engine: EngineChoice
 
 
-def cards_view(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> RenderableType:
+def cards_view(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> RenderableType:
     """One row per card; below it, advice for cards that nothing fits."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in ("card", "trains", "micro-\nbatch", "answers\nat once"):
@@ -58,7 +58,7 @@ def cards_view(name: str, shape: Qwen2Config, cards: Sequence[Card]) -> Renderab
     return Group(_title(name, shape, cards[0].job), "", table, *lines, "", *map(_dim, notes))
 
 
-def card_view(name: str, shape: Qwen2Config, card: Card) -> RenderableType:
+def card_view(name: str, shape: Qwen2Config, card: PlannedCard) -> RenderableType:
     """One card: the memory of each part, and how `join` would use the card."""
     vram, job, engine = card
     made = make_plan(shape, job, vram)
