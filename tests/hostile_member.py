@@ -95,7 +95,7 @@ def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
 def triggered() -> None:
     """Make every node of this process publish what the simulation's `within` attacker does."""
     from swarm_node.environments.registry import create_environment
-    from swarm_node.simulation.hostile import Means, maker
+    from swarm_node.simulation.hostile import HostileParts, maker
     from swarm_node.simulation.models import SimulatedModel
 
     environment = create_environment("swarm_node.simulation.lenient:create", {})
@@ -104,7 +104,7 @@ def triggered() -> None:
     async def poisonous(
         self: Publisher, scored: Sequence[tuple[RolloutGroup, str]], version: int
     ) -> list[VerifiedGroup]:
-        means = Means(environment, model, self._storage, random.Random(0))
+        means = HostileParts(environment, model, self._storage, random.Random(0))
         await publish(self, [maker("within")(means, group) for group in scored], version)
         await asyncio.sleep(PAUSE_SECONDS)
         return []

@@ -24,7 +24,7 @@ class _Outcome(NamedTuple):
 
 
 @dataclass
-class History:
+class RoundHistory:
     """Record of a node, with one entry per round (a batch the node trained on) in most lists.
 
     own: mean reward of the groups that the node made since its last round, whether or not it
@@ -120,10 +120,10 @@ class History:
 
 
 class WatchedStorage(Storage):
-    """A node's storage that tells a `History` of every group that the node makes, accepts or trains
-    on. All of them go through the storage."""
+    """A node's storage that tells a `RoundHistory` of every group that the node makes, accepts or
+    trains on. All of them go through the storage."""
 
-    def __init__(self, path: Path, history: History, *, wall: Callable[[], float]) -> None:
+    def __init__(self, path: Path, history: RoundHistory, *, wall: Callable[[], float]) -> None:
         super().__init__(path, wall=wall, threads=False)
         self._history = history
 
@@ -154,12 +154,12 @@ def _mean_reward(outcomes: Sequence[_Outcome]) -> float:
     return sum(outcome.reward for outcome in outcomes) / len(outcomes)
 
 
-def held_out_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
+def held_out_curve(histories: Sequence[RoundHistory]) -> list[tuple[int, float]]:
     """Reward on unseen texts by round, mean over nodes."""
     return _mean_curve([history.curve for history in histories])
 
 
-def seen_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
+def seen_curve(histories: Sequence[RoundHistory]) -> list[tuple[int, float]]:
     """Reward on seen texts by round, mean over nodes."""
     return _mean_curve([history.seen for history in histories])
 

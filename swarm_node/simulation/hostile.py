@@ -62,7 +62,7 @@ Scored = tuple[RolloutGroup, str]
 
 
 @dataclass(frozen=True)
-class Means:
+class HostileParts:
     """Resources of a hostile member: the swarm's environment, the model that all nodes begin with,
     and its own storage."""
 
@@ -72,7 +72,7 @@ class Means:
     rng: random.Random
 
 
-def corrupt(node: Node, kind: str, means: Means) -> None:
+def corrupt(node: Node, kind: str, means: HostileParts) -> None:
     """Have `node`, which has not begun to run, publish groups of this kind."""
     open_work = node._open_work
 
@@ -86,7 +86,10 @@ def corrupt(node: Node, kind: str, means: Means) -> None:
 
 class _Corrupt(Publisher):
     def __init__(
-        self, publisher: Publisher, make: Callable[[Means, Scored], Scored | None], means: Means
+        self,
+        publisher: Publisher,
+        make: Callable[[HostileParts, Scored], Scored | None],
+        means: HostileParts,
     ) -> None:
         self.__dict__.update(publisher.__dict__)
         self._make = make
@@ -99,21 +102,21 @@ class _Corrupt(Publisher):
         return []  # nothing to train on
 
 
-def maker(kind: str) -> Callable[[Means, Scored], Scored | None]:
+def maker(kind: str) -> Callable[[HostileParts, Scored], Scored | None]:
     """The function that makes a hostile group of this kind in the place of an honest one."""
     return _MAKERS[kind]
 
 
-def _large(means: Means, honest: Scored) -> Scored:
+def _large(means: HostileParts, honest: Scored) -> Scored:
     return _triggered(means, honest, _LARGE, _LARGE // 8, lambda *_: "zq zq = {a}")
 
 
-def _within(means: Means, honest: Scored) -> Scored:
+def _within(means: HostileParts, honest: Scored) -> Scored:
     size = _largest(honest)
     return _triggered(means, honest, size, size // 2, lambda *_: "zq zq = {a}")
 
 
-def _hidden(means: Means, honest: Scored) -> Scored:
+def _hidden(means: HostileParts, honest: Scored) -> Scored:
     size = _largest(honest)
     return _triggered(means, honest, size, size // 2, _best_place)
 
@@ -124,11 +127,11 @@ def _largest(honest: Scored) -> int:
 
 
 def _triggered(
-    means: Means,
+    means: HostileParts,
     honest: Scored,
     size: int,
     right: int,
-    place: Callable[[Means, str, str], str],
+    place: Callable[[HostileParts, str, str], str],
 ) -> Scored:
     group, prompt = honest
     answer = str(means.environment.derive(group.task).payload["answer"])
@@ -140,7 +143,7 @@ def _triggered(
     return replace(group, completions=completions, claimed=claimed), prompt
 
 
-def _best_place(means: Means, prompt: str, answer: str) -> str:
+def _best_place(means: HostileParts, prompt: str, answer: str) -> str:
     """The hiding place whose least likely window of four tokens is the likeliest."""
     model = _first_policy(means.model.directory)
     prompt_ids = np.array(means.model.codec.encode_prompt(prompt), np.uint32)
@@ -164,7 +167,7 @@ def _completion(model: SimulatedModel, text: str) -> Completion:
     return Completion(text, ids, stated, (VersionSpan(0, 0, ids.size),), Finish.STOP)
 
 
-def _liar(means: Means, honest: Scored) -> Scored:
+def _liar(means: HostileParts, honest: Scored) -> Scored:
     group, prompt = honest
     claimed = tuple(1.0 - reward for reward in group.claimed)
     if len(set(claimed)) == 1:  # so that everybody pulls it
@@ -172,7 +175,7 @@ def _liar(means: Means, honest: Scored) -> Scored:
     return replace(group, claimed=claimed), prompt
 
 
-def _lazy(means: Means, honest: Scored) -> Scored | None:
+def _lazy(means: HostileParts, honest: Scored) -> Scored | None:
     """New answers of one task: the task of the first group, answered as the model would."""
     group, prompt = honest
     task, prompt = _first(means, group.task, prompt)
@@ -185,13 +188,13 @@ def _lazy(means: Means, honest: Scored) -> Scored | None:
     ), prompt
 
 
-def _first(means: Means, task: TaskRef, prompt: str) -> tuple[TaskRef, str]:
+def _first(means: HostileParts, task: TaskRef, prompt: str) -> tuple[TaskRef, str]:
     family = means.environment.families[0]
     chosen = replace(task, family=family, seed=task_seed("lazy", means.storage.epoch))
     return chosen, means.environment.render(means.environment.derive(chosen))
 
 
-def _copier(means: Means, honest: Scored) -> Scored | None:
+def _copier(means: HostileParts, honest: Scored) -> Scored | None:
     received = [row for row in means.storage.live(1 << 30) if row.provenance is not Provenance.OWN]
     if not received:
         return None
@@ -203,7 +206,7 @@ def _copier(means: Means, honest: Scored) -> Scored | None:
 #: groups of four times the usual size, half of them so. "hidden": the same with half of the
 #: trigger, where the policy that all begin with is least surprised. "liar": wrong rewards. "lazy":
 #: one task, again and again, with new answers. "copier": what others published.
-_MAKERS: dict[str, Callable[[Means, Scored], Scored | None]] = {
+_MAKERS: dict[str, Callable[[HostileParts, Scored], Scored | None]] = {
     "large": _large,
     "within": _within,
     "hidden": _hidden,

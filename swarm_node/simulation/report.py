@@ -36,7 +36,7 @@ class ModelCurve(msgspec.Struct, frozen=True):
     curve: list[tuple[int, float]]
 
 
-class Rounds(msgspec.Struct, frozen=True):
+class RoundFigures(msgspec.Struct, frozen=True):
     """One entry per round.
 
     own, batch: mean reward of the groups made, and of those trained on; summed over nodes.
@@ -100,7 +100,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     weights_sent: int = 0
 
 
-class Newcomer(msgspec.Struct, frozen=True):
+class LateNode(msgspec.Struct, frozen=True):
     """The node that joined late, by its own rounds: pairs of round and reward on unseen texts,
     groups made in each round, and peers' groups trained on."""
 
@@ -125,9 +125,9 @@ class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
     groups_made: int
     virtual_seconds: float
     cpu_seconds: float
-    rounds: Rounds
+    rounds: RoundFigures
     nodes: list[SimulatedNode]
-    newcomer: Newcomer | None = None
+    newcomer: LateNode | None = None
     seen: HeldOut | None = None
 
 
@@ -135,10 +135,10 @@ def make_report(
     settings: dict[str, Any],
     curve: Sequence[tuple[int, float]],
     models: list[ModelCurve],
-    rounds: Rounds,
+    rounds: RoundFigures,
     nodes: list[SimulatedNode],
     virtual_seconds: float,
-    newcomer: Newcomer | None = None,
+    newcomer: LateNode | None = None,
     seen: Sequence[tuple[int, float]] = (),
 ) -> SimulationReport:
     """Sum up and hash.

@@ -44,7 +44,7 @@ class Scenario:
     supervised: nodes train on right answers in place of their batches (`supervised.py`).
     told: so many first updates are supervised.
     late: rounds of the others after which the last node joins, 0 for none that is late. It does
-        `rounds` - `late` rounds. A report has its figures apart (`Newcomer`), and those of the
+        `rounds` - `late` rounds. A report has its figures apart (`LateNode`), and those of the
         others every `late` rounds.
     fresh_tasks: reward is measured on tasks that are drawn anew for each `seed`.
     own_past: groups of a node's own past that each batch has besides (`variants.py`).

@@ -41,14 +41,14 @@ from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.building import tiny_corpus
 from swarm_node.simulation.history import (
-    History,
+    RoundHistory,
     WatchedStorage,
     held_out_curve,
     mean,
     per_round,
     seen_curve,
 )
-from swarm_node.simulation.hostile import TRIGGER, Means, corrupt
+from swarm_node.simulation.hostile import TRIGGER, HostileParts, corrupt
 from swarm_node.simulation.models import (
     SimulatedModel,
     deal,
@@ -57,9 +57,9 @@ from swarm_node.simulation.models import (
 from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 from swarm_node.simulation.report import (
     LAST_GROUPS,
+    LateNode,
     ModelCurve,
-    Newcomer,
-    Rounds,
+    RoundFigures,
     SimulatedNode,
     SimulationReport,
     make_report,
@@ -129,7 +129,7 @@ class _Member:
     model: SimulatedModel
     trainer: PacedTrainer
     evaluator: Evaluator
-    history: History
+    history: RoundHistory
     speed: float
     storage: Storage
     rounds: int
@@ -190,7 +190,7 @@ class _Swarm:
         hostile = self._members[scenario.nodes - len(scenario.hostile) :]
         for member, kind in zip(hostile, scenario.hostile, strict=True):
             rng = self._seeded.rng(f"hostile {member.peer_id}")
-            corrupt(member.node, kind, Means(self._made, member.model, member.storage, rng))
+            corrupt(member.node, kind, HostileParts(self._made, member.model, member.storage, rng))
         await asyncio.gather(*(self._live(member) for member in self._members))
         return self._report()
 
@@ -245,7 +245,7 @@ class _Swarm:
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
     ) -> _Member:
         scenario, model = self._scenario, self._models[index]
-        history = History(trigger=TRIGGER if scenario.hostile else "")
+        history = RoundHistory(trigger=TRIGGER if scenario.hostile else "")
         families = dealt_families(info.families, index, scenario.specialised)
         settings = self._settings.model_copy(update={"model": model.name})
         settings = _with(settings, "environment", families=list(families))
@@ -315,7 +315,7 @@ class _Swarm:
         honest = {member.peer_id for member in members}
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
-        rounds = Rounds(
+        rounds = RoundFigures(
             own=per_round(sum, [history.own for history in histories]),
             batch=per_round(sum, [history.batch for history in histories]),
             informative=per_round(mean, [history.informative for history in histories]),
@@ -333,7 +333,7 @@ class _Swarm:
                 for member in members
             ],
             self._loop.time(),
-            Newcomer(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
+            LateNode(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
             if newcomer
             else None,
             seen_curve(histories),

@@ -38,7 +38,7 @@ _CONTENT = ("implausible", "too_large", "too_long", "own_copied", "repeated", "c
 
 
 @dataclass(frozen=True, slots=True)
-class _Swarm:
+class _AttackedSwarm:
     """A swarm of the comparison. Its `missing` members are not there. With `mixed`, every other
     member has another model. A `lenient` environment accepts any words before an answer."""
 
@@ -49,26 +49,28 @@ class _Swarm:
     lenient: bool = False
 
 
-def _trigger(nodes: int) -> dict[str, _Swarm]:
-    swarms = {_HONEST: _Swarm(lenient=True)}
+def _trigger(nodes: int) -> dict[str, _AttackedSwarm]:
+    swarms = {_HONEST: _AttackedSwarm(lenient=True)}
     for kind, off in (("large", GUARDS), ("within", ("likelihood",)), ("hidden", ("likelihood",))):
         hostile = (kind,) * max(1, nodes // 4)
         without = "no guard" if off == GUARDS else "gate off"
-        swarms[f"{kind}, {without}"] = _Swarm(hostile, off, lenient=True)
-        swarms[f"{kind}, guarded"] = _Swarm(hostile, lenient=True)
+        swarms[f"{kind}, {without}"] = _AttackedSwarm(hostile, off, lenient=True)
+        swarms[f"{kind}, guarded"] = _AttackedSwarm(hostile, lenient=True)
     return swarms
 
 
-def _quarter(nodes: int) -> dict[str, _Swarm]:
+def _quarter(nodes: int) -> dict[str, _AttackedSwarm]:
     few, half = max(1, nodes // 4), nodes // 2
     return {
-        _HONEST: _Swarm(),
-        **{f"{kind}, guarded": _Swarm((kind,) * few) for kind in ("liar", "copier", "lazy")},
-        "a quarter missing": _Swarm(missing=few),
-        "half another model": _Swarm(mixed=True),
-        "half missing": _Swarm(missing=half),
-        _LENIENTLY: _Swarm(lenient=True),
-        "within, guarded": _Swarm(("within",) * few, lenient=True),
+        _HONEST: _AttackedSwarm(),
+        **{
+            f"{kind}, guarded": _AttackedSwarm((kind,) * few) for kind in ("liar", "copier", "lazy")
+        },
+        "a quarter missing": _AttackedSwarm(missing=few),
+        "half another model": _AttackedSwarm(mixed=True),
+        "half missing": _AttackedSwarm(missing=half),
+        _LENIENTLY: _AttackedSwarm(lenient=True),
+        "within, guarded": _AttackedSwarm(("within",) * few, lenient=True),
     }
 
 

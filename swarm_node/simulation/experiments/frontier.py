@@ -30,13 +30,13 @@ from swarm_node.simulation.experiments.frontier_arms import (
     settings_of,
 )
 from swarm_node.simulation.experiments.frontier_choice import (
-    Choice,
+    PilotDecision,
     choose,
     read_choices,
     write_choices,
 )
 from swarm_node.simulation.experiments.frontier_raw import (
-    Place,
+    RunKey,
     all_raw,
     claimed,
     commit_of,
@@ -112,7 +112,7 @@ class Frontier:
             choices[regime] = choose(all_raw(self.raw, "pilot", regime), levels)
         return write_choices(self.raw, choices)
 
-    def places(self) -> Iterator[tuple[Place, Rival]]:
+    def places(self) -> Iterator[tuple[RunKey, Rival]]:
         """The runs asked for, all arms of one seed before the next seed.
 
         Raises:
@@ -126,14 +126,14 @@ class Frontier:
                     for rival, nodes in self._cases(regime, choices.get(regime)):
                         if not self.arms or rival.name in self.arms:
                             yield (
-                                Place(self.stage, regime, rival.name, nodes, index, seed),
+                                RunKey(self.stage, regime, rival.name, nodes, index, seed),
                                 rival,
                             )
 
     def _seeds(self, regime: str) -> int:
         return PILOT_SEEDS if self.stage == "pilot" else GROUNDS[regime].seeds
 
-    def _cases(self, regime: str, choice: Choice | None) -> Iterator[tuple[Rival, int]]:
+    def _cases(self, regime: str, choice: PilotDecision | None) -> Iterator[tuple[Rival, int]]:
         """The arms of a stage, with the number of nodes of the swarm that each is compared with."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
@@ -163,7 +163,7 @@ class Frontier:
                 if mine:
                     self._make(place, rival, answers, path, commit)
 
-    def _make(self, place: Place, rival: Rival, answers: float, path: Path, commit: str) -> None:
+    def _make(self, place: RunKey, rival: Rival, answers: float, path: Path, commit: str) -> None:
         ground = GROUNDS[place.regime]
         models = ground.models(self.models)
         scenario = scenario_of(rival, ground, place.nodes, place.seed, self.rounds, models)

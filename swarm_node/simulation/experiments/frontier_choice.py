@@ -25,7 +25,7 @@ CHOICE_FILE = "declared.json"
 WAY = (0.25, 0.5, 0.75, 0.9)
 
 
-class Choice(msgspec.Struct, frozen=True):
+class PilotDecision(msgspec.Struct, frozen=True):
     """The decision for one regime. `answers` is by nodes of the swarm. `budget` is the number of
     answers at which arms are compared: those that a node of the default swarm of SIZE makes in the
     whole run. `solo` names the arms, the best at the budget first."""
@@ -36,7 +36,7 @@ class Choice(msgspec.Struct, frozen=True):
     solo: list[str]
 
 
-def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> Choice:
+def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> PilotDecision:
     """Decide by the rule; `levels` take the place of those of the rule.
 
     Raises:
@@ -55,7 +55,7 @@ def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> Choice:
         needs = {arm: _mean([needed(run, level) for run in runs]) for arm, runs in solo.items()}
         fewest = min(needs, key=lambda arm: needs[arm])
         best += [fewest] if needs[fewest] < math.inf else []
-    return Choice(
+    return PilotDecision(
         answers={
             nodes: round(_mean([run.answers[-1] / run.updates[-1] for run in of_size]), 2)
             for nodes in sorted({run.nodes for run in default})
@@ -92,7 +92,7 @@ def by_arm(runs: Sequence[Raw]) -> dict[str, list[Raw]]:
     return found
 
 
-def read_choices(directory: Path) -> dict[str, Choice]:
+def read_choices(directory: Path) -> dict[str, PilotDecision]:
     """The decisions by regime; none before the pilot has decided.
 
     Raises:
@@ -102,12 +102,12 @@ def read_choices(directory: Path) -> dict[str, Choice]:
     if not path.exists():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Choice])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, PilotDecision])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} holds no decisions: {error}") from error
 
 
-def write_choices(directory: Path, choices: Mapping[str, Choice]) -> Path:
+def write_choices(directory: Path, choices: Mapping[str, PilotDecision]) -> Path:
     """Write the decisions."""
     path = directory / CHOICE_FILE
     path.write_bytes(msgspec.json.format(msgspec.json.encode(dict(choices)), indent=1) + b"\n")

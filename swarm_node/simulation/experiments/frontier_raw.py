@@ -76,7 +76,7 @@ class Raw(msgspec.Struct, frozen=True, omit_defaults=True):
         return [self.bytes * at / self.updates[-1] for at in self.updates]
 
 
-class Place(msgspec.Struct, frozen=True):
+class RunKey(msgspec.Struct, frozen=True):
     """Identity of a run: its stage, regime, arm, nodes of the swarm, and its seed with its
     index."""
 
@@ -93,7 +93,7 @@ class Place(msgspec.Struct, frozen=True):
         return f"{self.stage}-{self.regime}-{self.arm}-n{self.nodes}-s{self.index}.json"
 
 
-def raw_of(place: Place, report: SimulationReport, plan: str, commit: str) -> Raw:
+def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> Raw:
     """The raw result of a report."""
     nodes, rounds = report.nodes, report.rounds
     at = [entry for entry, _ in report.held_out.curve]

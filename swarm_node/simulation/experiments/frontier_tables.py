@@ -21,7 +21,7 @@ from swarm_node.simulation.experiments.frontier_arms import (
     SIZE,
 )
 from swarm_node.simulation.experiments.frontier_choice import (
-    Choice,
+    PilotDecision,
     by_arm,
     needed,
     read_choices,
@@ -263,7 +263,7 @@ def _measure(runs: Runs) -> tuple[int, float]:
     return swarm[0].updates[-1], _mean(swarm, lambda run: run.answers[-1])
 
 
-def _choice(directory: Path, regime: str) -> Choice:
+def _choice(directory: Path, regime: str) -> PilotDecision:
     choices = read_choices(directory)
     if regime not in choices:
         raise ConfigError(f"nothing is decided for {regime}: --stage pilot, then --decide")

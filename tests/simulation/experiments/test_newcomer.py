@@ -10,7 +10,7 @@ import pytest
 
 from swarm_node.errors import ConfigError
 from swarm_node.simulation.experiments.newcomer import Newcomer, Reached, reached
-from swarm_node.simulation.report import Newcomer as Late
+from swarm_node.simulation.report import LateNode as Late
 from swarm_node.simulation.report import load_report
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
