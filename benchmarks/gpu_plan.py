@@ -62,10 +62,10 @@ def device() -> str:
 
 def training_of(variant: str, tokens: int) -> Any:
     """Matrix products of a GPU are bfloat16."""
-    from swarm_node.policy.memory.footprint import Training
+    from swarm_node.policy.memory.footprint import TrainingMethod
 
     chosen = {**VARIANTS[variant], "dtype": "bfloat16"}
-    return Training(micro_batch_tokens=tokens, **chosen)
+    return TrainingMethod(micro_batch_tokens=tokens, **chosen)
 
 
 def leave(card: float) -> tuple[Any, int]:

@@ -271,13 +271,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    from swarm_node.policy.memory.footprint import Training
+    from swarm_node.policy.memory.footprint import TrainingMethod
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.model import resolve
 
     if arguments.child:
         directory, least, variant = arguments.child
-        training = Training(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
+        training = TrainingMethod(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
         print(json.dumps(by_part(Path(directory), Path(least), training)))
         return
     print("estimated / measured, and MiB measured")
@@ -289,7 +289,7 @@ def main() -> None:
             if shape is not None:
                 directory = make_directory(Path(work) / name, Qwen2Config(**shape))
             for variant, chosen in VARIANTS.items():
-                training = Training(micro_batch_tokens=arguments.tokens, **chosen)
+                training = TrainingMethod(micro_batch_tokens=arguments.tokens, **chosen)
                 run_case(f"{name}, {variant}", directory, least, variant, training)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers import MAX_JUDGED_CHARS
 from swarm_node.environments.base import Environment
-from swarm_node.environments.judging.judge import PlainRef, Verdict, derive_prompt, score_text
+from swarm_node.environments.judging.judge import PlainRef, TextVerdict, derive_prompt, score_text
 from swarm_node.environments.judging.processes import (
     EnvironmentProcess,
     JudgeLostError,
@@ -195,12 +195,12 @@ class ProcessEnvironmentHost:
         async with self._turns[whose]:
             judge, began, ended_it = self._judges[whose], SYSTEM_CLOCK.now(), ""
             prompt = await self._prompt(judge, ref)
-            verdicts: Sequence[Verdict | str]
+            verdicts: Sequence[TextVerdict | str]
             try:
                 verdicts = await judge.score(sent, self._score_seconds)
             except JudgeLostError as lost:
                 if whose == "peers":
-                    ended_it, verdicts = lost.reason, [Verdict(0.0)] * len(sent)
+                    ended_it, verdicts = lost.reason, [TextVerdict(0.0)] * len(sent)
                 else:
                     verdicts = await self._scored_singly(judge, ref, sent)
             seconds = SYSTEM_CLOCK.now() - began
@@ -244,9 +244,9 @@ class ProcessEnvironmentHost:
 
     async def _scored_singly(
         self, judge: JudgeProcess, ref: TaskRef, texts: Sequence[str]
-    ) -> list[Verdict | str]:
+    ) -> list[TextVerdict | str]:
         """A verdict on each text, or the reason why there is none."""
-        verdicts: list[Verdict | str] = []
+        verdicts: list[TextVerdict | str] = []
         lost_judges = 0
         for text in texts:
             if lost_judges == MAX_LOST_JUDGES:
@@ -316,13 +316,13 @@ def _cut(text: str) -> str | None:
 
 
 def _judgement(
-    prompt: str, cuts: Sequence[str | None], verdicts: Sequence[Verdict | str]
+    prompt: str, cuts: Sequence[str | None], verdicts: Sequence[TextVerdict | str]
 ) -> Judgement:
     """The judgement of all texts, of which `cuts` are the judged parts. `verdicts` are those on the
     texts that were sent, or the reasons why there are none."""
     sent = iter(verdicts)
     whole = ["unsendable" if cut is None else next(sent) for cut in cuts]
-    known = [Verdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
+    known = [TextVerdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
     faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in whole]
     failed = [fault for fault in faults if fault]
     return Judgement(

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swarm_node.config import Settings, Table
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.config import Qwen2Config
 
 #: A model with fewer weights was trained from nothing on tasks of a few tokens.
@@ -59,7 +59,7 @@ def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
     return table.model_copy(update=others)
 
 
-def for_training(settings: Settings, shape: Qwen2Config, training: Training) -> Settings:
+def for_training(settings: Settings, shape: Qwen2Config, training: TrainingMethod) -> Settings:
     """`settings` for training so much of a model of this shape."""
     chosen = "learning_rate" in settings.training.model_fields_set
     if chosen or shape.weight_count < PRETRAINED_WEIGHTS:

@@ -11,7 +11,7 @@ from swarm_node.node.fit import Fit, rows_at_once
 from swarm_node.p2p.budgets import Wants
 from swarm_node.policy.experience.mixture import MixtureSettings
 from swarm_node.policy.experience.replay import ReplaySettings
-from swarm_node.policy.memory.footprint import Training, context_tokens
+from swarm_node.policy.memory.footprint import TrainingMethod, context_tokens
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.decoding import CacheShape
@@ -55,8 +55,8 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
     )
 
 
-def _as_set(settings: Settings) -> Training:
-    return Training(settings.training.lora_rank, nf4=settings.training.base == "nf4")
+def _as_set(settings: Settings) -> TrainingMethod:
+    return TrainingMethod(settings.training.lora_rank, nf4=settings.training.base == "nf4")
 
 
 def engine_plan(settings: Settings, model: Qwen2Config, found: Fit) -> EnginePlan:

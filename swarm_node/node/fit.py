@@ -1,6 +1,5 @@
-"""Whether a model fits a machine, its disk too, and how the machine is used: one answer for
-`swarm-node plan`, for `join` and for the engine. Pure, but for `this_machine` and `gpu_memory`,
-which look.
+"""Check that a model fits a machine and its disk, and plan the machine's use: one answer for
+`swarm-node plan`, `join` and the engine. Pure, but for `this_machine` and `gpu_memory`.
 
 Cheap to import, as a command line must be.
 """
@@ -21,7 +20,7 @@ from swarm_node.config import Settings
 from swarm_node.errors import ConfigError, HomeError, ModelError
 from swarm_node.policy.memory.footprint import (
     KEPT_CHECKPOINTS,
-    Training,
+    TrainingMethod,
     adapter_count,
     checkpoint_bytes,
     footprint,
@@ -92,7 +91,7 @@ class Fit:
 
     where: Placement
     vllm: bool
-    training: Training
+    training: TrainingMethod
     plan: Plan | None = None
     ipc: bool = False
     shares_base: bool = False
@@ -349,7 +348,9 @@ def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
     return min(cards) if cards and all(lines) and sound else None
 
 
-def _unplanned(settings: Settings, shape: Qwen2Config, job: Job, machine: Machine) -> Training:
+def _unplanned(
+    settings: Settings, shape: Qwen2Config, job: Job, machine: Machine
+) -> TrainingMethod:
     """How a trainer on a CPU works: the first way with which this machine's processes fit its
     memory, else the one that takes least. All weights come before adapters, as in a plan."""
     for way in unplanned_ways(job):

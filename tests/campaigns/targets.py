@@ -680,7 +680,7 @@ def _pipe() -> Target:
 
 def _judge() -> Target:
     """A judge that a hostile text took over answers anything."""
-    from swarm_node.environments.judging.judge import Derived, Scored, Unknown, Verdict
+    from swarm_node.environments.judging.judge import Derived, Scored, TextVerdict, Unknown
 
     decoder = msgspec.msgpack.Decoder(JudgeReply)
     refusals = (ValueError, UnicodeDecodeError, RecursionError, MemoryError)
@@ -692,7 +692,7 @@ def _judge() -> Target:
             return False
         return True
 
-    replies = (Derived(["question"], True, True), Scored([Verdict(1.0)]), Unknown("why"))
+    replies = (Derived(["question"], True, True), Scored([TextVerdict(1.0)]), Unknown("why"))
     return Target("judge's reply", [msgspec.msgpack.encode(each) for each in replies], run)
 
 

@@ -20,7 +20,7 @@ from swarm_node.errors import ModelError
 from swarm_node.node.derive import engine_plan, trainer_settings
 from swarm_node.node.fit import Fit
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
@@ -29,7 +29,7 @@ from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import SampleRequest, SharingSampler
 from swarm_node.policy.sampling.vllm.engine import installed_vllm
-from swarm_node.policy.sampling.vllm.messages import Started
+from swarm_node.policy.sampling.vllm.messages import EngineStarted
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs
 from swarm_node.policy.training.worker import TrainerHost
@@ -50,7 +50,7 @@ QWEN3 = replace(QWEN2, vocab_size=276, model_type="qwen3", tie_word_embeddings=F
 SETTINGS = load_settings(
     {"sampling.engine": "vllm", "training.lora_rank": 3, "training.learning_rate": 0.02}, environ={}
 )
-FOUND = Fit(ON_CPU, vllm=True, training=Training(lora_rank=3), shares_base=True)
+FOUND = Fit(ON_CPU, vllm=True, training=TrainingMethod(lora_rank=3), shares_base=True)
 
 
 def node_of(place: Path, config: Qwen2Config) -> tuple[TrainerHost, Model]:
@@ -116,7 +116,7 @@ def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
 
     async def body(sampler: VllmSampler) -> None:
         await sampler.load(host.published, 0)
-        assert sampler.last_start == Started(shared=size(*theirs.parameters()), copied=0)
+        assert sampler.last_start == EngineStarted(shared=size(*theirs.parameters()), copied=0)
         assert sampler.last_sync is not None
         assert sampler.last_sync.difference < 1e-5
         (group,) = await sampler.sample([ASKED])
@@ -178,7 +178,7 @@ def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path)
         own = size(theirs.embedding, theirs.head_weight)
         shared = size(*theirs.parameters()) - own
         # Of a vocabulary of 276, vLLM makes 320.
-        assert sampler.last_start == Started(shared, copied=own // 276 * 320)
+        assert sampler.last_start == EngineStarted(shared, copied=own // 276 * 320)
         assert sampler.faults == {"base_copied": 1}
         (group,) = await sampler.sample([ASKED])
         assert largest_gap(theirs, group) < 1e-4

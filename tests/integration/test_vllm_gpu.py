@@ -19,7 +19,7 @@ from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.placement import BaseName, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
-from swarm_node.policy.sampling.vllm.messages import Started
+from swarm_node.policy.sampling.vllm.messages import EngineStarted
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.training.settings import TrainerSettings
@@ -157,7 +157,7 @@ def test_the_base_of_adapters_is_the_trainers_memory(tmp_path: Path, level: int)
         assert gap(theirs, group) < NEAR
         # vLLM makes 320 of the 276 embeddings, so it has a copy of them.
         shared = sum(part.nbytes for part in theirs.parameters()) - theirs.embedding.nbytes
-        assert sampler.last_start == Started(shared, theirs.embedding.nbytes // 276 * 320)
+        assert sampler.last_start == EngineStarted(shared, theirs.embedding.nbytes // 276 * 320)
         if level:
             assert await sampler.rest()
             await sampler.load(host.published, 1)

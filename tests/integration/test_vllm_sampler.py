@@ -29,7 +29,7 @@ from swarm_node.node.derive import trainer_settings
 from swarm_node.node.fit import Fit
 from swarm_node.node.harvest import Harvest, PendingGroup
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.model import Model, resolve
@@ -553,7 +553,7 @@ def test_adapters_on_an_untied_qwen3_as_a_node_composes_it(tmp_path: Path, base_
     if four_bit:
         flags |= {"training.base": "nf4", "training.dtype": "bfloat16"}
     settings = load_settings(flags, environ={})
-    found = Fit(where, vllm=True, training=Training(lora_rank=3, nf4=four_bit))
+    found = Fit(where, vllm=True, training=TrainingMethod(lora_rank=3, nf4=four_bit))
     chosen = trainer_settings(settings, found)
     assert chosen.published == "adapter"
     host = TrainerHost(place, tmp_path / "c", made(tmp_path / "w"), chosen)

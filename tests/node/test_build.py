@@ -17,7 +17,7 @@ from swarm_node.node.build import make_built_in, run_node
 from swarm_node.node.fit import Fit, fit, this_machine
 from swarm_node.node.home import Home
 from swarm_node.node.screen import Screen
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
 from swarm_node.storage import Storage
@@ -26,7 +26,7 @@ from swarm_node.storage import Storage
 @pytest.mark.slow(reason="imports bitsandbytes")
 @pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
 def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engine_had() -> None:
-    model, whole = Model.read("tiny", resolve("tiny")), Training(4)
+    model, whole = Model.read("tiny", resolve("tiny")), TrainingMethod(4)
     for training in (whole, replace(whole, nf4=True)):
         found = Fit(ON_CPU, vllm=True, training=training)
         sampler = make_built_in(load_settings({}, environ={}), model, found)

@@ -10,7 +10,7 @@ from swarm_node.cli.plan import shape_of
 from swarm_node.config import Settings, load_settings
 from swarm_node.node.defaults import for_model, for_training
 from swarm_node.node.fit import GpuMemory, Machine, fit
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.placement import ON_CPU, Placement
 
 TINY, CHAT = shape_of("tiny"), shape_of("qwen2.5-1.5b")
@@ -24,12 +24,12 @@ def settings_of(**flags: Any) -> Settings:
 def test_a_model_trained_from_nothing_keeps_short_answers_and_a_high_rate() -> None:
     settings = settings_of()
     assert for_model(settings, TINY) is settings
-    assert for_training(settings, TINY, Training(8)) is settings
+    assert for_training(settings, TINY, TrainingMethod(8)) is settings
 
 
 @pytest.mark.parametrize(("rank", "rate"), [(0, 1e-6), (32, 1e-5)])
 def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) -> None:
-    settings = for_training(for_model(settings_of(), CHAT), CHAT, Training(rank))
+    settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(rank))
     assert settings.sampling.max_new_tokens == 512
     assert settings.environment.options == {"preset": "chat"}
     assert settings.training.learning_rate == rate
@@ -39,7 +39,7 @@ def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) ->
 
 def test_what_the_user_chose_stays() -> None:
     chosen = settings_of(sampling__max_new_tokens=100, training__learning_rate=3e-5)
-    kept = for_training(for_model(chosen, CHAT), CHAT, Training(32))
+    kept = for_training(for_model(chosen, CHAT), CHAT, TrainingMethod(32))
     assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
     small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
     assert (small.sampling.group_size, small.experience.own) == (2, 16)

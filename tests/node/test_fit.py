@@ -33,7 +33,7 @@ from swarm_node.node.fit import (
     parse_gpu_memory,
     this_machine,
 )
-from swarm_node.policy.memory.footprint import Training, adapter_count
+from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count
 from swarm_node.policy.memory.free import checkpoint_room, free_disk
 from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
 from swarm_node.policy.models.config import Qwen2Config
@@ -230,7 +230,7 @@ def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() ->
     shape = shape_of("qwen2.5-1.5b")
     settings = settings_of(home="/somewhere")
     each = 12 * shape.weight_count
-    every = Fit(ON_CPU, vllm=False, training=Training())
+    every = Fit(ON_CPU, vllm=False, training=TrainingMethod())
     assert check_disk(settings, shape, every, 3 * each) is None
     few = check_disk(settings, shape, every, 3 * each - 1)
     assert few == (
@@ -305,7 +305,7 @@ def test_on_a_cpu_the_trainer_takes_what_fits() -> None:
     whole = settings_of(training__lora_rank=0)
     for gib, recomputed, tokens in ((64, False, 8192), (22, False, 2048), (12, True, 1024)):
         found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
-        assert (found.plan, found.training) == (None, Training(0, recomputed, tokens))
+        assert (found.plan, found.training) == (None, TrainingMethod(0, recomputed, tokens))
         made = trainer_settings(whole, found)
         assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
     # Two processes share the weights of a machine, not its activations.

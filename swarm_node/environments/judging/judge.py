@@ -33,7 +33,7 @@ PlainRef = tuple[str, str, str, int]
 Prompt = Annotated[str, msgspec.Meta(max_length=1 << 18)]
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TextVerdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The reward of one text. `fault` is "" or the fault that made it zero. `raised` is "" or the
     name of the scorer's exception, which makes the text a wrong answer."""
 
@@ -83,7 +83,7 @@ class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A verdict on each text."""
 
-    verdicts: list[Verdict]
+    verdicts: list[TextVerdict]
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class Drawn(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Surveyed(msgspec.Struct, frozen=True, tag="Drawn", forbid_unknown_fields=True):
     """The survey that was made."""
 
     survey: Survey
@@ -105,20 +105,22 @@ class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 Request = Derive | Score | Check | Draw
-Reply = Derived | Scored | Checked | Drawn | Unknown
+Reply = Derived | Scored | Checked | Surveyed | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
-def score_text(environment: Environment, task: Task, text: str) -> Verdict:
+def score_text(environment: Environment, task: Task, text: str) -> TextVerdict:
     """The verdict on one text, whatever the scorer raises or returns."""
     try:
         reward = float(environment.score(task, text))
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
         name = type(error).__name__[:_MAX_NAME]
-        return Verdict(0.0, raised=name if name.isascii() and name.isidentifier() else "Exception")
+        return TextVerdict(
+            0.0, raised=name if name.isascii() and name.isidentifier() else "Exception"
+        )
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
-        return Verdict(0.0, fault="out_of_range")
-    return Verdict(reward)
+        return TextVerdict(0.0, fault="out_of_range")
+    return TextVerdict(reward)
 
 
 def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
@@ -157,7 +159,7 @@ class Judge:
             elif isinstance(request, Check):
                 reply = Checked(self._check(request)[:1000])
             elif isinstance(request, Draw):
-                reply = Drawn(self._draw(request))
+                reply = Surveyed(self._draw(request))
             else:
                 reply = Scored(self._score(request))
         except UnknownTaskError as error:
@@ -181,7 +183,7 @@ class Judge:
         with _limit(_DERIVING_TIMER, 2 * request.seconds):
             return survey(self._environment, request.family, request.draws, request.seconds, now)
 
-    def _score(self, request: Score) -> list[Verdict]:
+    def _score(self, request: Score) -> list[TextVerdict]:
         task = self._task
         if task is None:
             raise UnknownTaskError("no task was derived")

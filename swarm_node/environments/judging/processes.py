@@ -19,23 +19,23 @@ from swarm_node.environments.judging.judge import (
     Derive,
     Derived,
     Draw,
-    Drawn,
     PlainRef,
     Reply,
     Request,
     Score,
     Scored,
+    Surveyed,
+    TextVerdict,
     Unknown,
-    Verdict,
 )
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.judging.worker import (
     End,
-    Ended,
+    EnvironmentStarted,
     Fork,
     Forked,
-    Start,
-    Started,
+    JudgeEnded,
+    StartEnvironment,
 )
 from swarm_node.environments.judging.worker import Reply as WorkerReply
 from swarm_node.environments.survey import Survey
@@ -62,7 +62,7 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored, Checked, Drawn)
+_Reply = TypeVar("_Reply", Derived, Scored, Checked, Surveyed)
 
 
 class JudgeLostError(ChildError):
@@ -79,7 +79,7 @@ class EnvironmentProcess:
     """The process that holds the environment; restarted after it has died."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
-        self._request = Start(name, dict(options))
+        self._request = StartEnvironment(name, dict(options))
         self._child = Child(
             "environment",
             "swarm_node.environments.judging.worker",
@@ -98,7 +98,7 @@ class EnvironmentProcess:
     def pid(self) -> int | None:
         return self._child.pid
 
-    async def start(self) -> Started:
+    async def start(self) -> EnvironmentStarted:
         """Start it and make the environment.
 
         Raises:
@@ -112,7 +112,9 @@ class EnvironmentProcess:
             await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
         self.generation += 1
         try:
-            reply = await self._child.call(self._request, Started, patience=_START_SECONDS)
+            reply = await self._child.call(
+                self._request, EnvironmentStarted, patience=_START_SECONDS
+            )
         except ChildError as error:
             await self.stop(grace=0.0)  # the process has no environment
             if isinstance(error, ReportedError) and error.kind == ConfigError.__name__:
@@ -140,7 +142,7 @@ class EnvironmentProcess:
         if generation != self.generation:
             return None
         try:
-            return (await self._child.call(End(pid), Ended, patience=_FORK_SECONDS)).status
+            return (await self._child.call(End(pid), JudgeEnded, patience=_FORK_SECONDS)).status
         except ChildError:
             return None
 
@@ -205,7 +207,7 @@ class JudgeProcess:
         self.sandbox = Sandbox(reply.files and not shared, reply.system_calls)
         return tuple(reply.prompts)
 
-    async def score(self, texts: Sequence[str], seconds: float) -> list[Verdict]:
+    async def score(self, texts: Sequence[str], seconds: float) -> list[TextVerdict]:
         """Verdicts on `texts` for the task derived last, within `seconds` of processor time.
 
         Raises:
@@ -241,7 +243,7 @@ class JudgeProcess:
             ConfigError, ChildError: no judge can be started.
         """
         request = Draw(family, draws, seconds)
-        return (await self._call(request, Drawn, 2 * seconds, lambda _: True)).survey
+        return (await self._call(request, Surveyed, 2 * seconds, lambda _: True)).survey
 
     async def close(self) -> None:
         await self._end()
@@ -269,7 +271,7 @@ class JudgeProcess:
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
-                else isinstance(reply, Unknown) and wanted in (Derived, Drawn)
+                else isinstance(reply, Unknown) and wanted in (Derived, Surveyed)
             )
             if not answered:
                 raise self._lost("forged", "its reply does not fit the request")

@@ -27,7 +27,7 @@ from swarm_node.process import die_with_parent, serve, serve_frames
 _MOST_DESCRIPTORS = (1 << 31) - 1
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartEnvironment(msgspec.Struct, frozen=True, tag="Start"):
     """Make the environment called `name`."""
 
     name: str
@@ -47,7 +47,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
+class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     """The environment's description, what it tells its owner, and whether judges share writable
     memory with others."""
 
@@ -65,18 +65,18 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class JudgeEnded(msgspec.Struct, frozen=True, tag="Ended"):
     """The end of a judge, in the form of `Popen.returncode`."""
 
     status: int
 
 
-Request = Start | Fork | End
-Reply = Started | Forked | Ended
+Request = StartEnvironment | Fork | End
+Reply = EnvironmentStarted | Forked | JudgeEnded
 
 
 class _Worker:
-    """Answers the host: `Start`, then `Fork` and `End` as often as needed."""
+    """Answers the host: `StartEnvironment`, then `Fork` and `End` as often as needed."""
 
     def __init__(self, sockets: socket.socket) -> None:
         """The host sends the socket of each judge over `sockets`, before its request."""
@@ -87,21 +87,21 @@ class _Worker:
 
     def handle(self, request: Request) -> Reply:
         match request:
-            case Start():
+            case StartEnvironment():
                 return self._start(request)
             case Fork():
                 return Forked(self._fork(request))
             case End():
-                return Ended(self._end(request.pid))
+                return JudgeEnded(self._end(request.pid))
 
-    def _start(self, request: Start) -> Started:
+    def _start(self, request: StartEnvironment) -> EnvironmentStarted:
         environment = create_environment(request.name, request.options)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no judge could be waited for
         self._environment = environment
         self._code = list(code_paths())
         gc.collect()
         gc.freeze()  # a collection in a judge would copy the pages it shares with this process
-        return Started(
+        return EnvironmentStarted(
             environment.name,
             environment.version,
             environment.families,

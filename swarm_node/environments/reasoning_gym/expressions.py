@@ -78,7 +78,7 @@ def compute(text: str, grammar: Grammar, algebra: Algebra[_Value]) -> _Value:
         BadExpressionError: it is no expression, or too large.
         ArithmeticError: it has no value.
     """
-    reader = _Reader(_tokens(text, grammar.tokens), grammar, algebra)
+    reader = _ExpressionReader(_tokens(text, grammar.tokens), grammar, algebra)
     value = reader.expression(0, 0)
     if reader.position != len(reader.tokens):
         raise BadExpressionError("something follows the expression")
@@ -98,7 +98,7 @@ def _tokens(text: str, pattern: re.Pattern[str]) -> list[str]:
     return tokens
 
 
-class _Reader(Generic[_Value]):
+class _ExpressionReader(Generic[_Value]):
     """Precedence climbing: `expression` reads operators of precedence `binding` or more."""
 
     def __init__(self, tokens: Sequence[str], grammar: Grammar, algebra: Algebra[_Value]) -> None:

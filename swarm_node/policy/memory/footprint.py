@@ -44,7 +44,7 @@ SHARED_KEYS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingMethod:
     """Ways to train. `lora_rank` is the rank of adapters; 0 trains all weights. `checkpointing`
     recomputes activations. `dtype` is the type of matrix products and of frozen weights. With
     `eight_bit`, moments have eight bits. With `nf4`, the matrices of the frozen base have four bits
@@ -116,7 +116,7 @@ class Footprint:
 
 def footprint(
     model: Qwen2Config,
-    training: Training,
+    training: TrainingMethod,
     *,
     device: Device,
     rows: int,
@@ -187,7 +187,7 @@ def adapter_count(model: Qwen2Config, rank: int) -> int:
     return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + k) + 3 * (h + i))
 
 
-def frozen_bytes(model: Qwen2Config, training: Training) -> int:
+def frozen_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes of a base in the type of matrix products. With `nf4`, a weight of a projection has half
     a byte, and 64 of them a float32 (arXiv 2305.14314)."""
     width, h, i = _size(training.dtype), model.hidden_size, model.intermediate_size
@@ -216,7 +216,7 @@ def kv_bytes(model: Qwen2Config, rows: int, max_new_tokens: int, width: int) -> 
     return token * max(rows * context_tokens(model, max_new_tokens), longest)
 
 
-def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
+def activation_bytes(model: Qwen2Config, training: TrainingMethod, *, longest_row: int) -> int:
     """The peak of a micro-batch, on top of weights, gradients and moments. A row is never cut, so a
     micro-batch holds at least the longest row. Attention is linear in memory, because torch
     computes it in blocks (FlashAttention, arXiv 2205.14135)."""
@@ -243,7 +243,7 @@ def activation_bytes(model: Qwen2Config, training: Training, *, longest_row: int
     )
 
 
-def _copied_weights(model: Qwen2Config, training: Training) -> int:
+def _copied_weights(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes of weights in the type of the products, where trained weights are held in another way.
     float32 weights are cast, and the casts are kept for the backward pass. Weights in parts are
     gathered (FSDP2). The embedding and the head are gathered for the whole pass. Of layers there
@@ -258,7 +258,7 @@ def _copied_weights(model: Qwen2Config, training: Training) -> int:
     return width * tables + (4 * width + 4) * layer
 
 
-def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) -> int:
+def logit_elements(model: Qwen2Config, training: TrainingMethod, *, longest_row: int) -> int:
     """Most logits that the trainer holds at once in a micro-batch. They are as many as do not raise
     its peak, which is in the last layer, but at least `LEAST_LOGITS`. Further logits are computed
     in pieces."""
@@ -269,31 +269,31 @@ def logit_elements(model: Qwen2Config, training: Training, *, longest_row: int) 
     return max(LEAST_LOGITS, room // _logit_bytes(training))
 
 
-def _matrix_gradient(model: Qwen2Config, training: Training) -> int:
+def _matrix_gradient(model: Qwen2Config, training: TrainingMethod) -> int:
     """A micro-batch's gradient of a layer's largest matrix; `_copied_weights` has it for parts."""
     if training.lora_rank or training.shards > 1:
         return 0
     return 4 * model.hidden_size * 2 * model.intermediate_size
 
 
-def _head_bytes(model: Qwen2Config, training: Training, logits: int) -> int:
+def _head_bytes(model: Qwen2Config, training: TrainingMethod, logits: int) -> int:
     """The logits, in float32 and cast for products, and the gradient of a head cast likewise."""
     cast = 0 if training.lora_rank else 4 - _size(training.dtype)
     cast *= training.shards == 1
     return _logit_bytes(training) * logits + cast * model.vocab_size * model.hidden_size
 
 
-def _gradient_bytes(training: Training) -> int:
+def _gradient_bytes(training: TrainingMethod) -> int:
     """Gradient bytes per trained weight: 4 in float32, or the width of the products' type where
     weights are gathered."""
     return 4 if training.shards == 1 else _size(training.dtype)
 
 
-def _logit_bytes(training: Training) -> int:
+def _logit_bytes(training: TrainingMethod) -> int:
     return 4 if training.dtype == "float32" else 4 + 2
 
 
-def _layer_bytes(model: Qwen2Config, training: Training) -> int:
+def _layer_bytes(model: Qwen2Config, training: TrainingMethod) -> int:
     """Bytes that autograd keeps of one layer for one token: the input and (for the gradient of its
     weight) the scaled output of each norm, the inputs of the projections, the fused and the rotated
     heads, copies of shared keys and values, the attended values with a number for each head, and

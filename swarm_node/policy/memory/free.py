@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.footprint import Training, checkpoint_bytes, footprint
+from swarm_node.policy.memory.footprint import TrainingMethod, checkpoint_bytes, footprint
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.placement import ON_CPU, Placement
 
@@ -32,7 +32,7 @@ def check_memory(
 ) -> None:
     """Refuse a model that does not fit the `free` main memory (default: this machine's) of a node
     that trains all its weights, or adapters of `lora_rank`. For `one_base` see `footprint`, for
-    `nf4` `Training`.
+    `nf4` `TrainingMethod`.
 
     Raises:
         ModelError: the model does not fit; the message says how much it needs.
@@ -43,7 +43,7 @@ def check_memory(
     if on_cpu:
         parts = footprint(
             config,
-            Training(lora_rank, nf4=nf4),
+            TrainingMethod(lora_rank, nf4=nf4),
             device="cpu",
             rows=1,
             max_new_tokens=1,

@@ -20,7 +20,7 @@ from swarm_node.policy.memory.footprint import (
     PREFILL_TOKENS,
     Footprint,
     Precision,
-    Training,
+    TrainingMethod,
     engine_cards,
     footprint,
     longest_tokens,
@@ -100,7 +100,7 @@ class Plan:
     sequences of at most `max_model_len` tokens. An engine is spread over so many `cards`."""
 
     vram: int
-    training: Training
+    training: TrainingMethod
     sharing: Sharing
     rows: int
     max_model_len: int
@@ -205,7 +205,7 @@ def _ways(model: Qwen2Config, job: Job, vram: int) -> Iterator[Plan]:
                 yield Plan(vram, training, sharing, rows, longest, parts, cards)
 
 
-def unplanned_ways(job: Job) -> Iterator[Training]:
+def unplanned_ways(job: Job) -> Iterator[TrainingMethod]:
     """The ways to train in the order of their cost, where no GPU is planned for."""
     for nf4, rank in _frozen_and_ranks(job):
         yield from _ways_to_train(rank, job, nf4=nf4)
@@ -218,11 +218,13 @@ def _frozen_and_ranks(job: Job) -> Iterator[tuple[bool, int]]:
     return ((nf4, rank) for nf4, rank in product(_BASES[job.base], ranks) if rank or not nf4)
 
 
-def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[Training]:
+def _ways_to_train(rank: int, job: Job, *, nf4: bool) -> Iterator[TrainingMethod]:
     """The ways to train `rank` in the order of their cost: the last takes the least memory."""
     for recompute in (False, True):
         for tokens in _RECOMPUTED_TOKENS if recompute else _KEPT_TOKENS:
-            yield Training(rank, recompute, tokens, job.dtype, job.eight_bit, nf4, job.processes)
+            yield TrainingMethod(
+                rank, recompute, tokens, job.dtype, job.eight_bit, nf4, job.processes
+            )
 
 
 def _fewer(rows: int) -> Iterator[int]:

@@ -14,11 +14,11 @@ from swarm_node.errors import ConfigError
 from swarm_node.policy.placement import hardware, place
 from swarm_node.policy.training.hosts import (
     Challenge,
-    Ended,
     Hello,
-    Meeting,
+    HostWork,
+    NodeEnded,
     Refused,
-    Task,
+    Rendezvous,
     Welcome,
     interface_of,
     proof,
@@ -94,8 +94,8 @@ class Attendant:
         said = [release(), self._digest]
         send(writer, Hello(nonces[1], release(), self._digest, self._proof("host", nonces, said)))
         self._say(f"the node at {self._node} is there: waiting until it starts its trainer")
-        answer: Welcome | Refused | Ended = await receive(reader, Welcome | Refused | Ended)
-        if isinstance(answer, Ended):
+        answer: Welcome | Refused | NodeEnded = await receive(reader, Welcome | Refused | NodeEnded)
+        if isinstance(answer, NodeEnded):
             return True
         if isinstance(answer, Refused):
             raise ConfigError(f"the node at {self._node} refuses this host: {answer.why}")
@@ -108,13 +108,13 @@ class Attendant:
         return await self._train(answer.task, address, interface_of(own), reader)
 
     async def _train(
-        self, task: Task, address: str, interface: str, reader: asyncio.StreamReader
+        self, task: HostWork, address: str, interface: str, reader: asyncio.StreamReader
     ) -> bool:
         place(
             task.device, "auto", hardware(task.device), ranks=task.processes
         )  # refuses what is not there
         directory = self._directory
-        meeting = Meeting(
+        meeting = Rendezvous(
             task.index, task.hosts, address, task.port, str(self._model_dir), str(directory)
         )
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(task.threads))

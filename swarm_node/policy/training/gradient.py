@@ -10,7 +10,7 @@ from torch import nn
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
-from swarm_node.policy.memory.footprint import Training, logit_elements
+from swarm_node.policy.memory.footprint import TrainingMethod, logit_elements
 from swarm_node.policy.memory.shortage import free_caches, out_of_memory
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import (
@@ -65,7 +65,7 @@ class GradientPass:
         *,
         temperature: float,
         token_budget: int,
-        way: Training,
+        way: TrainingMethod,
         reference: ReferencePolicy | None = None,
         ranks: Ranks = ALONE,
     ) -> None:

@@ -24,7 +24,7 @@ from swarm_node import __version__
 from swarm_node.errors import ChildError, ConfigError
 from swarm_node.process.frames import HEAD, framed, read_head
 
-#: The variable with the `Meeting` of the processes of a host.
+#: The variable with the `Rendezvous` of the processes of a host.
 MEETING = "SWARM_TRAINER_MEETING"
 _MOST_BYTES = 4096
 _NONCE_BYTES = 32
@@ -55,12 +55,12 @@ class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     why: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class NodeEnded(msgspec.Struct, frozen=True, tag="Ended", forbid_unknown_fields=True):
     """The node's last message when it ends for good. If the connection closes without it, the host
     waits for the node again."""
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HostWork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Work of a host: `processes` train on it, from `device` on. It is number `index` of `hosts`.
     The processes of all hosts meet at `port` of the node's address."""
 
@@ -75,11 +75,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Welcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The node's answer once all hosts are there."""
 
-    task: Task
+    task: HostWork
     proof: bytes
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class Rendezvous(msgspec.Struct, frozen=True):
     """Place where the processes of host number `index` of `hosts` meet the others. A host other
     than the node's has a model and a directory of its own."""
 
@@ -99,14 +99,15 @@ class Meeting(msgspec.Struct, frozen=True):
         }
 
     @staticmethod
-    def found() -> Meeting | None:
+    def found() -> Rendezvous | None:
         """The meeting of this process; None if all processes are on one host."""
         text = os.environ.get(MEETING)
-        return None if text is None else msgspec.json.decode(text, type=Meeting)
+        return None if text is None else msgspec.json.decode(text, type=Rendezvous)
 
 
 class Needs(NamedTuple):
-    """Needs and work of the node's hosts: the sha256 of their `model`; the rest as in `Task`."""
+    """Needs and work of the node's hosts: the sha256 of their `model`; the rest as in
+    `HostWork`."""
 
     model: bytes
     processes: int
@@ -242,9 +243,9 @@ class Hosts:
         port = _free_port(address)
         for index, host in enumerate(self._running, start=1):
             needs = self._needs
-            task = Task(index, self.count, needs.processes, needs.device, needs.threads, port)
+            task = HostWork(index, self.count, needs.processes, needs.device, needs.threads, port)
             send(host.writer, Welcome(task, proof(self._key, "node", host.nonces, task)))
-        return Meeting(0, self.count, address, port).environment(interface)
+        return Rendezvous(0, self.count, address, port).environment(interface)
 
     async def close(self) -> None:
         """Tell the hosts that the node ends."""
@@ -252,7 +253,7 @@ class Hosts:
         if self._server is not None:
             self._server.close()
         for host in (*self._running, *self._waiting):
-            send(host.writer, Ended())
+            send(host.writer, NodeEnded())
         for writer in self._open:
             writer.close()
         while self._open:

@@ -23,11 +23,11 @@ from swarm_node.policy.training.settings import TrainerSettings
 from swarm_node.policy.training.worker import (
     Reply,
     Request,
-    Start,
-    Started,
-    Store,
+    StartTrainer,
+    StoreCheckpoint,
     Stored,
     TrainerHost,
+    TrainerStarted,
     Update,
     Updated,
     UpdateResult,
@@ -112,7 +112,7 @@ class ProcessTrainer:
         """`digest` is the sha256 of the model in `model_dir`; without one, the child hashes it.
         `patience` in seconds: a child that is silent for longer is killed. `hosts` admits the other
         hosts of a trainer that has several."""
-        self._start = Start(
+        self._start = StartTrainer(
             str(model_dir), str(checkpoints), str(weights), settings.plain(), threads, digest
         )
         self._weights = weights
@@ -148,7 +148,7 @@ class ProcessTrainer:
     async def start(self) -> tuple[Path, int]:
         await self._launch()
         request = msgspec.structs.replace(self._start, at_least=self._version)
-        reply = await self._ask(request, Started)
+        reply = await self._ask(request, TrainerStarted)
         self._version, self._extra = reply.version, reply.extra
         return Path(reply.weights), self._version
 
@@ -172,7 +172,7 @@ class ProcessTrainer:
         return UpdateResult(reply.stats, Path(reply.weights), reply.unstored)
 
     async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
-        return Path((await self._ask(Store(dict(extra), wait), Stored)).path)
+        return Path((await self._ask(StoreCheckpoint(dict(extra), wait), Stored)).path)
 
     async def _ask(self, request: Request, wanted: type[_Reply]) -> _Reply:
         try:

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.models.qwen2 import Qwen2, Qwen2Config, hf_parts, stored_weights
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.training.hosts import Meeting
+from swarm_node.policy.training.hosts import Rendezvous
 
 #: A rank may wait this long for a batch. The node kills a trainer whose reply takes too long.
 _PATIENCE = timedelta(days=365)
@@ -55,7 +55,7 @@ class Group:
         only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
         self._local, here = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         #: Meeting with the other hosts; None without any.
-        self.meeting = Meeting.found()
+        self.meeting = Rendezvous.found()
         self._budget = directory.parent / "token-budget"
         if self.meeting is None:
             self.index, self.count = self._local, here
@@ -235,7 +235,7 @@ class Group:
         temporary.replace(self._budget)
 
 
-def _store(meeting: Meeting, *, first: bool) -> TCPStore:
+def _store(meeting: Rendezvous, *, first: bool) -> TCPStore:
     """The store through which the processes of all hosts meet. The `first` one holds it, on one
     address: torch by itself would listen on all. Values are bytes that nothing unpickles."""
     address = (meeting.address, meeting.port)

@@ -18,7 +18,7 @@ from torch import Tensor
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.errors import CheckpointError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.lora import Adapter
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.models.qwen2 import Qwen2, hf_parts
@@ -285,7 +285,7 @@ class TrainerCore:
             ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
             temperature=settings.temperature,
             token_budget=settings.micro_batch_tokens,
-            way=Training(
+            way=TrainingMethod(
                 settings.lora_rank, dtype=self.placement.products, processes=self._ranks.count
             ),
             reference=self._base_policy(model_dir) if settings.loss in NEEDS_REFERENCE else None,

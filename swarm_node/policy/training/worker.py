@@ -18,7 +18,7 @@ from swarm_node.policy.memory.footprint import adapter_count
 from swarm_node.policy.models.tensors import on_host
 from swarm_node.policy.training.checkpoint import newest_valid, read, remove_leftovers
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter
-from swarm_node.policy.training.hosts import Meeting
+from swarm_node.policy.training.hosts import Rendezvous
 from swarm_node.policy.training.logprobs import measure_canary
 from swarm_node.policy.training.ranks import ALONE, Ranks
 from swarm_node.policy.training.settings import ADAPTERS, TrainerSettings
@@ -29,7 +29,7 @@ from swarm_node.policy.weights.store import WeightStore
 from swarm_node.process import serve
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartTrainer(msgspec.Struct, frozen=True, tag="Start"):
     """Load the newest checkpoint, or the base model. The version will be `at_least` this one.
     `digest` is the sha256 of the base model; without one, the trainer hashes the files."""
 
@@ -48,14 +48,14 @@ class Update(msgspec.Struct, frozen=True, tag=True):
     batch: dict[str, Any]
 
 
-class Store(msgspec.Struct, frozen=True, tag=True):
+class StoreCheckpoint(msgspec.Struct, frozen=True, tag="Store"):
     """Write a checkpoint with `extra` in it, and `wait` for the disk."""
 
     extra: dict[str, Any]
     wait: bool
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
+class TrainerStarted(msgspec.Struct, frozen=True, tag="Started"):
     """The state that was loaded: its version, its published weights and its `extra`."""
 
     version: int
@@ -77,8 +77,8 @@ class Stored(msgspec.Struct, frozen=True, tag=True):
     path: str
 
 
-Request = Start | Update | Store
-Reply = Started | Updated | Stored
+Request = StartTrainer | Update | StoreCheckpoint
+Reply = TrainerStarted | Updated | Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class TrainerHost:
         return store.publish(core.version, weights, canary)
 
 
-def elsewhere(request: Request, place: Meeting) -> Request:
+def elsewhere(request: Request, place: Rendezvous) -> Request:
     """`request` with the paths of the host of `place`, which is not the node's."""
-    if not isinstance(request, Start):
+    if not isinstance(request, StartTrainer):
         return request
     own = Path(place.directory)
     return msgspec.structs.replace(
@@ -215,7 +215,7 @@ class TrainerWorker:
         Raises:
             SwarmNodeError, ValueError: it cannot be done; the next one may be.
         """
-        if isinstance(request, Start):
+        if isinstance(request, StartTrainer):
             return self._start(request)
         if self._host is None:
             raise ValueError("the first request must be Start")
@@ -224,7 +224,7 @@ class TrainerWorker:
             return Updated(result.stats, str(result.weights), result.unstored)
         return Stored(str(self._host.checkpoint(request.extra, wait=request.wait)))
 
-    def _start(self, request: Start) -> Started:
+    def _start(self, request: StartTrainer) -> TrainerStarted:
         settings = TrainerSettings.from_plain(request.settings)
         torch.set_num_threads(request.threads)
         torch.manual_seed(settings.seed)
@@ -240,7 +240,7 @@ class TrainerWorker:
         if host.rng:
             torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
         self._host = host
-        return Started(host.core.version, str(host.published), host.extra)
+        return TrainerStarted(host.core.version, str(host.published), host.extra)
 
 
 if __name__ == "__main__":

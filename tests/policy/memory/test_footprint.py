@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from swarm_node.policy.memory.footprint import Training, _layer_bytes, adapter_count
+from swarm_node.policy.memory.footprint import TrainingMethod, _layer_bytes, adapter_count
 from swarm_node.policy.models.attention import Spans, _of_one_type
 from swarm_node.policy.models.config import Qwen2Config
 from swarm_node.policy.models.lora import Adapter
@@ -23,7 +23,7 @@ ANSWERS = 8
 
 
 def kept_bytes(
-    config: Qwen2Config, training: Training, batch: int, length: int, varlen: bool
+    config: Qwen2Config, training: TrainingMethod, batch: int, length: int, varlen: bool
 ) -> int:
     """Bytes of storage that autograd keeps of a forward pass, weights excluded. The second half of
     each sequence are `ANSWERS` answers to the first half. `varlen` is the kernel for CUDA. Tensors
@@ -79,11 +79,16 @@ def kept_bytes(
 )
 @pytest.mark.parametrize(
     "training",
-    [Training(32), Training(32, dtype="bfloat16"), Training(0, dtype="bfloat16"), Training()],
+    [
+        TrainingMethod(32),
+        TrainingMethod(32, dtype="bfloat16"),
+        TrainingMethod(0, dtype="bfloat16"),
+        TrainingMethod(),
+    ],
     ids=lambda one: f"rank {one.lora_rank}, {one.dtype}",
 )
 def test_a_layer_keeps_what_is_planned(
-    name: str, batch: int, length: int, training: Training, varlen: bool
+    name: str, batch: int, length: int, training: TrainingMethod, varlen: bool
 ) -> None:
     shape = known_shape(name)
     assert shape is not None

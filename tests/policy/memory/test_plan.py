@@ -20,12 +20,12 @@ from swarm_node.cli.plan import (
     parse_vram,
     shape_of,
 )
-from swarm_node.cli.plan_view import Card, card_view, cards_view
+from swarm_node.cli.plan_view import PlannedCard, card_view, cards_view
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.memory.footprint import (
     LEAST_LOGITS,
     Footprint,
-    Training,
+    TrainingMethod,
     activation_bytes,
     adapter_count,
     engine_cards,
@@ -80,7 +80,7 @@ def test_every_short_name_has_a_shape_and_others_do_not() -> None:
 def test_parts_are_those_of_the_real_modules() -> None:
     config = Qwen2Config.from_directory(resolve("tiny"))
     model = Qwen2.from_directory(resolve("tiny"))
-    parts = footprint(config, Training(), device="cpu", rows=8, max_new_tokens=24)
+    parts = footprint(config, TrainingMethod(), device="cpu", rows=8, max_new_tokens=24)
     weights = sum(p.numel() * 4 for p in model.parameters())
     optimizer = AdamW(model.parameters(), (0.9, 0.99), 0.0)
     for parameter in model.parameters():
@@ -105,7 +105,7 @@ def test_a_card_of_12_gb_trains_a_middling_model_with_lora_and_one_of_80_all_of_
     assert large is not None
     assert (small.training.lora_rank, small.training.dtype) == (DEFAULT_RANK, "bfloat16")
     assert small.rows == 64
-    assert large.training == Training(0, False, 8192, "bfloat16")
+    assert large.training == TrainingMethod(0, False, 8192, "bfloat16")
     assert small.total <= 12 * GIB * (1 - SPARE)
     assert (small.sharing, small.sleep_level) == ("split", 0)
     assert "LoRA rank 32 in bfloat16, activations recomputed" in small.described()
@@ -153,7 +153,7 @@ def test_an_engines_cuda_graphs_take_memory_and_cover_all_rows() -> None:
     assert graph_sizes(100) == [8, 16, 32, 64, 96, 100]
     model = shape("qwen2.5-1.5b")
     cpu, gpu = (
-        footprint(model, Training(32), device=device, rows=64, max_new_tokens=24).reserve
+        footprint(model, TrainingMethod(32), device=device, rows=64, max_new_tokens=24).reserve
         for device in ("cpu", "cuda")
     )
     # Two contexts; four graphs of 28 layers, each with and without adapters.
@@ -180,8 +180,12 @@ def test_vllm_takes_these_arguments() -> None:
 
 
 @pytest.mark.parametrize("tokens", [256, 8192])
-@pytest.mark.parametrize("way", [Training(32, True, 0, "bfloat16"), Training(32), Training()])
-def test_logits_are_held_in_pieces_that_do_not_raise_the_peak(way: Training, tokens: int) -> None:
+@pytest.mark.parametrize(
+    "way", [TrainingMethod(32, True, 0, "bfloat16"), TrainingMethod(32), TrainingMethod()]
+)
+def test_logits_are_held_in_pieces_that_do_not_raise_the_peak(
+    way: TrainingMethod, tokens: int
+) -> None:
     """A model without a vocabulary has no logits, and all else of adapters."""
     model, way = shape("qwen2.5-0.5b"), replace(way, micro_batch_tokens=tokens)
     most = logit_elements(model, way, longest_row=0)
@@ -196,7 +200,7 @@ def test_trained_weights_are_cut_into_parts_and_a_frozen_base_is_not() -> None:
     model = shape("qwen2.5-7b")
 
     def parts(rank: int, processes: int, cards: int = 1) -> Footprint:
-        way = Training(rank, dtype="bfloat16", processes=processes)
+        way = TrainingMethod(rank, dtype="bfloat16", processes=processes)
         return footprint(model, way, device="cuda", rows=8, max_new_tokens=24, cards=cards)
 
     whole, quarter = parts(0, 1), parts(0, 4)
@@ -243,14 +247,14 @@ def test_what_does_not_fit_comes_with_what_would() -> None:
 def test_numbers_of_fewer_bits_take_less() -> None:
     model = shape("qwen2.5-1.5b")
 
-    def parts(training: Training) -> Footprint:
+    def parts(training: TrainingMethod) -> Footprint:
         return footprint(model, training, device="cuda", rows=8, max_new_tokens=24)
 
-    wide, half = parts(Training()), parts(Training(dtype="bfloat16"))
+    wide, half = parts(TrainingMethod()), parts(TrainingMethod(dtype="bfloat16"))
     assert wide.trainer_weights == half.trainer_weights == 4 * model.weight_count
     assert wide.sampler_weights == 2 * half.sampler_weights
     assert half.activations < wide.activations
-    small = parts(Training(eight_bit=True))
+    small = parts(TrainingMethod(eight_bit=True))
     assert (wide.optimizer, small.optimizer) == (12 * model.weight_count, 6 * model.weight_count)
 
 
@@ -258,7 +262,7 @@ def test_a_base_of_four_bits_takes_a_quarter_and_a_matrix_at_work() -> None:
     model = shape("qwen3-4b")
 
     def parts(nf4: bool, one_base: bool = True) -> Footprint:
-        training = Training(32, dtype="bfloat16", nf4=nf4)
+        training = TrainingMethod(32, dtype="bfloat16", nf4=nf4)
         return footprint(
             model, training, device="cuda", rows=8, max_new_tokens=24, one_base=one_base
         )
@@ -366,7 +370,7 @@ def test_the_views_say_what_the_plan_says_in_80_columns(job: Job) -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
     model = shape("qwen2.5-1.5b")
     engine = EngineChoice(True, "built for the GPU")
-    cards = [Card(size * GIB, job, engine) for size in CARDS]
+    cards = [PlannedCard(size * GIB, job, engine) for size in CARDS]
     console.print(cards_view("qwen2.5-1.5b", model, cards))
     text = console.export_text()
     made = [make_plan(model, job, size * GIB) for size in CARDS]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.policy.memory.footprint import Training, footprint
+from swarm_node.policy.memory.footprint import TrainingMethod, footprint
 from swarm_node.policy.memory.plan import SPARE, Job, Plan, least_plan, make_plan
 from swarm_node.policy.models.config import Qwen2Config
 
@@ -101,7 +101,7 @@ def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(
         task = replace(job, max_new_tokens=job.max_new_tokens + more)
     else:
         other = replace(model, **{field: getattr(model, field) + more})
-    training = Training(job.lora_rank or 0, data.draw(st.booleans()))
+    training = TrainingMethod(job.lora_rank or 0, data.draw(st.booleans()))
     before, after = (
         footprint(m, training, device="cuda", rows=j.rows, max_new_tokens=j.max_new_tokens)
         for m, j in ((model, job), (other, task))
@@ -118,11 +118,11 @@ def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(
 @settings(max_examples=100, deadline=None)
 @given(shapes, st.integers(1, 64), st.integers(1, 4096), st.integers(1, 16_384))
 def test_every_economy_saves(model: Qwen2Config, rows: int, new: int, tokens: int) -> None:
-    def total(training: Training, more_rows: int = 0) -> int:
+    def total(training: TrainingMethod, more_rows: int = 0) -> int:
         parts = footprint(model, training, device="cuda", rows=rows + more_rows, max_new_tokens=new)
         return parts.total()
 
-    plain = Training(micro_batch_tokens=tokens)
+    plain = TrainingMethod(micro_batch_tokens=tokens)
     # Where the gradient of the embedding is the most there is, nothing else matters.
     assert model.num_hidden_layers < 2 or total(replace(plain, checkpointing=True)) <= total(plain)
     assert total(replace(plain, micro_batch_tokens=tokens * 2)) >= total(plain)

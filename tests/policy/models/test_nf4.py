@@ -18,7 +18,7 @@ from builders import train_rows
 
 from swarm_node.errors import ConfigError, ModelError
 from swarm_node.policy.experience.batch import Batch, TrainRow
-from swarm_node.policy.memory.footprint import Training, adapter_count, footprint
+from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count, footprint
 from swarm_node.policy.models.lora import Adapter, PublishedAdapter
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.nf4 import FourBit
@@ -218,7 +218,7 @@ def test_the_sampler_gives_the_log_probs_of_the_trainer(
 @pytest.mark.parametrize("half", [False, True])
 def test_bytes_are_those_of_the_plan_and_lie_in_one_file(tmp_path: Path, half: bool) -> None:
     model = make_base(TINY, tmp_path, Placement("cpu", half), four_bit=True)
-    training = Training(4, dtype="bfloat16" if half else "float32", nf4=True)
+    training = TrainingMethod(4, dtype="bfloat16" if half else "float32", nf4=True)
     parts = footprint(model.config, training, device="cpu", rows=1, max_new_tokens=1, one_base=True)
     planned = parts.trainer_weights - 4 * adapter_count(model.config, 4)
     pieces = [

@@ -119,7 +119,7 @@ def test_a_trainers_pieces_are_those_of_the_plan(
     for again in (False, True):
         core.model.recompute = again
         assert core.update(Batch(rows)).skipped is None
-        way = footprint.Training(checkpointing=again, micro_batch_tokens=tokens)
+        way = footprint.TrainingMethod(checkpointing=again, micro_batch_tokens=tokens)
         most = footprint.logit_elements(config, way, longest_row=0)
         expected.append(most // config.vocab_size)
     assert pieces == expected

@@ -30,8 +30,8 @@ from swarm_node.policy.training.hosts import (
     Challenge,
     Hello,
     Hosts,
+    HostWork,
     Needs,
-    Task,
     Welcome,
     interface_of,
     proof,
@@ -142,7 +142,7 @@ def test_a_host_does_not_obey_who_has_not_the_key(tmp_path: Path) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         send(writer, Challenge(bytes(32)))
         hello: Hello = await receive(reader, Hello)
-        task, nonces = Task(1, 2, 1, "cpu", 1, 1), (bytes(32), hello.nonce)
+        task, nonces = HostWork(1, 2, 1, "cpu", 1, 1), (bytes(32), hello.nonce)
         send(writer, Welcome(task, proof(b"another key", "node", nonces, task)))
         await reader.read()
         await shut(writer)

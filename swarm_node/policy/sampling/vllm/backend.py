@@ -97,7 +97,7 @@ class WorkerExtension:
         return os.getpid()
 
     def swarm_base(self) -> list[int]:
-        """See `Started`."""
+        """See `EngineStarted`."""
         found: list[int] = getattr(self.model_runner.get_model(), "swarm_base", [0, 0])
         return found
 

@@ -112,7 +112,7 @@ class EnginePlan:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it computes with CUDA."""
+        """Check that it computes with CUDA."""
         return self.device != "cpu"
 
 

@@ -11,7 +11,7 @@ import msgspec
 from swarm_node.policy.sampling.sampler import Row, SampleRequest
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartEngine(msgspec.Struct, frozen=True, tag="Start"):
     """Start the engine with these arguments and arbitrary weights. `heads` are the head sizes of
     the trainer's model and of the engine's; a row ends with one of `stop_ids`."""
 
@@ -62,15 +62,15 @@ class Count(msgspec.Struct, frozen=True, tag=True):
     """Read the counters."""
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `Start`. For an engine that shares the trainer's base: bytes of weights that are
-    the trainer's memory, and of those that the engine has copies of."""
+class EngineStarted(msgspec.Struct, frozen=True, tag="Started"):
+    """The reply to `StartEngine`. For an engine that shares the trainer's base: bytes of weights
+    that are the trainer's memory, and of those that the engine has copies of."""
 
     shared: int
     copied: int
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Rested(msgspec.Struct, frozen=True, tag="Done"):
     """The reply to `Rest`."""
 
 
@@ -92,7 +92,7 @@ class RowEnd(msgspec.Struct, frozen=True):
     finish: str
 
 
-class Sampled(msgspec.Struct, frozen=True, tag=True):
+class SampledRows(msgspec.Struct, frozen=True, tag="Sampled"):
     """The rows, in the order of the request."""
 
     rows: list[RowEnd]
@@ -108,8 +108,8 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
     sampled_tokens: int
 
 
-Request = Start | Load | Rest | Sample | Count
-Reply = Started | Done | Loaded | Sampled | Counted
+Request = StartEngine | Load | Rest | Sample | Count
+Reply = EngineStarted | Rested | Loaded | SampledRows | Counted
 
 
 def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[int]]:

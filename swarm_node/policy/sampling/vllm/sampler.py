@@ -42,14 +42,14 @@ from swarm_node.policy.sampling.vllm.engine import (
 from swarm_node.policy.sampling.vllm.messages import (
     Count,
     Counted,
-    Done,
+    EngineStarted,
     Load,
     Loaded,
     Reply,
     Rest,
-    Sampled,
-    Start,
-    Started,
+    Rested,
+    SampledRows,
+    StartEngine,
     wanted,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
@@ -126,7 +126,7 @@ class VllmSampler:
         self._rows = 0
         self._faults: Counter[str] = Counter()
         self.last_sync: Sync | None = None
-        self.last_start: Started | None = None  # what the newest start said
+        self.last_start: EngineStarted | None = None  # what the newest start said
 
     @classmethod
     def from_directory(
@@ -250,7 +250,7 @@ class VllmSampler:
         self._awake.clear()
         try:
             request = Rest(self._plan.sleep_level)
-            await self._child.call(request, Done, patience=self._deadlines.sync)
+            await self._child.call(request, Rested, patience=self._deadlines.sync)
         except ChildError as error:
             _log.warning("the inference engine does not rest", error=str(error))
             await self._child.stop(grace=0.0)
@@ -284,7 +284,7 @@ class VllmSampler:
         self._rows += len(places)
         patience = self._deadlines.of_group(self._rows, self._plan.max_rows)
         try:
-            reply = await self._child.call(asked, Sampled, patience=patience, cut=cut)
+            reply = await self._child.call(asked, SampledRows, patience=patience, cut=cut)
         finally:
             self._rows -= len(places)
         rows = list(rows)
@@ -381,13 +381,15 @@ class VllmSampler:
                 raise ModelError(f"the trainer shares no base in {shared}")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         await self._child.start(env=engine_environment(self._plan, visible))
-        start = Start(
+        start = StartEngine(
             engine_arguments(self._plan, model, base=shared),
             heads=(self._padding.own, self._padding.padded),
             scratch=str(self._scratch),
             stop_ids=sorted(self._codec.eos_ids),
         )
-        self.last_start = await self._child.call(start, Started, patience=self._deadlines.start)
+        self.last_start = await self._child.call(
+            start, EngineStarted, patience=self._deadlines.start
+        )
         if self.last_start.copied:
             self._faults["base_copied"] += 1
             what = "vLLM holds copies of weights that it cannot share with the trainer"

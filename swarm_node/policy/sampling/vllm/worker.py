@@ -32,18 +32,18 @@ from swarm_node.policy.sampling.vllm.backend import BACKEND, WorkerExtension
 from swarm_node.policy.sampling.vllm.messages import (
     Count,
     Counted,
-    Done,
+    EngineStarted,
     Load,
     Loaded,
     Reply,
     Request,
     Rest,
+    Rested,
     RowEnd,
     RowStart,
     Sample,
-    Sampled,
-    Start,
-    Started,
+    SampledRows,
+    StartEngine,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, pad_adapter
 from swarm_node.policy.weights.canary import difference
@@ -54,7 +54,7 @@ _ADAPTER = 1
 _FIRST = -1
 
 
-class _Worker:
+class _EngineWorker:
     def __init__(self) -> None:
         self._engine: AsyncLLM | None = None
         self._padding = HeadPadding(1, 1)
@@ -73,7 +73,7 @@ class _Worker:
         Raises:
             ModelError, ValueError: it cannot be done; the next one may be.
         """
-        if isinstance(request, Start):
+        if isinstance(request, StartEngine):
             return await self._start(request)
         if self._engine is None:
             raise ValueError("the first request must be Start")
@@ -86,13 +86,13 @@ class _Worker:
                 async with self._loading:
                     await self._engine.sleep(request.level, mode="keep")
                     self._asleep = True
-                return Done()
+                return Rested()
             case Count():
                 core, *_ = await self._engine.collective_rpc("swarm_pid")
                 unfinished = self._engine.get_num_unfinished_requests()
                 return Counted(core, unfinished, **self._counts)
 
-    async def _start(self, request: Start) -> Started:
+    async def _start(self, request: StartEngine) -> EngineStarted:
         self._padding = HeadPadding(*request.heads)
         self._scratch = Path(request.scratch)
         self._stop_ids = request.stop_ids
@@ -106,7 +106,7 @@ class _Worker:
         )
         heads = {"own_head": self._padding.own, "padded_head": self._padding.padded}
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=heads))
-        return Started(*(await self._engine.collective_rpc("swarm_base"))[0])
+        return EngineStarted(*(await self._engine.collective_rpc("swarm_base"))[0])
 
     async def _load(self, engine: AsyncLLM, request: Load) -> Loaded:
         """Pause between two steps, replace the weights, drop every cached key and value, and go on.
@@ -182,7 +182,7 @@ class _Worker:
             if place
         ]
 
-    async def _sample(self, engine: AsyncLLM, request: Sample, cut: asyncio.Event) -> Sampled:
+    async def _sample(self, engine: AsyncLLM, request: Sample, cut: asyncio.Event) -> SampledRows:
         number = next(self._samples)
         names = [f"{number}-{index}" for index in range(len(request.rows))]
 
@@ -199,7 +199,7 @@ class _Worker:
 
         done, _ = await asyncio.gather(complete(), _abort_when(cut, engine, names))
         await self._trusted.wait()
-        return Sampled(list(done))
+        return SampledRows(list(done))
 
     async def _row(self, engine: AsyncLLM, name: str, request: Sample, row: RowStart) -> RowEnd:
         begun = np.frombuffer(row.begun, np.uint32).tolist()
@@ -268,4 +268,4 @@ def _sampled_logprobs(done: CompletionOutput) -> list[float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve_concurrently(_Worker().handle, Request))
+    asyncio.run(serve_concurrently(_EngineWorker().handle, Request))

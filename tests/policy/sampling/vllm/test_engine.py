@@ -15,7 +15,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.build import make_sampler
 from swarm_node.node.derive import engine_plan as derived_engine_plan
 from swarm_node.node.fit import Fit
-from swarm_node.policy.memory.footprint import Training
+from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.config import Qwen2Config
@@ -185,7 +185,7 @@ def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:
     with pytest.raises(ModelError, match=r"needs bfloat16.*training\.dtype"):
         plan_engine(HALF_BILLION, where=ON_CPU, max_rows=8, max_new_tokens=24, nf4=True)
     settings = load_settings({"training.base": "nf4", "training.lora_rank": 16}, environ={})
-    found = Fit(ON_GPU, vllm=True, training=Training(16, nf4=True))
+    found = Fit(ON_GPU, vllm=True, training=TrainingMethod(16, nf4=True))
     assert derived_engine_plan(settings, HALF_BILLION, found).nf4
 
 
@@ -270,7 +270,7 @@ def test_a_vllm_that_cannot_be_used_says_what_to_install(
 def test_settings_that_the_engine_cannot_take_are_refused_by_name() -> None:
     hot = load_settings({"sampling.engine": "vllm", "sampling.temperature": 3.0}, environ={})
     with pytest.raises(ConfigError, match=r"sampling\.temperature"):
-        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, Training()))
+        make_sampler(hot, TINY_MODEL, Fit(ON_CPU, True, TrainingMethod()))
 
 
 def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
