@@ -21,6 +21,7 @@ from swarm_node.simulation.experiments.frontier_arms import (
     CENTRAL,
     DEFAULT,
     GROUNDS,
+    LATE,
     PILOT_GROUPS,
     SIZE,
     SOLO,
@@ -70,7 +71,7 @@ class Frontier:
     arms: tuple[str, ...]
     raw: Path
     models: Path
-    rounds: int = 60
+    rounds: int = 120
     first: int = 0
     last: int = 1 << 16
 
@@ -152,8 +153,8 @@ class Frontier:
         if GROUNDS[regime].unlike:
             return  # no single learner has two models
         yield SUPERVISED, 1
-        yield from ((CENTRAL[0], nodes) for nodes in self.sizes)
-        yield from ((rival, SIZE) for rival in CENTRAL[1:])
+        yield from ((rival, nodes) for rival in CENTRAL for nodes in self.sizes)
+        yield from ((rival, SIZE) for rival in LATE)
 
     def _work(self) -> None:
         quiet()
@@ -172,7 +173,7 @@ class Frontier:
     def _make(self, place: Place, rival: Rival, answers: float, path: Path, commit: str) -> None:
         ground = GROUNDS[place.regime]
         models = ground.models(self.models)
-        scenario = scenario_of(rival, ground, place.nodes, place.seed, self.rounds, models)
+        scenario = scenario_of(rival, ground, place.nodes, place.seed, self.rounds, models, answers)
         flags = settings_of(rival, ground, place.nodes, answers)
         settings = simulation_settings(place.seed, flags)
         plan = plan_digest(describe(scenario, settings))

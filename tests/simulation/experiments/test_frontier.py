@@ -73,8 +73,9 @@ def test_the_sweep_is_whole_and_solo_arms_make_enough_answers() -> None:
     assert len(SOLO) == 5 * 3 * 2 * 2 == len({arm.name for arm in SOLO})
     assert updates(RIVALS["solo-4x2"], 60) == 338
     assert updates(RIVALS["solo-64x8-filter-past"], 60) == 60
-    assert all(updates(arm, 60) * arm.own * arm.size >= 60 * 45 for arm in SOLO)
-    assert updates(RIVALS["smaller-batches"], 60) == 120
+    assert all(updates(arm, 60) * arm.own * arm.size >= 2700 for arm in SOLO)
+    assert updates(RIVALS["default"], 120) == 120
+    assert updates(RIVALS["central-small"], 120, 8, 7.1) == 213
     assert [*measured_at(60, 60)] == [5, 10, 20, 30, 40, 50]
     assert [*measured_at(60, 338)][-3:] == [120, 180, 240]
 
@@ -85,7 +86,8 @@ def test_a_central_learner_makes_the_answers_of_all_nodes() -> None:
     with pytest.raises(ConfigError, match="too large"):
         central_groups(32, 1000.0)
     lag0, lag4 = (
-        scenario_of(CENTRAL[lag], GROUNDS["specialised"], 2, 1, 60, ["m"]) for lag in (0, 4)
+        scenario_of(RIVALS[f"central-lag{lag}"], GROUNDS["specialised"], 2, 1, 60, ["m"])
+        for lag in (0, 4)
     )
     assert (lag0.nodes, lag0.samplers, lag0.specialised, lag0.behind) == (1, 2, 4, 0)
     assert lag4.behind == 3
@@ -183,7 +185,7 @@ def test_a_pilot_decides_and_a_final_is_shown(
     for name in ("ends", "levels", "claims", "sizes", "prediction"):
         show_tables(final, name)
     shown = capsys.readouterr().out
-    for word in ("default / best solo", "central, 2 nodes", "Holm", "predicted", "1/"):
+    for word in ("default / best solo", "2 nodes", "Holm", "predicted", "1/"):
         assert word in shown
     show_picture(final, tmp_path / "frontier.png")
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
