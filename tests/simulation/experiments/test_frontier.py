@@ -162,7 +162,7 @@ def test_a_pilot_decides_and_a_final_is_shown(
 
     with pytest.raises(ConfigError, match="nothing is decided"):
         small("final").run()
-    pilot = small("pilot", "default", "solo-16x4-filter", "solo-8x4")
+    pilot = small("pilot", "default", "solo-8x4-filter", "solo-8x4")
     pilot.run()
     pilot.decide()
     choice = read_choices(tmp_path)["dense"]
