@@ -21,6 +21,7 @@ from swarm_node.simulation.experiments.frontier_arms import (
     CENTRAL,
     DEFAULT,
     GROUNDS,
+    PILOT_GROUPS,
     SIZE,
     SOLO,
     SUPERVISED,
@@ -50,7 +51,7 @@ from swarm_node.simulation.swarm import describe, simulate
 
 STAGES = ("pilot", "final")
 _SEEDS = {"pilot": "frontier-pilot", "final": "frontier"}
-PILOT_SEEDS = 2
+PILOT_SEEDS = 1
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,12 @@ class Frontier:
         """The arms of a stage, with the nodes of the swarm that they are held against."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
-            yield from ((rival, GROUNDS[regime].alone) for rival in SOLO)
+            whole = regime == "dense"
+            yield from (
+                (rival, GROUNDS[regime].alone)
+                for rival in SOLO
+                if whole or rival.own <= PILOT_GROUPS
+            )
             return
         if choice is None:
             raise ConfigError(f"nothing is decided for {regime}: --stage pilot, then --decide")

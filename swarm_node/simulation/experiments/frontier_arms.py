@@ -21,9 +21,11 @@ from swarm_node.simulation.scenario import Scenario
 #: Nodes of a swarm, and those of the swarm that arms are compared with.
 SIZES, SIZE = (2, 4, 8, 16, 32), 8
 GROUP = 4
-#: Answers that a solo arm makes at least, per update of the others: four times what a node of the
+#: Answers that a solo arm makes at least, per update of the others: three times what a node of the
 #: default swarm made when the plan was written, so that a third of them can be told.
-SOLO_ANSWERS = 72
+SOLO_ANSWERS = 45
+#: The largest batch of the solo arms that the pilots of all regimes but the dense one have.
+PILOT_GROUPS = 16
 #: Groups of its own past in a batch.
 PAST = 8
 #: Rows of a batch by rows: as many as the default's batch has answers.
