@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-Families = "binary_matrix,gcd,products", "calendar_arithmetic,letter_counting", "spell_backward"
+Families = "alphabet,doubling,initials", "largest,position", "removal"
 NodeStarter = Callable[..., Any]
 
 
