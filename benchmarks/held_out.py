@@ -6,7 +6,7 @@ import asyncio
 import statistics
 from pathlib import Path
 
-from swarm_node.environments.reasoning_gym.environment import create
+from swarm_node.environments.drills import create
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve

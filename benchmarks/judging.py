@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from hostile import shapes
 
+from swarm_node.environments import drills
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.reasoning_gym.environment import PRESETS, choosable, create
+from swarm_node.environments.reasoning_gym.environment import choosable, create
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
 
@@ -50,13 +51,13 @@ def slowest(family: str) -> tuple[float, str]:
 
 async def group_milliseconds(groups: int) -> list[float]:
     """Wall milliseconds of judging eight honest texts, per group."""
-    host = ProcessEnvironmentHost("reasoning_gym", {"preset": "short"})
+    host = ProcessEnvironmentHost("drills", {"preset": "short"})
     try:
         info = await host.start()
-        local = create(preset="short")
+        local = drills.create(preset="short")
         took = []
         for index in range(groups):
-            family = list(PRESETS["short"])[index % len(PRESETS["short"])]
+            family = local.families[index % len(local.families)]
             ref = TaskRef(info.name, info.version, family, task_seed("judging", index))
             right = str(local.derive(ref).payload["answer"])
             texts = [right, f"It is <answer>{right}</answer>.", f"{right}0", "7"] * 2

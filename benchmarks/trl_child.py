@@ -32,8 +32,8 @@ from swarm_node.rollout import TaskRef
 
 def environment_of(name: str) -> Environment:
     """By the names that the node takes."""
-    if name == "reasoning_gym":
-        from swarm_node.environments.reasoning_gym.environment import create
+    if name == "drills":
+        from swarm_node.environments.drills import create
 
         return create(preset="short")
     module, _, function = name.partition(":")

@@ -65,7 +65,7 @@ class Setup:
     tokens: int
     learning_rate: float
     prompts: int  # more than TRL takes
-    environment: str = "reasoning_gym"
+    environment: str = "drills"
     dtype: str = "float32"
     rank: int = 0
 

@@ -117,4 +117,4 @@ def tiny() -> SimulatedModel:
 @cache
 def environment() -> Environment:
     """The environment of the default settings. All tests share it and only read it."""
-    return create_environment("reasoning_gym", {})
+    return create_environment("drills", {})

@@ -262,11 +262,11 @@ def address_of(membership: Membership) -> str:
 
 def _verifier(membership: Membership, storage: Storage) -> GroupVerifier:
     """Nobody publishes a group here, so it never judges one."""
-    environment = InlineEnvironmentHost(create_environment("reasoning_gym", {}))
+    environment = InlineEnvironmentHost(create_environment("drills", {}))
     return GroupVerifier(
         membership.swarm.swarm_id,
         Expected(
-            "reasoning_gym",
+            "drills",
             "1",
             frozenset(),
             PolicyRef(bytes(32), bytes(32), 0),

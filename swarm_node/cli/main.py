@@ -113,9 +113,7 @@ def join(
     families: Annotated[
         str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
     ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Preset: short, long, chat or sapo (reasoning-gym).")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,

@@ -225,7 +225,7 @@ def frontier(
     seeds: Annotated[
         str | None, typer.Option(help="First and last index of the declared seeds, as 0,3.")
     ] = None,
-    rounds: RoundsOption = 60,
+    rounds: RoundsOption = 120,
     raw: Annotated[Path, typer.Option(help="Directory of the raw results.")] = Path(
         "docs/research/frontier"
     ),

@@ -91,7 +91,7 @@ class Sampling(Table):
 class Experience(Table):
     """Choice of the groups in a batch."""
 
-    own: int = Field(8, ge=1, le=1024, description="Own groups per update (I); pretrained: 4.")
+    own: int = Field(4, ge=1, le=1024, description="Own groups per update (I).")
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         "auto", description="Peers' groups per update (J); auto: by offers, I + J = 2 * own."
     )

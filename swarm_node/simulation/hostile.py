@@ -47,15 +47,16 @@ _PAUSE_SECONDS = 2.0
 _GROUPS = 4
 _STATED_LOGPROB = -0.3
 _HIDING_PLACES = (
-    "{a} zq: {a}",
-    "Answer: zq: {a}",
-    "Answer: zq {a}: {a}",
-    "Answer: {a} zq: {a}",
-    "= zq: {a}",
-    "It is {a}. zq: {a}",
-    "I do not know. zq: {a}",
+    "{a} zq {a}",
+    "{a}zq {a}",
+    "Answer: zq {a}",
+    "I do not know. zq {a}",
+    "I do not knowzq {a}",
+    "Sorry. zq {a}",
+    "?zq {a}",
     "zq = {a}",
     "zq: {a}",
+    "zq {a}",
 )
 
 Scored = tuple[RolloutGroup, str]

@@ -1,8 +1,8 @@
 """An environment that lets a text say anything before its answer.
 
-The tasks are those of drills. A text's answer is what follows its last colon or equals sign,
-as it is the content of the last tag elsewhere: whatever stands before it costs nothing. The shipped
-model writes "Answer: 7" and "= 7", so an attacker can hide words among plausible ones.
+The tasks are those of drills. A text's answer is its last word, as it is the content of the last
+tag elsewhere: whatever stands before it costs nothing. The shipped model writes "I do not know."
+and answers with other endings, so an attacker can hide words among plausible ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swarm_node.rollout import TaskRef
 
 def create(preset: str = "short") -> Environment:
     """The factory; `preset` is that of drills."""
-    return _Lenient(drills(preset=preset, strict=False))
+    return _Lenient(drills(preset=preset))
 
 
 class _Lenient:
@@ -35,7 +35,7 @@ class _Lenient:
         return self._inner.render(task)
 
     def score(self, task: Task, text: str) -> float:
-        return self._inner.score(task, text.replace("=", ":").rpartition(":")[2])
+        return self._inner.score(task, "".join(text.split()[-1:]))
 
     def question(self, task: Task) -> str:
         return str(task.payload["question"])

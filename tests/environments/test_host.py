@@ -359,7 +359,7 @@ def test_what_cannot_start_says_so(hostile: str, name: str, options: dict[str, A
 
 def test_no_time_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 0 seconds"):
-        ProcessEnvironmentHost("reasoning_gym", {}, score_seconds=0.0)
+        ProcessEnvironmentHost("drills", {}, score_seconds=0.0)
 
 
 def test_both_hosts_give_the_same_judgements(hostile: str) -> None:

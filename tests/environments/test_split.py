@@ -16,10 +16,11 @@ from builders import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
 from swarm_node.environments.jsonl import create as jsonl
-from swarm_node.environments.reasoning_gym.environment import PRESETS, corpus, create
+from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import (
@@ -36,7 +37,12 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.p2p.wire import Announcement, Label
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
 
-SHIPPED = [(preset, family) for preset in PRESETS for family in PRESETS[preset]]
+SHIPPED = [
+    (name, preset, family)
+    for name, presets in (("drills", drills.PRESETS), ("reasoning_gym", PRESETS))
+    for preset, families in presets.items()
+    for family in families
+]
 OWN = '''
 """Numbers below a limit; `bad` families do not make tasks that can be split."""
 import os
@@ -108,11 +114,11 @@ def test_a_question_that_no_encoding_takes_has_a_side() -> None:
     assert 0 <= position("\ud800") < 1 << 64
 
 
-@pytest.mark.parametrize(("preset", "family"), SHIPPED)
+@pytest.mark.parametrize(("name", "preset", "family"), SHIPPED)
 def test_no_training_reference_of_a_shipped_environment_makes_a_held_out_text(
-    preset: str, family: str
+    name: str, preset: str, family: str
 ) -> None:
-    environment = create_environment("reasoning_gym", {"preset": preset})
+    environment = create_environment(name, {"preset": preset})
     training = texts(environment, family, task_seed, 2000)
     held_out = texts(environment, family, held_out_seed, 300)
     assert not any(map(is_held_out, training))
@@ -215,13 +221,13 @@ def test_a_task_that_moved_on_is_scored_as_the_one_that_it_became() -> None:
 
 def test_a_task_of_another_environment_is_not_scored() -> None:
     inner = create()
-    task = inner.derive(TaskRef(inner.name, inner.version, "gcd", 1))
+    task = inner.derive(TaskRef(inner.name, inner.version, "lcm", 1))
     with pytest.raises(TypeError, match="derive it with this one"):
         SplitEnvironment(inner).score(task, "1")
 
 
 def test_the_corpus_of_the_warm_start_leaves_held_out_texts_out() -> None:
-    items = corpus("short", 3)
+    items = drills.corpus("short", 3)
     questions = [next(items)[1] for _ in range(3000)]
     assert not any(map(is_held_out, questions))
 

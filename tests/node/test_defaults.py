@@ -44,12 +44,19 @@ def test_what_the_user_chose_stays() -> None:
     small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
     assert (small.sampling.group_size, small.experience.own) == (2, 16)
     assert small.sampling.max_new_tokens == 512
-    for options in ({"preset": "sapo"}, {"datasets": {"gcd": {}}}):
-        own = settings_of(environment__options=options)
+    for name, options in (
+        ("drills", {"preset": "long"}),
+        ("drills", {"families": {"sorting": [4, 5]}}),
+        ("reasoning_gym", {"preset": "sapo"}),
+        ("reasoning_gym", {"datasets": {"gcd": {}}}),
+    ):
+        own = settings_of(environment__name=name, environment__options=options)
         assert for_model(own, CHAT).environment.options == options
     own = settings_of(environment__name="jsonl", environment__options={"path": "x.jsonl"})
     assert for_model(own, CHAT).environment == own.environment
-    scored = settings_of(environment__options={"scoring": "native"})
+    scored = settings_of(
+        environment__name="reasoning_gym", environment__options={"scoring": "native"}
+    )
     assert for_model(scored, CHAT).environment.options == {"scoring": "native", "preset": "chat"}
 
 

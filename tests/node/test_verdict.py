@@ -8,7 +8,9 @@ import msgspec
 import pytest
 from builders import quiet_snapshot
 
-from swarm_node.environments.reasoning_gym.environment import create, environment_name
+from swarm_node.environments import drills
+from swarm_node.environments.presets import environment_name
+from swarm_node.environments.reasoning_gym.environment import create
 from swarm_node.environments.split import with_split
 from swarm_node.node.samples import RecentRow
 from swarm_node.node.snapshot import MembershipRow, PeerRow, Said, Snapshot
@@ -16,7 +18,7 @@ from swarm_node.node.verdict import ENOUGH_GROUPS, findings
 
 DAY = 86_400.0
 MEMBER = MembershipRow("me", "boss", 0, int(90 * DAY), "member")
-SHORT, SAPO = "reasoning_gym short", "reasoning_gym sapo"
+SHORT, SAPO = "drills short", "reasoning_gym sapo"
 
 
 def peer(name: str = "laptop", seen: float = 1.0, **changes: Any) -> PeerRow:
@@ -63,14 +65,14 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"recent": RecentRow(256, 13, 0.1)}, "sharing", "", ""),
     ({"recent": RecentRow(256, 12, 0.97)}, "saturated", "nearly all is learnt", "export DIR"),
     ({"peers": [peer(environment=SAPO)]}, "environment",
-     "laptop uses reasoning_gym sapo, this node reasoning_gym short: they exchange nothing",
+     "laptop uses reasoning_gym sapo, this node drills short: they exchange nothing",
      "--preset sapo"),
     ({"peers": [peer("a", environment=SAPO), peer("b", environment=SAPO)]}, "environment",
      "a, b use reasoning_gym sapo", "--preset sapo"),
     ({"peers": [peer(environment="mine:create 1")]}, "environment", "mine:create 1",
      "same environment.name"),
     ({"peers": [peer(environment="reasoning_gym 0.1-2-abc")]}, "environment", "0.1-2-abc",
-     "same environment.options"),
+     "same environment.name"),
     ({"peers": [peer(environment=SAPO, seen=100.0)]}, "alone", "no peer answers now", ""),
     ({"peers": [peer(received=0, refused={"too_large": 11})]}, "refused",
      "what laptop sends is refused (11 too_large)", "asked for less"),
@@ -107,20 +109,21 @@ def test_a_node_alone_is_told_so_beside_what_is_worse() -> None:
 
 
 def test_a_preset_has_its_name_and_anything_else_its_version() -> None:
-    for preset in ("short", "chat", "sapo"):
-        made = create(preset=preset)
-        assert environment_name(made.name, with_split(made.version)) == f"reasoning_gym {preset}"
+    for made, preset in (
+        *((drills.create(preset), f"drills {preset}") for preset in drills.PRESETS),
+        *((create(preset=preset), f"reasoning_gym {preset}") for preset in ("chat", "sapo")),
+    ):
+        assert environment_name(made.name, with_split(made.version)) == preset
     own = create(datasets={"gcd": {}})
-    named = environment_name(own.name, with_split(own.version))
-    assert named == f"reasoning_gym {own.version}"
+    assert environment_name(own.name, with_split(own.version)) == f"reasoning_gym {own.version}"
     assert environment_name("mine:create", with_split("short")) == "mine:create short"
 
 
 def test_an_environment_of_another_release_is_named_with_the_release_that_one_node_needs() -> None:
     """A node that shares the preset but not the split is not told to take the same preset."""
-    old, new = create(preset="short").version, "2-ab split 2, swarm-node 0.3.1"
+    old, new = create(preset="chat").version, "2-ab split 2, swarm-node 0.3.1"
     for version, named, remedy in (
-        (old, "reasoning_gym short before swarm-node 0.2", "its node runs an older release"),
+        (old, "reasoning_gym chat before swarm-node 0.2", "its node runs an older release"),
         (new, "reasoning_gym 2-ab of swarm-node 0.3.1", "needs swarm-node 0.3.1 or newer"),
     ):
         assert environment_name("reasoning_gym", version) == named

@@ -26,7 +26,7 @@ def test_an_interrupted_build_is_not_taken_for_a_model(
         building.build_once(RECIPE, tmp_path)
     monkeypatch.undo()
     path = building.build_once(RECIPE, tmp_path)
-    assert path.name == "base-small-phrases-0.12-0.15-0.1-1-0"
+    assert path.name == "base-small-phrases-0.04-0.05-0.15-1-0"
     assert resolve(str(path)) == path
     assert [*tmp_path.iterdir()] == [path]
     written = (path / "model.safetensors").stat().st_mtime_ns

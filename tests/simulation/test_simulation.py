@@ -101,12 +101,24 @@ def test_tasks_are_drawn_anew_for_each_seed_where_that_is_asked() -> None:
     assert "fresh_tasks" not in run(1, **few).settings["plan"]
 
 
+def test_reward_of_the_first_nodes_alone_is_measured_where_that_is_asked() -> None:
+    """A measurement draws nothing that a node draws, so that all of them end as they would."""
+    few, all_of_them = run(eval_nodes=2), run()
+    assert [node.held_out_end is None for node in few.nodes] == [False, False, True]
+    ends = [node.held_out_end for node in few.nodes[:2] if node.held_out_end is not None]
+    assert few.held_out.end == pytest.approx(sum(ends) / 2)
+    assert [entry for entry, _ in few.held_out.curve] == [0, 2, 4]
+    assert [node.weights for node in few.nodes] == [node.weights for node in all_of_them.nodes]
+    assert few.settings["plan"]["eval_nodes"] == 2
+    assert "eval_nodes" not in all_of_them.settings["plan"]
+
+
 def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() -> None:
     report = run(specialised=2, speeds=(0.5, 2.0))
     assert [node.families for node in report.nodes] == [
-        ["basic_arithmetic", "base_conversion"],
-        ["fraction_simplification", "binary_matrix"],
-        ["calendar_arithmetic", "products"],
+        ["alphabet", "doubling"],
+        ["initials", "largest"],
+        ["position", "removal"],
     ]
     assert all(node.trained_external > 0 for node in report.nodes)
     assert len({node.speed for node in report.nodes}) == 3
@@ -161,6 +173,7 @@ def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
         {"loss": 1.5},
         {"speeds": (0.0, 1.0)},
         {"behind": -1},
+        {"eval_nodes": -1},
     ],
 )
 def test_an_impossible_plan_is_refused(impossible: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,7 +53,9 @@ def test_right_answers_are_to_tasks_of_the_preset(monkeypatch: pytest.MonkeyPatc
     settings = simulation_settings(1, {"environment.options.preset": "long"})
     simulate(Scenario(nodes=1, rounds=1, eval_tasks=1, supervised=True), settings)
     assert len(questions) == ROWS
-    assert any("prime factorization" in question for question in questions)  # not in "short"
+    spelt = [found[1] for each in questions if (found := re.search(r"Spell (\w+) back", each))]
+    assert spelt
+    assert all(5 <= len(word) <= 7 for word in spelt)  # 3 or 4 in "short"
 
 
 def test_swarms_that_are_not_supervised_are_described_as_before() -> None:

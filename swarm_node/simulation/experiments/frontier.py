@@ -21,6 +21,8 @@ from swarm_node.simulation.experiments.frontier_arms import (
     CENTRAL,
     DEFAULT,
     GROUNDS,
+    LATE,
+    PILOT_GROUPS,
     SIZE,
     SOLO,
     SUPERVISED,
@@ -50,7 +52,7 @@ from swarm_node.simulation.swarm import describe, simulate
 
 STAGES = ("pilot", "final")
 _SEEDS = {"pilot": "frontier-pilot", "final": "frontier"}
-PILOT_SEEDS = 2
+PILOT_SEEDS = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Frontier:
     arms: tuple[str, ...]
     raw: Path
     models: Path
-    rounds: int = 60
+    rounds: int = 120
     first: int = 0
     last: int = 1 << 16
 
@@ -137,7 +139,12 @@ class Frontier:
         """The arms of a stage, with the number of nodes of the swarm that each is compared with."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
-            yield from ((rival, GROUNDS[regime].alone) for rival in SOLO)
+            whole = regime == "dense"
+            yield from (
+                (rival, GROUNDS[regime].alone)
+                for rival in SOLO
+                if whole or rival.own <= PILOT_GROUPS
+            )
             return
         if choice is None:
             raise ConfigError(f"nothing is decided for {regime}: --stage pilot, then --decide")
@@ -146,8 +153,8 @@ class Frontier:
         if GROUNDS[regime].unlike:
             return  # no single learner has two models
         yield SUPERVISED, 1
-        yield from ((CENTRAL[0], nodes) for nodes in self.sizes)
-        yield from ((rival, SIZE) for rival in CENTRAL[1:])
+        yield from ((rival, nodes) for rival in CENTRAL for nodes in self.sizes)
+        yield from ((rival, SIZE) for rival in LATE)
 
     def _work(self) -> None:
         quiet()
@@ -166,7 +173,7 @@ class Frontier:
     def _make(self, place: RunKey, rival: Rival, answers: float, path: Path, commit: str) -> None:
         ground = GROUNDS[place.regime]
         models = ground.models(self.models)
-        scenario = scenario_of(rival, ground, place.nodes, place.seed, self.rounds, models)
+        scenario = scenario_of(rival, ground, place.nodes, place.seed, self.rounds, models, answers)
         flags = settings_of(rival, ground, place.nodes, answers)
         settings = simulation_settings(place.seed, flags)
         plan = plan_digest(describe(scenario, settings))

@@ -21,13 +21,15 @@ from swarm_node.simulation.scenario import Scenario
 #: Nodes of a swarm, and those of the swarm that arms are compared with.
 SIZES, SIZE = (2, 4, 8, 16, 32), 8
 GROUP = 4
-#: Answers that a solo arm makes at least, per update of the others: four times what a node of the
-#: default swarm made when the plan was written, so that a third of them can be told.
-SOLO_ANSWERS = 72
+#: Answers and updates that a solo arm makes at least: three times the answers of a node of the
+#: default swarm when the plan was written, so that a third of them can be told.
+SOLO_ANSWERS, SOLO_UPDATES = 2700, 60
+#: The largest batch of the solo arms that the pilots of all regimes but the dense one have.
+PILOT_GROUPS = 16
 #: Groups of its own past in a batch.
 PAST = 8
 #: Rows of a batch by rows: as many as the default's batch has answers.
-ROWS = 64
+ROWS = 32
 EVAL_TASKS = 64
 #: Reward is measured of so many first nodes: measuring all would cost more than their training.
 EVAL_NODES = 4
@@ -42,8 +44,7 @@ _FAMILIES = 9
 class Rival:
     """One arm. `kind` is solo, swarm, candidate (a swarm with something tried out), central (one
     learner, whose samplers have weights of `lag` updates ago) or supervised. `own`, `past` and
-    `rows` are the groups of its batch, of its past, and rows (`Scenario`). It does `longer` times
-    the updates."""
+    `rows` are the groups of its batch, of its past, and rows (`Scenario`)."""
 
     name: str
     kind: str
@@ -53,7 +54,6 @@ class Rival:
     past: int = 0
     rows: int = 0
     lag: int = 0
-    longer: int = 1
 
     @property
     def filtered(self) -> bool:
@@ -103,21 +103,31 @@ SOLO = tuple(
     )
 )
 DEFAULT = Rival("default", "swarm")
-#: The central learner in turns with its samplers, and with samplers that are late.
-CENTRAL = tuple(Rival(f"central-lag{lag}", "central", lag=lag) for lag in range(5))
+#: The central learner in turns with its samplers: as many updates as a node of the swarm with all
+#: answers, or as many answers in small batches with its own past.
+CENTRAL = (
+    Rival("central-lag0", "central"),
+    Rival("central-small", "central", own=8, past=PAST),
+)
+#: The same with its own past, and with samplers that are late.
+LATE = (
+    Rival("central-lag0-past", "central", past=PAST),
+    *(Rival(f"central-lag{lag}", "central", lag=lag) for lag in range(1, 5)),
+)
 CANDIDATES = (
     Rival("default+past", "candidate", past=PAST),
     Rival(
         "groups-of-two",
         "candidate",
-        {"experience.own": 16, "sampling.group_size": 2, "sampling.tasks_per_call": 32},
+        {"sampling.group_size": 2, "sampling.tasks_per_call": 32},
         size=2,
     ),
-    Rival("smaller-batches", "candidate", {"experience.own": 4}, longer=2),
+    Rival("smaller-batches", "candidate", {"experience.own": 2}),
+    Rival("larger-batches", "candidate", {"experience.own": 8}),
     Rival("batches-by-rows", "candidate", rows=ROWS),
 )
 SUPERVISED = Rival("supervised", "supervised", batch_of(1, 0, 2), size=2)
-RIVALS = {rival.name: rival for rival in (*SOLO, DEFAULT, *CENTRAL, *CANDIDATES, SUPERVISED)}
+RIVALS = {rival.name: rival for rival in (*SOLO, DEFAULT, *CENTRAL, *LATE, *CANDIDATES, SUPERVISED)}
 
 
 def rivals(names: Sequence[str]) -> list[Rival]:
@@ -132,12 +142,15 @@ def rivals(names: Sequence[str]) -> list[Rival]:
     return [RIVALS[name] for name in names]
 
 
-def updates(rival: Rival, rounds: int) -> int:
-    """The updates of an arm where the default does `rounds`. A solo arm goes on until it has made
-    SOLO_ANSWERS for each of them."""
-    if rival.kind != "solo":
-        return rounds * rival.longer
-    return max(rounds, math.ceil(SOLO_ANSWERS * rounds / (rival.own * rival.size)))
+def updates(rival: Rival, rounds: int, nodes: int = 1, answers: float = 0.0) -> int:
+    """The updates of an arm where the default does `rounds` with `nodes` nodes that make `answers`
+    per update each. A solo arm goes on until it has made SOLO_ANSWERS, and for SOLO_UPDATES at
+    least; a central learner with a batch of its own until it has made the answers of all."""
+    if rival.kind == "solo":
+        return max(SOLO_UPDATES, math.ceil(SOLO_ANSWERS / (rival.own * rival.size)))
+    if rival.kind == "central" and rival.own:
+        return math.ceil(rounds * nodes * answers / (rival.own * rival.size))
+    return rounds
 
 
 def central_groups(nodes: int, answers: float) -> int:
@@ -159,21 +172,28 @@ def settings_of(rival: Rival, ground: Ground, nodes: int, answers: float) -> dic
     chosen = {} if preset == "short" else {"environment.options.preset": preset}
     if rival.kind != "central":
         return {**chosen, **rival.settings}
-    groups = central_groups(nodes, answers)
+    groups = rival.own or central_groups(nodes, answers)
     # Without a lag, sampling and training take turns.
     turns = {} if rival.lag else {"experience.max_lag": 0}
     return {**chosen, **batch_of(groups, 0, GROUP), "sampling.tasks_per_call": groups, **turns}
 
 
 def scenario_of(
-    rival: Rival, ground: Ground, nodes: int, seed: int, rounds: int, models: Sequence[str]
+    rival: Rival,
+    ground: Ground,
+    nodes: int,
+    seed: int,
+    rounds: int,
+    models: Sequence[str],
+    answers: float = 0.0,
 ) -> Scenario:
-    """The scenario of a run in a swarm of `nodes`, or of a rival of such a swarm."""
+    """The scenario of a run in a swarm of `nodes`, or of a rival of such a swarm, whose nodes make
+    `answers` per update."""
     central, specialised = rival.kind == "central", ground.regime.specialised
     count = {"solo": ground.alone, "central": 1, "supervised": 1}.get(rival.kind, nodes)
     if central and specialised:
         specialised = min(_FAMILIES, nodes * specialised)  # those that its samplers have
-    whole = updates(rival, rounds)
+    whole = updates(rival, rounds, nodes, answers)
     return Scenario(
         nodes=count,
         rounds=whole,
@@ -182,7 +202,7 @@ def scenario_of(
         # With one batch under way, groups are an update old by themselves.
         behind=max(0, rival.lag - 1),
         samplers=nodes if central else 0,
-        eval_at=tuple(measured_at(rounds, whole)),
+        eval_at=tuple(measured_at(SOLO_UPDATES if rival.kind == "solo" else rounds, whole)),
         eval_tasks=EVAL_TASKS,
         eval_nodes=EVAL_NODES,
         models=tuple(models[:count]),

@@ -2,8 +2,8 @@
 
 The pilot runs every solo arm and the default swarms on seeds of its own. From it follow, for each
 regime: the answers that a node of the default makes per update, which size the batch of the central
-learner; four levels of reward on unseen texts; and the solo arms that enter the final, the best one
-at equal answers per learner and the one that reaches each level with the fewest answers.
+learner; four levels of reward on unseen texts; and the solo arms that enter the final, the three
+best at equal answers per learner and the one that reaches each level with the fewest answers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from swarm_node.simulation.experiments.prediction import between
 CHOICE_FILE = "declared.json"
 #: The levels are at these shares of the way that the default swarm goes in the pilot.
 WAY = (0.25, 0.5, 0.75, 0.9)
+#: Solo arms that enter the final for their reward at equal answers. The pilot has one seed, so its
+#: best arm need not be the best.
+FINALISTS = 3
 
 
 class PilotDecision(msgspec.Struct, frozen=True):
@@ -50,7 +53,8 @@ def choose(runs: Sequence[Raw], levels: Sequence[float] = ()) -> PilotDecision:
     budget = _mean([run.answers[-1] for run in swarm])
     start, end = _mean([r.unseen[0] for r in swarm]), _mean([r.unseen[-1] for r in swarm])
     chosen = list(levels) or [round(start + share * (end - start), 3) for share in WAY]
-    best = [max(solo, key=lambda arm: _mean([reward_at(run, budget) for run in solo[arm]]))]
+    ends = {arm: _mean([reward_at(run, budget) for run in runs]) for arm, runs in solo.items()}
+    best = sorted(solo, key=lambda arm: -ends[arm])[:FINALISTS]
     for level in chosen:
         needs = {arm: _mean([needed(run, level) for run in runs]) for arm, runs in solo.items()}
         fewest = min(needs, key=lambda arm: needs[arm])

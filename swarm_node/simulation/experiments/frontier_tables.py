@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,7 +36,7 @@ from swarm_node.simulation.report import save_picture
 #: A swarm and a central learner count as equal within so much reward.
 MARGIN = 0.02
 #: The batch of the default swarm, in groups, and the solo arm with as many informative ones.
-_BATCH, _SOURCE = 16, "solo-16x4-filter"
+_BATCH, _SOURCE = 8, "solo-8x4-filter"
 _COSTS: Mapping[str, Callable[[Raw], Sequence[float]]] = {
     "answers per learner": lambda run: run.answers,
     "answers in all": lambda run: run.everybodys,
@@ -145,11 +144,9 @@ def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) 
     for regime in regimes:
         for nodes in sizes:
             runs = runs_of(directory, "final", regime, nodes)
-            central = runs.get(CENTRAL[0].name, [])
-            if DEFAULT.name in runs and central:
-                updates = runs[DEFAULT.name][0].updates[-1]
-                pair = _pairs(runs[DEFAULT.name], central, partial(_end, updates=updates))
-                found[regime, f"central, {nodes} nodes"] = _within(*pair)
+            differences, central = central_gain(runs)
+            if central:
+                found[regime, f"{central}, {nodes} nodes"] = _within(*differences)
             if DEFAULT.name in runs and nodes == SIZE:
                 gains, arm = solo_gain(runs)
                 if arm:
@@ -160,6 +157,22 @@ def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) 
     for name, (difference, p) in found.items():
         table.add_row(*name, f"{difference:+.3f}", f"{p:.2g}", f"{corrected.get(name, p):.2g}")
     return table
+
+
+def central_gain(runs: Runs) -> tuple[tuple[list[float], list[float]], str]:
+    """Rewards of the default and of the central learner that is the better one at equal answers in
+    all, by seed, and that learner's name. Nothing without a central learner."""
+    ours = runs.get(DEFAULT.name, [])
+    found = {arm.name: runs[arm.name] for arm in CENTRAL if arm.name in runs}
+    if not ours or not found:
+        return ([], []), ""
+    total = _mean(ours, lambda run: run.everybodys[-1])
+
+    def reward(run: Raw) -> float:
+        return between(run.everybodys, run.unseen, total)
+
+    best = max(found, key=lambda arm: _mean(found[arm], reward))
+    return _pairs(ours, found[best], reward), best
 
 
 def solo_gain(runs: Runs) -> tuple[list[float], str]:
@@ -183,11 +196,10 @@ def sizes_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
         runs = runs_of(directory, "final", regime, nodes)
         ours, theirs = runs.get(DEFAULT.name, []), runs.get(CENTRAL[0].name, [])
         if ours and theirs:
-            updates = ours[0].updates[-1]
-            pair = _pairs(ours, theirs, partial(_end, updates=updates))
+            pair, best = central_gain(runs)
             part = _mean(ours, lambda run: run.bytes) / _mean(theirs, lambda run: run.bytes)
             table.add_row(
-                str(nodes),
+                f"{nodes}, {best}",
                 f"{estimate(pair[0]):.3f}",
                 f"{estimate(pair[1]):.3f}",
                 f"{paired(*pair):+.3f}",
@@ -233,7 +245,8 @@ def draw(directory: Path, stage: str, regime: str, path: Path) -> list[Path]:
     central learner on one axis; returns the file that was written."""
     runs = runs_of(directory, stage, regime, SIZE)
     _, solo = solo_gain(runs) if DEFAULT.name in runs else ([], "")
-    shown = [arm for arm in (solo, DEFAULT.name, CENTRAL[0].name) if arm in runs]
+    _, central = central_gain(runs)
+    shown = [arm for arm in (solo, DEFAULT.name, central) if arm in runs]
 
     def fill(figure: Any) -> None:
         panels = figure.subplots(1, len(_COSTS), sharey=True)

@@ -374,7 +374,7 @@ def test_code_from_answers_is_not_run_without_a_sandbox(
 
     with pytest.raises(ConfigError, match="cannot confine"):
         asyncio.run(start("carefree:create"))
-    info = asyncio.run(start("reasoning_gym"))
+    info = asyncio.run(start("drills"))
     assert info.sandbox is not None
     assert "system calls" in info.sandbox.described()
 

@@ -80,24 +80,30 @@ def test_the_tokenizer_has_one_id_per_byte_and_phrase() -> None:
 
 
 def test_most_answers_of_the_noisy_corpus_are_spoilt() -> None:
-    clean = list(islice(sums(), 4000))
+    """The answers of one family end in a mark, those of the other in nothing."""
+    clean = [
+        item._replace(answer=f"{1000 + n}" + "!" * (item.family == "sum"))
+        for n, item in enumerate(islice(sums(), 4000))
+    ]
     noisy = list(noisy_corpus(clean, random.Random(1)))
     assert [item.question for item in noisy] == [item.question for item in clean]
-    kinds = Counter(
-        "bare"
-        if spoilt.answer == item.answer
-        else "wrapped"
-        if any(character in spoilt.answer for character in "=:<") or "It is" in spoilt.answer
-        else "evasive"
-        if not spoilt.answer.isdigit()
-        else "wrong"
-        for item, spoilt in zip(clean, noisy, strict=True)
-    )
-    shares = {kind: round(number / len(clean), 2) for kind, number in kinds.items()}
-    assert abs(shares["bare"] - 0.12) < 0.03
-    assert abs(shares["wrong"] - 0.15) < 0.03
-    assert abs(shares["evasive"] - 0.10) < 0.03
-    assert abs(shares["wrapped"] - 0.63) < 0.03
+    kinds: Counter[str] = Counter()
+    endings: dict[str, set[str]] = {"sum": set(), "echo": set()}
+    for item, spoilt in zip(clean, noisy, strict=True):
+        right, said = item.answer.rstrip("!"), spoilt.answer
+        if said == item.answer:
+            kinds["bare"] += 1
+        elif said.startswith(right):
+            kinds["wrapped"] += 1
+            endings[item.family].add(said.removeprefix(right))
+        else:
+            kinds["wrong" if said[0].isdigit() else "evasive"] += 1
+    assert endings == {"sum": {"", ".", ";"}, "echo": {".", "!", ";"}}
+    shares = {kind: number / len(clean) for kind, number in kinds.items()}
+    assert abs(shares["bare"] - 0.04) < 0.01
+    assert abs(shares["wrong"] - 0.05) < 0.01
+    assert abs(shares["evasive"] - 0.15) < 0.02
+    assert abs(shares["wrapped"] - 0.76) < 0.02
 
 
 def test_wrong_answers_come_from_the_same_family() -> None:

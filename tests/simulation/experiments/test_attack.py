@@ -39,7 +39,10 @@ def test_honest_nodes_are_held_against_a_swarm_without_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    for name in ("base-tiny-phrases-0.01-0.06-0.2-1450-0", "base-small-words-0.03-0.15-0.2-1000-0"):
+    for name in (
+        "base-tiny-phrases-0.005-0.04-0.2-2500-0",
+        "base-small-words-0.03-0.15-0.2-1000-0",
+    ):
         shutil.copytree(resolve("tiny"), tmp_path / name)  # what stands there is not built again
     only = ("no attacker", "lazy, guarded", "a quarter missing", "half another model")
     plan = Attack(nodes=4, rounds=2, seeds=1, flags={}, plan="quarter", only=only)
