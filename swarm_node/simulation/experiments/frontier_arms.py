@@ -123,6 +123,7 @@ CANDIDATES = (
         size=2,
     ),
     Rival("smaller-batches", "candidate", {"experience.own": 2}),
+    Rival("smaller-batches+past", "candidate", {"experience.own": 2}, past=PAST),
     Rival("larger-batches", "candidate", {"experience.own": 8}),
     Rival("batches-by-rows", "candidate", rows=ROWS),
 )
