@@ -213,16 +213,18 @@ def test_a_batch_that_teaches_nothing_is_skipped_and_counted(tmp_path: Path) -> 
 
 
 def test_words_that_this_policy_would_hardly_say_count_against_their_author(tmp_path: Path) -> None:
+    question = "Spell abcd backward. End with a full stop."
+
     async def scenario(world: World) -> None:
         settings = small_settings(experience__external=2)
         life = Life(world, settings, world.parts(settings))
         await life.learner.start()
-        for author, right in (("poisoner", "zq zq 2"), ("honest", "2")):
+        for author, right in (("poisoner", "zq zq dcba."), ("honest", "dcba.")):
             life.shared.directory.meet(author, 0.0).standing.strikes = 3
-            codec, texts = tiny().codec, (right, "3")
+            codec, texts = tiny().codec, (right, "abcd.")
             answers = [completion([*codec.encode_answer(text), codec.eos_id]) for text in texts]
             group = verified(
-                author, author, completions=answers, prompt="What is 1 + 1?", policy=tiny().policy
+                author, author, completions=answers, prompt=question, policy=tiny().policy
             )
             assert life.shared.buffer.admit(replace(group, rewards=(1.0, 0.0)), 0) is None
         life.offer()
