@@ -34,7 +34,7 @@ from light_nodes import (
     virtual,
 )
 
-from swarm_node.node.home import Membership
+from swarm_node.node.home.home import Membership
 from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 

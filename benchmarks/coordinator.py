@@ -32,8 +32,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from coordinator_runs import authorization, found, sealed_report, swarm_file
 from swarm_keys import Swarm
 
-from swarm_node.node.home import Membership
-from swarm_node.p2p import coordinator_api as api
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.coordinator import coordinator_api as api
 
 _PEERS = 32
 _MINUTE = 60.0

@@ -141,7 +141,7 @@ async def at_work(
     directory: Path, shape: Any, settings: Any, found: Any, rows: int, arguments: argparse.Namespace
 ) -> tuple[list[Any], int]:
     """The results of the updates, and the most bytes that were taken meanwhile."""
-    from swarm_node.node.derive import cache_shape, trainer_settings
+    from swarm_node.node.start.derive import cache_shape, trainer_settings
     from swarm_node.policy.memory.footprint import PROMPT_TOKENS
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
     from swarm_node.policy.training.process import ProcessTrainer
@@ -188,7 +188,7 @@ async def at_work(
 def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     """The settings, and how `join` would use what is free here."""
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.fit import GpuMemory, fit, this_machine
+    from swarm_node.node.preflight.fit import GpuMemory, fit, this_machine
 
     chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
     settings = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.control import ControlClient
-from swarm_node.node.home import Home
-from swarm_node.node.snapshot import Snapshot
+from swarm_node.node.control.control import ControlClient
+from swarm_node.node.figures.snapshot import Snapshot
+from swarm_node.node.home.home import Home
 
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0

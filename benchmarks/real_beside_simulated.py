@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_node.demo import FAMILIES, DemoNode
-from swarm_node.node.home import Home
-from swarm_node.node.snapshot import Snapshot
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.figures.snapshot import Snapshot
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.simulation.experiments.prediction import between
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import progress_bar, simulation_settings

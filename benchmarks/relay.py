@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from reach_ends import SIZED, WHO, End
 from swarm_keys import Swarm
 
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.wire.identity import Identity
 
 AT_ONCE = 4
 PINGS = 100

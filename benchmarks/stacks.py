@@ -31,8 +31,8 @@ from typing import Any
 import structlog
 
 from swarm_node.clock import Clock
-from swarm_node.node.home import Membership
-from swarm_node.p2p.identity import Identity
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.simulation.seeded import EPOCH, Seeded
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
@@ -64,10 +64,10 @@ def make(stack: str, place: Path, identity: Identity, **settings: Any) -> Any:
     """A transport; the stack is imported here, so that a first start counts its imports."""
     settings = {"listen": LISTEN, "rng": random.Random(0), **settings}
     if stack == "libp2p":
-        from swarm_node.p2p.libp2p.transport import Libp2pTransport
+        from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 
         return Libp2pTransport(identity, **settings)
-    from swarm_node.p2p.hivemind.transport import HivemindTransport
+    from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 
     return HivemindTransport(
         identity,

@@ -39,7 +39,7 @@ from node_process import Memory, NodeProcess, cpu_seconds
 from real_shapes import make_model
 from safetensors.torch import save_file
 
-from swarm_node.node.snapshot import Snapshot
+from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.training.checkpoint import newest_valid, read

@@ -30,8 +30,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from page_server import CHROMIUM, FLAGS, peer, point, row, served, snapshot
 from playwright.sync_api import sync_playwright
 
-from swarm_node.node.control import ControlClient
-from swarm_node.node.home import Home
+from swarm_node.node.control.control import ControlClient
+from swarm_node.node.home.home import Home
 
 #: What a node keeps of a day: a row every 20 seconds.
 _DAY_ROWS = 86_400 // 20

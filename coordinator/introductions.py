@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from swarm_node.p2p.coordinator_api import MAX_INTRODUCED
-from swarm_node.p2p.members import MAX_HEAD_SECONDS
+from swarm_node.p2p.coordinator.coordinator_api import MAX_INTRODUCED
+from swarm_node.p2p.membership.members import MAX_HEAD_SECONDS
 
 CAPACITY: Final = 4096
 

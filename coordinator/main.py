@@ -67,7 +67,7 @@ def serve(
 ) -> None:
     """Run until Ctrl-C. It speaks HTTP: put a proxy with TLS before it."""
     from coordinator.server import Options, serve
-    from swarm_node.node.logs import set_up_logging
+    from swarm_node.node.home.logs import set_up_logging
 
     set_up_logging(False)
     options = Options(
@@ -101,7 +101,7 @@ def make_code(
     data: DataOption = _DATA,
 ) -> None:
     """Make a code, which is shown once."""
-    from swarm_node.p2p import coordinator_api as api
+    from swarm_node.p2p.coordinator import coordinator_api as api
 
     asked = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
     made = asyncio.run(_admin(data).make_code(asked))
@@ -143,7 +143,7 @@ def trust(
     data: DataOption = _DATA,
 ) -> None:
     """Show with whom the reputation begins, or replace them."""
-    from swarm_node.p2p import coordinator_api as api
+    from swarm_node.p2p.coordinator import coordinator_api as api
 
     client = _admin(data)
     change = bool(who) or clear

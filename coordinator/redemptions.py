@@ -8,8 +8,8 @@ from typing import Final
 
 from coordinator.store import Store
 from swarm_node.errors import Rejected, TicketError
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.ticket import parse_ticket
 
 _CODE_LETTERS: Final = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 _CODE_GROUPS, _CODE_GROUP = 4, 5

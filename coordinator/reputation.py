@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_node.p2p.coordinator_api import MAX_ROWS, Reputation, ReputationRow
+from swarm_node.p2p.coordinator.coordinator_api import MAX_ROWS, Reputation, ReputationRow
 
 #: The part of all trust that returns to the pre-trusted in each step.
 RETURN: Final = 0.2

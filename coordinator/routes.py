@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from swarm_node import __version__
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.wire import Counter
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.wire.wire import Counter
 from swarm_node.page.entrance import Key, Pass
 
 Who = Literal["anybody", "member", "admin"]

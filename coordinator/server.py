@@ -25,11 +25,11 @@ from coordinator.web import Api, CheckedRequest
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.durable import make_private, replace_private
 from swarm_node.errors import ConfigError, HomeError, Rejected
-from swarm_node.node.home import Home
-from swarm_node.node.issuers import tickets_of
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import SwarmInfo
+from swarm_node.node.home.home import Home
+from swarm_node.node.members.issuers import tickets_of
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.membership import SwarmInfo
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.page.entrance import Entrance
 from swarm_node.page.files import file_response, serve_file
 from swarm_node.page.listening import MAX_CONNECTIONS, MAX_OF_ADDRESS, Listening

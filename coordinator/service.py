@@ -20,9 +20,8 @@ from coordinator.reputation import in_turn, rated, trust
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.conduct import BLAMELESS
-from swarm_node.p2p.coordination import (
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.coordinator.coordination import (
     Finding,
     Report,
     SignedBatch,
@@ -31,12 +30,13 @@ from swarm_node.p2p.coordination import (
     open_call,
     open_report,
 )
-from swarm_node.p2p.credentials import Shelf
-from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.identity import Identity, peer_id_of
-from swarm_node.p2p.members import Keeper, Member, Members
-from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS, SwarmInfo
-from swarm_node.p2p.statements import verify_revocations
+from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.membership.credentials import Shelf
+from swarm_node.p2p.membership.members import Keeper, Member, Members
+from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS, SwarmInfo
+from swarm_node.p2p.membership.statements import verify_revocations
+from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
 #: Between two times that the database learns that a member is here.
 _STORE_SECONDS = 600.0

@@ -20,7 +20,7 @@ from typing import Final, ParamSpec, TypeVar
 import msgspec
 
 from swarm_node.errors import HomeError, Rejected
-from swarm_node.p2p.coordinator_api import MAX_BATCHES, CodeRow, HistoryRow
+from swarm_node.p2p.coordinator.coordinator_api import MAX_BATCHES, CodeRow, HistoryRow
 from swarm_node.schema import explain
 
 #: Reports of the past, batches, and members with a report that are kept.

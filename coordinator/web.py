@@ -24,11 +24,11 @@ from aiohttp import web
 from coordinator.routes import PLAIN, NoQuery, Route, aiohttp_path, openapi
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, SwarmNodeError
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.coordination import MAX_SHOWN_BYTES, MAX_TARGET_CHARS
-from swarm_node.p2p.gates import PeerGates, TokenBucket
-from swarm_node.p2p.members import Member
-from swarm_node.p2p.wire import printable
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.coordinator.coordination import MAX_SHOWN_BYTES, MAX_TARGET_CHARS
+from swarm_node.p2p.limits.gates import PeerGates, TokenBucket
+from swarm_node.p2p.membership.members import Member
+from swarm_node.p2p.wire.wire import printable
 from swarm_node.page.entrance import bearer
 from swarm_node.page.listening import site_of
 

@@ -29,11 +29,11 @@ from rich.table import Table
 from swarm_node.config import load_settings
 from swarm_node.environments.drills import PRESETS
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
-from swarm_node.node.control import ControlClient
-from swarm_node.node.fit import engine_of, this_machine
-from swarm_node.node.home import Home
-from swarm_node.node.snapshot import SCHEMA, EvalPoint, Snapshot
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.control.control import ControlClient
+from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, Snapshot
+from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.fit import engine_of, this_machine
+from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.simulation.report import save_json, save_picture
 
 FAMILIES = sorted(PRESETS["short"])

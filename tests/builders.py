@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from swarm_node.node.history import HistoryRow
-from swarm_node.node.snapshot import SCHEMA, GroupCounts, Snapshot
+from swarm_node.node.figures.history import HistoryRow
+from swarm_node.node.figures.snapshot import SCHEMA, GroupCounts, Snapshot
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.rollout import (
     Completion,

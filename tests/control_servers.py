@@ -9,8 +9,8 @@ from typing import Any
 
 from builders import quiet_snapshot
 
-from swarm_node.node.control import ControlServer
-from swarm_node.node.history import HistoryReport
+from swarm_node.node.control.control import ControlServer
+from swarm_node.node.figures.history import HistoryReport
 
 
 def control_server(file: Path, **changes: Any) -> ControlServer:

@@ -18,13 +18,13 @@ from swarm_keys import DAY, Swarm
 
 from coordinator.server import AdminAddress, Options, serve
 from swarm_node.clock import Clock
-from swarm_node.node.home import Home, Membership
-from swarm_node.node.issuers import make
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.coordination import Call, Finding, Report, show_call
-from swarm_node.p2p.envelope import Kind, seal
-from swarm_node.p2p.membership import SwarmInfo
-from swarm_node.p2p.wire import pack
+from swarm_node.node.home.home import Home, Membership
+from swarm_node.node.members.issuers import make
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.coordinator.coordination import Call, Finding, Report, show_call
+from swarm_node.p2p.membership.membership import SwarmInfo
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.wire import pack
 from swarm_node.simulation.seeded import EPOCH
 
 

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swarm_node.errors import RefusedError, TransportError
-from swarm_node.node.home import Home, Membership
-from swarm_node.p2p import wire
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.serving import HELLO, LIST, PULL
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.home.home import Home, Membership
+from swarm_node.p2p.exchange.serving import HELLO, LIST, PULL
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.wire import wire
 
 WORKERS = {"junk": 32, "leech": 4}
 REST_SECONDS = 5.0

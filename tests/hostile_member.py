@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from swarm_node.p2p.publishing import Publisher
+from swarm_node.p2p.exchange.publishing import Publisher
 from swarm_node.rollout import PolicyRef, RolloutGroup, VerifiedGroup
 
 FOREIGN = hashlib.sha256(b"another tokenizer").digest()

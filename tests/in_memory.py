@@ -13,9 +13,9 @@ from swarm_node.config import Settings, load_settings
 from swarm_node.environments.base import Environment
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
-from swarm_node.node.derive import trainer_settings
-from swarm_node.node.parts import Parts
-from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.node.loops.parts import Parts
+from swarm_node.node.start.derive import trainer_settings
+from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.simulation.models import SimulatedModel
 from swarm_node.simulation.paced import PacedSampler

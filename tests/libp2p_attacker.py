@@ -23,7 +23,7 @@ from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.stream_muxer.yamux.yamux import YAMUX_HEADER_FORMAT
 
-from swarm_node.p2p.libp2p.hardened import Link, Socket, make_upgrader, upgrade
+from swarm_node.p2p.transports.libp2p.hardened import Link, Socket, make_upgrader, upgrade
 
 SECONDS = 60.0
 MULTISTREAM = b"\x13/multistream/1.0.0\n"

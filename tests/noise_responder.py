@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.wire.identity import Identity
 
 
 class Responder:

@@ -13,10 +13,10 @@ from typing import Any
 from builders import quiet_snapshot
 from control_servers import control_server
 
-from swarm_node.node.control import ControlClient
-from swarm_node.node.history import HistoryReport, HistoryRow
-from swarm_node.node.samples import SampleRow
-from swarm_node.node.snapshot import EvalPoint, GroupCounts, PeerRow, Said, Snapshot
+from swarm_node.node.control.control import ControlClient
+from swarm_node.node.figures.history import HistoryReport, HistoryRow
+from swarm_node.node.figures.samples import SampleRow
+from swarm_node.node.figures.snapshot import EvalPoint, GroupCounts, PeerRow, Said, Snapshot
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [

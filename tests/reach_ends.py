@@ -11,11 +11,11 @@ from transports import SIZED, dial_stated, sized
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
-from swarm_node.p2p.budgets import Wants
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.limits.budgets import Wants
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 
 WHO = "/swarm-node/who/1"
 #: Nobody listens there.

@@ -13,13 +13,13 @@ from transports import SIZED, dial_stated, sized
 
 from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
-from swarm_node.node.home import Membership
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
-from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach import circuit
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
+from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 WHO = "/swarm-node/who/1"

@@ -20,8 +20,8 @@ from swarm_node.cli.live import node_view
 from swarm_node.cli.samples_view import samples_view
 from swarm_node.cli.status_view import status_view
 from swarm_node.cli.views import peers_view
-from swarm_node.node.samples import SamplesReport
-from swarm_node.node.snapshot import Snapshot
+from swarm_node.node.figures.samples import SamplesReport
+from swarm_node.node.figures.snapshot import Snapshot
 
 PLACE = Path(__file__).with_name("cli") / "screens"
 WIDTHS = (60, 80, 120, 200)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from swarm_node.node.home import Membership
-from swarm_node.p2p import wire
-from swarm_node.p2p.envelope import Kind, seal
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import Chain, SwarmInfo, create_swarm, issue_issuer, issue_member
-from swarm_node.p2p.stewards import Signer
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.membership.membership import (
+    Chain,
+    SwarmInfo,
+    create_swarm,
+    issue_issuer,
+    issue_member,
+)
+from swarm_node.p2p.membership.stewards import Signer
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.simulation.seeded import EPOCH
 
 DAY = 86_400

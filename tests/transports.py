@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 
-from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.reach.transport import ReachingTransport
-from swarm_node.p2p.transport import Transport
+from swarm_node.p2p.wire.transport import Transport
 
 ECHO = "/swarm-node/echo/1"
 SIZED = "/swarm-node/sized/1"

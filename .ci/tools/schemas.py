@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from swarm_node.config.reloading import Reloaded
-from swarm_node.node.history import HistoryReport
-from swarm_node.node.samples import SamplesReport
-from swarm_node.node.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.figures.history import HistoryReport
+from swarm_node.node.figures.samples import SamplesReport
+from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, Snapshot
 
 PLACE = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 #: File name -> what it describes.

@@ -28,7 +28,7 @@ def backup(
     as this node, and as the swarm's owner if root.key is in it: keep it as you would keep a
     password. `swarm-node restore FILE` makes a home of it.
     """
-    from swarm_node.node.backup import back_up
+    from swarm_node.node.home.backup import back_up
 
     place, newest = chosen_home(home), None
     if checkpoint:
@@ -54,7 +54,7 @@ def restore(
     would sign as the same peer.
     """
     from swarm_node.cli.members import date_of
-    from swarm_node.node.backup import restore as restore_home
+    from swarm_node.node.home.backup import restore as restore_home
 
     place = chosen_home(home)
     made = restore_home(place, file).made

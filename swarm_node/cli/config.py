@@ -31,7 +31,7 @@ def config(
         return
     from swarm_node.cli.config_view import config_rows, config_view, explain_settings
     from swarm_node.config import parse_assignments
-    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.figures.snapshot import SCHEMA
 
     keys = explain_settings(parse_assignments(assign or []), config=file)
     listed = {"schema": SCHEMA, "settings": config_rows(keys)}

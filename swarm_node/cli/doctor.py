@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swarm_node.config import Settings
-    from swarm_node.node.doctor import Finding
+    from swarm_node.node.preflight.doctor import Finding
 
 _SCHEMA = 1
 _OF_NETWORK = {"port", "clock", "ticket", "membership"}
@@ -56,7 +56,7 @@ def doctor(
     tried.
     """
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.join import with_ticket
+    from swarm_node.node.start.join import with_ticket
 
     flags = {
         "home": home,
@@ -91,17 +91,17 @@ def find(settings: Settings) -> list[Finding]:
         HomeError: the home cannot be used.
     """
     from swarm_node.cli.plan import shape_of
-    from swarm_node.node.defaults import for_model
-    from swarm_node.node.doctor import Finding, examine
-    from swarm_node.node.facts import gather
-    from swarm_node.node.home import Home
-    from swarm_node.node.join import ticket_text
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.preflight.defaults import for_model
+    from swarm_node.node.preflight.doctor import Finding, examine
+    from swarm_node.node.preflight.facts import gather
+    from swarm_node.node.start.join import ticket_text
     from swarm_node.policy.models.hub import hub_model
 
     home = Home(settings.home)
     home.check()
     if home.checkpoints.exists():
-        from swarm_node.node.derive import resumed  # imports torch
+        from swarm_node.node.start.derive import resumed  # imports torch
 
         settings = resumed(settings, home.checkpoints)
     shape, wrong = None, []
@@ -122,9 +122,9 @@ def find(settings: Settings) -> list[Finding]:
 def find_reach(settings: Settings) -> list[Finding]:
     """Report the running node's reachability from what it knows. Empty if no running node says
     so."""
-    from swarm_node.node.control import ControlClient
-    from swarm_node.node.home import Home
-    from swarm_node.node.network import judge_reach
+    from swarm_node.node.control.control import ControlClient
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.preflight.network import judge_reach
 
     home = Home(settings.home)
     if not home.in_use():
@@ -143,11 +143,11 @@ def find_network(settings: Settings) -> list[Finding]:
     Raises:
         SwarmNodeError: the running node cannot say; the ticket cannot be read.
     """
-    from swarm_node.node.control import ControlClient
-    from swarm_node.node.home import Home
-    from swarm_node.node.join import ticket_text
-    from swarm_node.node.network import judge_addresses, judge_network, try_addresses
-    from swarm_node.p2p.ticket import parse_ticket
+    from swarm_node.node.control.control import ControlClient
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
+    from swarm_node.node.start.join import ticket_text
+    from swarm_node.p2p.membership.ticket import parse_ticket
 
     home = Home(settings.home)
     if home.in_use():

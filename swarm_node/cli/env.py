@@ -39,9 +39,9 @@ def check(
     """
     from swarm_node.cli.home import show
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.defaults import for_model
-    from swarm_node.node.env_check import check_environment
-    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.preflight.defaults import for_model
+    from swarm_node.node.preflight.env_check import check_environment
     from swarm_node.policy.models.config import Qwen2Config
     from swarm_node.policy.models.model import resolve
 

@@ -46,7 +46,7 @@ def export(
     The node may be running. A new repository of --push is private.
     """
     from swarm_node.config import load_settings
-    from swarm_node.node.home import Home
+    from swarm_node.node.home.home import Home
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.training.export import (
         check_hub,
@@ -126,8 +126,8 @@ def model_card(
 def _progress(extra: Mapping[str, Any]) -> list[str]:
     import msgspec
 
-    from swarm_node.node.curve import OLD_GROUND, parted
-    from swarm_node.node.snapshot import Saved
+    from swarm_node.node.figures.curve import OLD_GROUND, parted
+    from swarm_node.node.figures.snapshot import Saved
 
     try:
         saved = Saved.read(extra)

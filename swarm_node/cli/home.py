@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from swarm_node.node.home import Home
+    from swarm_node.node.home.home import Home
 
 
 def chosen_home(home: Path | None) -> Home:
     """The home that an option names, or else the default one."""
     from swarm_node.config import default_home
-    from swarm_node.node.home import Home
+    from swarm_node.node.home.home import Home
 
     return Home(home or default_home())
 
@@ -28,7 +28,7 @@ def ask(home: Path | None, question: Callable[[Any], Any]) -> Any:
     Raises:
         NotRunningError: there is none.
     """
-    from swarm_node.node.control import ControlClient
+    from swarm_node.node.control.control import ControlClient
 
     return asyncio.run(question(ControlClient(chosen_home(home).control_file)))
 

@@ -47,8 +47,8 @@ def make_issuer(
 
     swarm-node issuer make --name hq --tickets 20 --out hq.issuer
     """
-    from swarm_node.node.admitting import note_issuer_file
-    from swarm_node.node.issuers import make
+    from swarm_node.node.members.admitting import note_issuer_file
+    from swarm_node.node.members.issuers import make
 
     place, seconds = chosen_home(home), seconds_of(expires, _LONGEST)
     made = make(
@@ -86,8 +86,8 @@ def use_issuer(
     `invite` then hands out its tickets, and the running node renews members. A home that belongs to
     no swarm yet joins with the first ticket.
     """
-    from swarm_node.node.admitting import admissions
-    from swarm_node.node.issuers import use
+    from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.issuers import use
 
     place = chosen_home(home)
     known = [made.issuer_key for made in admissions(place).entries() if made.given]

@@ -20,9 +20,9 @@ from rich.text import Text
 from swarm_node.cli.samples_view import samples_view
 from swarm_node.cli.status_view import course, figures_view, findings_view
 from swarm_node.cli.views import peers_view, plain, short, span
-from swarm_node.node.first_lines import Line
-from swarm_node.node.screen import Screen, end_text
-from swarm_node.node.snapshot import Ended, Snapshot
+from swarm_node.node.figures.snapshot import Ended, Snapshot
+from swarm_node.node.preflight.first_lines import Line
+from swarm_node.node.start.screen import Screen, end_text
 
 _REFRESH_SECONDS = 1.0
 _KEYS = "\\[q]uit \\[p]eers \\[s]amples"

@@ -138,7 +138,7 @@ def join(
     """
     from swarm_node.cli.live import live_screen
     from swarm_node.config import Sources, parse_assignments
-    from swarm_node.node.join import join_swarm
+    from swarm_node.node.start.join import join_swarm
 
     flags: dict[str, Any] = {
         "home": home,
@@ -226,8 +226,8 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
     `--json` has whole ids, addresses and every field.
     """
     from swarm_node.cli.views import peers_view
-    from swarm_node.node.admitting import admissions
-    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.members.admitting import admissions
 
     snapshot = ask(home, lambda client: client.status())
     names = {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
@@ -246,7 +246,7 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
     import msgspec
 
     from swarm_node.cli.views import eval_view
-    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.figures.snapshot import SCHEMA
 
     point = ask(home, lambda client: client.evaluate())
     listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
@@ -256,7 +256,7 @@ def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
 @app.command(rich_help_panel=_BASIC)
 def stop(home: HomeOption = None) -> None:
     """Stop the running node: it stores a checkpoint and leaves."""
-    from swarm_node.node.control import ControlClient
+    from swarm_node.node.control.control import ControlClient
 
     place = chosen_home(home)
     client = ControlClient(place.control_file)
@@ -273,7 +273,7 @@ def stop(home: HomeOption = None) -> None:
 def losses(json: JsonOption = False) -> None:
     """List the losses and advantages that can be chosen, each with its source."""
     from swarm_node.cli.views import choices_rows, choices_view
-    from swarm_node.node.snapshot import SCHEMA
+    from swarm_node.node.figures.snapshot import SCHEMA
 
     show(json, {"schema": SCHEMA, **choices_rows()}, choices_view)
 

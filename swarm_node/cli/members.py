@@ -17,10 +17,10 @@ from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import ConfigError, NotRunningError, TicketError
 
 if TYPE_CHECKING:
-    from swarm_node.node.admitting import Invitation
-    from swarm_node.node.home import Home
-    from swarm_node.node.ledger import Admission
-    from swarm_node.node.snapshot import PeerRow
+    from swarm_node.node.figures.snapshot import PeerRow
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.members.admitting import Invitation
+    from swarm_node.node.members.ledger import Admission
 
 DAY = 86_400
 _UNITS = {"m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
@@ -91,7 +91,7 @@ def _addresses(address: list[str] | None, coordinator: str | None, home: Path | 
     here."""
     if coordinator is None:
         return address or _own_addresses(home)
-    from swarm_node.p2p.addresses import coordinator_address
+    from swarm_node.p2p.addresses.addresses import coordinator_address
 
     try:
         own = address or _own_addresses(home)
@@ -112,7 +112,7 @@ def _admit(
     member_days: int | None,
 ) -> Invitation:
     """A ticket by root.key, or from an issuer file, which has decided the rest."""
-    from swarm_node.node import admitting
+    from swarm_node.node.members import admitting
 
     if home.is_owner:
         return admitting.invite(
@@ -170,10 +170,10 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     none any more. The end of a peer id is enough to name it to `revoke` and `ban`.
     """
     from swarm_node.cli.members_view import members_view, ticket_rows
-    from swarm_node.node.admitting import admissions
-    from swarm_node.node.bans import ban_ledger
-    from swarm_node.node.snapshot import SCHEMA
-    from swarm_node.node.stewardship import revoked
+    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.bans import ban_ledger
+    from swarm_node.node.members.stewardship import revoked
 
     place = chosen_home(home)
     swarm, bans, held = place.swarm(), ban_ledger(place).entries(), revoked(place)
@@ -214,9 +214,9 @@ def revoke(
     taken back, but a new ticket admits the person again. Whom you expel still knows the swarm's
     secret: `swarm-node rotate-secret` replaces it.
     """
-    from swarm_node.node.admitting import admissions
-    from swarm_node.node.people import keys_of, whom
-    from swarm_node.node.stewardship import revoke as expel
+    from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.people import keys_of, whom
+    from swarm_node.node.members.stewardship import revoke as expel
 
     if anew and not stolen_steward:
         raise ConfigError("--anew is for --stolen-steward only: nobody else makes lists anew")
@@ -236,7 +236,7 @@ def rotate_secret(home: HomeOption = None) -> None:
     gets it when it reaches a member. Tickets that nobody has used yet still work where one of their
     addresses answers.
     """
-    from swarm_node.node.stewardship import rotate_secret as rotate
+    from swarm_node.node.members.stewardship import rotate_secret as rotate
 
     place = chosen_home(home)
     number = rotate(place, time.time())
@@ -259,9 +259,9 @@ def ban(who: WhoArgument, home: HomeOption = None) -> None:
     Only this node does, and only until `swarm-node unban`. A running node obeys at once. To expel
     somebody from the whole swarm, the owner runs `swarm-node revoke`.
     """
-    from swarm_node.node.admitting import admissions
-    from swarm_node.node.bans import add
-    from swarm_node.node.people import whom
+    from swarm_node.node.members.admitting import admissions
+    from swarm_node.node.members.bans import add
+    from swarm_node.node.members.people import whom
 
     place = chosen_home(home)
     meant = whom(who, admissions(place).entries(), _met(home) or [])
@@ -272,7 +272,7 @@ def ban(who: WhoArgument, home: HomeOption = None) -> None:
 
 def unban(who: WhoArgument, home: HomeOption = None) -> None:
     """End a ban. A running node asks and answers the member again, at once."""
-    from swarm_node.node.bans import remove
+    from swarm_node.node.members.bans import remove
 
     remove(chosen_home(home), who)
     typer.echo(f"{who} is no longer banned here.")
@@ -329,6 +329,6 @@ def _own_addresses(home: Path | None) -> list[str]:
 def dialled_first(addresses: list[str]) -> list[str]:
     """Choose up to eight of a node's addresses for a ticket. Relay addresses come first, for
     newcomers that cannot dial the node directly."""
-    from swarm_node.p2p.reach import circuit
+    from swarm_node.p2p.addresses import circuit
 
     return circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))[:8]

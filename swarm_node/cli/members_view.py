@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views import day_of, plain, short, standing
-from swarm_node.node.ledger import Admission, Ban
-from swarm_node.node.snapshot import PeerRow
+from swarm_node.node.figures.snapshot import PeerRow
+from swarm_node.node.members.ledger import Admission, Ban
 
 
 class TicketRow(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from swarm_node.errors import ConfigError, ModelError
 if TYPE_CHECKING:
     from swarm_node.cli.plan_view import PlannedCard
     from swarm_node.config import Settings
-    from swarm_node.node.fit import Machine
+    from swarm_node.node.preflight.fit import Machine
     from swarm_node.policy.models.config import Qwen2Config
 
 CARDS = (8, 12, 16, 24, 80)
@@ -62,8 +62,8 @@ def plan(
     """
     from swarm_node.cli.plan_view import PlannedCard
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.defaults import for_model
-    from swarm_node.node.fit import engine_of, job_of
+    from swarm_node.node.preflight.defaults import for_model
+    from swarm_node.node.preflight.fit import engine_of, job_of
 
     flags = {"model": model, **parse_assignments(assign or [])}
     settings = load_settings(flags, config=config)
@@ -159,7 +159,7 @@ def _plain(name: str, shape: Qwen2Config, cards: Sequence[PlannedCard]) -> dict[
 
 def _machines(settings: Settings, vram: str | None) -> list[Machine]:
     """The machine to plan for: a card of `vram`, this machine, or, without a GPU, several cards."""
-    from swarm_node.node.fit import card, gpu_memory, this_machine
+    from swarm_node.node.preflight.fit import card, gpu_memory, this_machine
 
     if vram is not None:
         return [card(settings, parse_vram(vram))]

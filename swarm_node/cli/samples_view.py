@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views import plain, short
-from swarm_node.node.samples import SampleRow
-from swarm_node.node.snapshot import PeerRow
+from swarm_node.node.figures.samples import SampleRow
+from swarm_node.node.figures.snapshot import PeerRow
 
 
 def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> RenderableType:

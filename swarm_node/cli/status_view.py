@@ -9,8 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
-from swarm_node.node.curve import BY_SEED, OLD_GROUND, parted
-from swarm_node.node.snapshot import CoordinatorRow, EvalPoint, MembershipRow, Said, Snapshot
+from swarm_node.node.figures.curve import BY_SEED, OLD_GROUND, parted
+from swarm_node.node.figures.snapshot import (
+    CoordinatorRow,
+    EvalPoint,
+    MembershipRow,
+    Said,
+    Snapshot,
+)
 
 #: The sign and the colour of a finding, by its level.
 SIGNS = {"good": ("●", "green"), "warning": ("▲", "yellow"), "bad": ("✗", "red")}

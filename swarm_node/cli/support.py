@@ -25,7 +25,7 @@ from swarm_node.cli.options import ConfigOption, HomeOption
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 
 if TYPE_CHECKING:
-    from swarm_node.node.home import Home
+    from swarm_node.node.home.home import Home
 
 _LINES: Final = 5000
 _PACKAGES: Final = (
@@ -126,7 +126,7 @@ def _status(place: Home) -> Any:
 
     import msgspec
 
-    from swarm_node.node.control import ControlClient
+    from swarm_node.node.control.control import ControlClient
 
     try:
         snapshot = asyncio.run(ControlClient(place.control_file).status())
@@ -188,7 +188,7 @@ def _notations(secret: bytes) -> Iterable[bytes]:
 
 def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
     """A part without these secrets, without tickets, and without the name of this user's home."""
-    from swarm_node.p2p.ticket import PREFIX
+    from swarm_node.p2p.membership.ticket import PREFIX
 
     for secret in secrets:
         part = part.replace(secret, _GONE)

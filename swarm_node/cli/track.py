@@ -21,8 +21,8 @@ from swarm_node.durable import replace_private
 from swarm_node.errors import HomeError
 
 if TYPE_CHECKING:
-    from swarm_node.node.history import HistoryRow
-    from swarm_node.node.home import Home
+    from swarm_node.node.figures.history import HistoryRow
+    from swarm_node.node.home.home import Home
 
 _POLL_SECONDS: Final = 5.0
 _PROJECT: Final = "swarm-node"
@@ -149,7 +149,7 @@ def figures(row: HistoryRow) -> dict[str, float]:
 
 def _rows(place: Home, mark: Path, once: bool) -> Iterator[HistoryRow]:
     """Yield the rows that were not passed on yet, as they come; then store `mark`."""
-    from swarm_node.node.history import MetricsFile
+    from swarm_node.node.figures.history import MetricsFile
 
     metrics, size = MetricsFile(place.metrics), -1
     try:

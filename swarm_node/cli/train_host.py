@@ -27,8 +27,8 @@ def train_host(
     """
     from swarm_node.config import load_settings
     from swarm_node.errors import ConfigError
-    from swarm_node.node.home import Home
-    from swarm_node.p2p.identity import Identity
+    from swarm_node.node.home.home import Home
+    from swarm_node.p2p.wire.identity import Identity
     from swarm_node.policy.models.model import policy_digests, resolve
     from swarm_node.policy.training.attending import Attendant
 

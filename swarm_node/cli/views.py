@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.snapshot import EvalPoint, PeerRow, Snapshot
+from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Snapshot
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 
 _CHOICES: Mapping[str, Mapping[Any, Choice]] = {

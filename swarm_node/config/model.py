@@ -10,7 +10,7 @@ from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr
 from pydantic.fields import FieldInfo
 
-from swarm_node.p2p.addresses import COORDINATOR_URL
+from swarm_node.p2p.addresses.addresses import COORDINATOR_URL
 from swarm_node.policy.choices import AdvantageName, LossName
 from swarm_node.policy.placement import DEVICE, HOSTS, DtypeName, OptimizerName
 

@@ -1,1 +1,5 @@
-"""One running node: its loops, what they are built of, and what it shows."""
+"""One running node.
+
+Rooms, from the top: `start`; `control` and `preflight`; `loops` and `members`; `home` and
+`figures`. A room imports only rooms of lower floors.
+"""

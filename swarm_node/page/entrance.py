@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from swarm_node.p2p.recent import Recent
+from swarm_node.recent import Recent
 
 _KEY_SECONDS: Final = 60.0
 _MOST_KEYS: Final = 16

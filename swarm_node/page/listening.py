@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.log import server_logger
 
 from swarm_node.errors import MachineError
-from swarm_node.p2p.internet import site
+from swarm_node.p2p.addresses.internet import site
 
 #: Connections at once: in all, and of one address.
 MAX_CONNECTIONS: Final = 1024

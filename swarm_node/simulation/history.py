@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_node.node.snapshot import EvalPoint
-from swarm_node.p2p.verify import restored_group
+from swarm_node.node.figures.snapshot import EvalPoint
+from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
 

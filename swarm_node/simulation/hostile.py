@@ -19,11 +19,11 @@ import numpy as np
 from swarm_node.environments.base import Environment
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
-from swarm_node.node.node import Node
-from swarm_node.node.work import Work
-from swarm_node.p2p.gates import LARGER
-from swarm_node.p2p.publishing import Publisher
-from swarm_node.p2p.verify import restored_group
+from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.work import Work
+from swarm_node.p2p.exchange.publishing import Publisher
+from swarm_node.p2p.exchange.verify import restored_group
+from swarm_node.p2p.limits.gates import LARGER
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.qwen2 import Qwen2
 from swarm_node.policy.training.logprobs import completion_logprobs

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.snapshot import SCHEMA
+from swarm_node.node.figures.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
 #: Number of a node's last own groups that show its answers at the end.

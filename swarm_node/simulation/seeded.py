@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import random
 
-from swarm_node.node.home import Membership
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import create_swarm, issue_issuer, issue_member
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.membership.membership import create_swarm, issue_issuer, issue_member
+from swarm_node.p2p.wire.identity import Identity
 
 #: Unix seconds at which every simulation begins: 2023-11-14 22:13:20 UTC.
 EPOCH = 1_700_000_000

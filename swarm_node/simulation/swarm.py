@@ -1,8 +1,8 @@
 """Builds a swarm of real nodes around simulated parts and lets it live through some rounds.
 
-`swarm_node.node.assembly` makes each node, as it makes a real one. The parts are simulated: an
-in-memory transport, a trainer and a sampler that compute inline, and a database of the node's own
-in shared memory. All nodes share one environment, which they only read. The nodes of one model
+`swarm_node.node.start.assembly` makes each node, as it makes a real one. The parts are simulated:
+an in-memory transport, a trainer and a sampler that compute inline, and a database of the node's
+own in shared memory. All nodes share one environment, which they only read. The nodes of one model
 share its codec and its probe (`SimulatedModel`).
 
 A node's sampler and trainer keep separate models, as in a real node: the sampler uses version v
@@ -29,14 +29,14 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import SPLIT
-from swarm_node.node.assembly import assemble
-from swarm_node.node.derive import trainer_settings
-from swarm_node.node.evaluation import Evaluator
-from swarm_node.node.home import Membership
-from swarm_node.node.node import Node
-from swarm_node.node.parts import Parts, Timing
-from swarm_node.node.snapshot import EvalPoint
-from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.node.figures.snapshot import EvalPoint
+from swarm_node.node.home.home import Membership
+from swarm_node.node.loops.evaluation import Evaluator
+from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.parts import Parts, Timing
+from swarm_node.node.start.assembly import assemble
+from swarm_node.node.start.derive import trainer_settings
+from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.building import tiny_corpus

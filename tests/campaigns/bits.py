@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from swarm_node.errors import Rejected, TicketError
-from swarm_node.p2p.envelope import Kind, open_sealed, seal
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import SwarmInfo, verify_chain
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.p2p.membership.membership import SwarmInfo, verify_chain
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.identity import Identity
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 #: Longer vectors are 64 KiB of one byte.

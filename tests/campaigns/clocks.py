@@ -22,8 +22,8 @@ import structlog
 from in_memory import World, small_settings
 
 from swarm_node.clock import Clock
-from swarm_node.node.assembly import assemble
-from swarm_node.node.node import Node
+from swarm_node.node.loops.node import Node
+from swarm_node.node.start.assembly import assemble
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage

@@ -21,9 +21,9 @@ from campaigns.kill_child import NOW, state
 from campaigns.power import Recorder
 
 from swarm_node.durable import LEFTOVERS, create_private, replace_private
-from swarm_node.node.home import Home
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.training import checkpoint
 
 

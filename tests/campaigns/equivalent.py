@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 EQUIVALENT: dict[str, str] = {
-    'p2p/frames.py Reply.unwrap: check_size("reply", len(self.payload), limit)': (
+    'p2p/wire/frames.py Reply.unwrap: check_size("reply", len(self.payload), limit)': (
         "both callers check the stated length before they take the payload"
     ),
-    "p2p/envelope.py _Outer.type: 64": "it is compared with the kind",
-    "p2p/envelope.py _Outer.body: MAX_SEALED_BYTES": "unpack has the same limit for the whole",
-    "p2p/envelope.py _Outer.key: 32": "the canonical encoding has no other length",
-    "p2p/envelope.py _Outer.signature: 64": "the canonical encoding has no other length",
-    "p2p/hivemind/records.py HeartbeatRecords._bounded: len(record.subkey) <= _MAX_SUBKEY_BYTES": (
-        "a peer id has one form, which is shorter"
-    ),
-    "p2p/verify.py GroupVerifier._open: self.seen(offer.author, header.epoch, header.seq)": (
+    "p2p/wire/envelope.py _Outer.type: 64": "it is compared with the kind",
+    "p2p/wire/envelope.py _Outer.body: MAX_SEALED_BYTES": "unpack has the same limit for the whole",
+    "p2p/wire/envelope.py _Outer.key: 32": "the canonical encoding has no other length",
+    "p2p/wire/envelope.py _Outer.signature: 64": "the canonical encoding has no other length",
+    "p2p/transports/hivemind/records.py HeartbeatRecords._bounded: "
+    "len(record.subkey) <= _MAX_SUBKEY_BYTES": ("a peer id has one form, which is shorter"),
+    "p2p/exchange/verify.py GroupVerifier._open: "
+    "self.seen(offer.author, header.epoch, header.seq)": (
         "the window is looked at before the pull and at the admission; this look saves the judging"
     ),
-    "p2p/admission.py Severed.__contains__: isinstance(peer, str)": "no other key is in the table",
-    "p2p/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
-    "p2p/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
-    "p2p/asking.py Asker.ask: isinstance(error, RefusedError)": "no other error quotes a peer",
-    "p2p/asking.py Asker.reject: peer_id is None": "the directory knows nobody without an id",
-    "p2p/asking.py Asker._greet: not reached": "whom a dial reached is connected",
+    "p2p/limits/admission.py Severed.__contains__: isinstance(peer, str)": (
+        "no other key is in the table"
+    ),
+    "p2p/exchange/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
+    "p2p/membership/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
+    "p2p/exchange/asking.py Asker.ask: isinstance(error, RefusedError)": (
+        "no other error quotes a peer"
+    ),
+    "p2p/exchange/asking.py Asker.reject: peer_id is None": (
+        "the directory knows nobody without an id"
+    ),
+    "p2p/exchange/asking.py Asker._greet: not reached": "whom a dial reached is connected",
     "coordinator/web.py Api._caller.right: token": "both are set wherever routes ask for them",
     "coordinator/web.py Api._caller: not given.startswith(api.SCHEME)": "it is no base64 then",
     "coordinator/web.py Api._caller: len(given) > _BASE64_CHARS + len(api.SCHEME)": (

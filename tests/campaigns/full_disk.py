@@ -30,8 +30,8 @@ from campaigns.kill_child import NOW, sound_weights, state
 
 from swarm_node.durable import LEFTOVERS, replace_private
 from swarm_node.errors import CheckpointError, HomeError, SwarmNodeError, WeightsError
-from swarm_node.node.home import Home
-from swarm_node.p2p.envelope import content_id
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.wire.envelope import content_id
 from swarm_node.policy.training import checkpoint
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Provenance

@@ -25,8 +25,8 @@ from typing import Any
 from campaigns.kill_child import KEEP_OWN, KEEP_RECEIVED, NOW, live, sound_weights, state
 
 from swarm_node.durable import LEFTOVERS
-from swarm_node.node.home import Home
-from swarm_node.p2p.identity import Identity
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.training import checkpoint
 from swarm_node.schema import MIGRATIONS
 from swarm_node.storage import Storage

@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from swarm_node.durable import replace_private
-from swarm_node.node.home import Home
-from swarm_node.p2p.envelope import content_id
-from swarm_node.p2p.identity import Identity
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.wire.envelope import content_id
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.training import checkpoint
 from swarm_node.policy.training.checkpoint import TrainingState
 from swarm_node.policy.training.checkpoint_writer import CheckpointWriter

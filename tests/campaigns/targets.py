@@ -26,17 +26,20 @@ from noise_responder import Responder
 from swarm_node.clock import Clock
 from swarm_node.environments.judging.judge import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
-from swarm_node.node.control import ControlClient, decoded
-from swarm_node.node.snapshot import EvalPoint, Snapshot
-from swarm_node.p2p import coordination, frames, membership, statements, ticket, wire
-from swarm_node.p2p.addresses import is_here, split_endpoint
-from swarm_node.p2p.envelope import Kind, Opened, open_sealed, seal
-from swarm_node.p2p.hivemind.records import HeartbeatRecords
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.membership import SwarmInfo
-from swarm_node.p2p.reach import circuit, knock, probe, punch, relayed, verdict
+from swarm_node.node.control.control import ControlClient, decoded
+from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.addresses.addresses import is_here, split_endpoint
+from swarm_node.p2p.coordinator import coordination
+from swarm_node.p2p.membership import membership, statements, ticket
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.membership import SwarmInfo
+from swarm_node.p2p.reach import knock, probe, punch, relayed, verdict
 from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords
+from swarm_node.p2p.wire import frames, wire
+from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed, seal
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import Completion, Finish, PolicyRef, RolloutGroup, TaskRef, VersionSpan
 

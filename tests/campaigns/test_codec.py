@@ -12,7 +12,7 @@ from campaigns.targets import CARRIED, Target, targets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm_node.p2p.envelope import Kind
+from swarm_node.p2p.wire.envelope import Kind
 
 TARGETS = {target.name: target for target in targets()}
 SEED = msgpack.packb([1, b"x" * 40, "text"])

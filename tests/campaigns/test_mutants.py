@@ -84,7 +84,7 @@ def check(a, b):
 """
 TEST = """
 import pytest
-from swarm_node.p2p.frames import check
+from swarm_node.p2p.wire.frames import check
 
 def test_check():
     check(False, False)
@@ -107,16 +107,16 @@ def campaign(only: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def test_only_the_guard_without_a_test_survives(tmp_path: Path) -> None:
-    package, tests = tmp_path / "swarm_node" / "p2p", tmp_path / "tests" / "p2p"
+    package, tests = tmp_path / "swarm_node" / "p2p" / "wire", tmp_path / "tests" / "p2p" / "wire"
     for folder in (package, tests):
         folder.mkdir(parents=True)
-    for folder in (package, package.parent):
+    for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").touch()
     (package / "frames.py").write_text(GUARDS)
     (tests / "test_frames.py").write_text(TEST)
     done = campaign("frames", root=tmp_path)
-    assert "  p2p/frames.py check: a (line 3) becomes False: " in done.stdout, done.stderr
-    assert "  SURVIVES p2p/frames.py check: b (line 5) becomes False\n" in done.stdout
+    assert "  p2p/wire/frames.py check: a (line 3) becomes False: " in done.stdout, done.stderr
+    assert "  SURVIVES p2p/wire/frames.py check: b (line 5) becomes False\n" in done.stdout
     (tests / "test_frames.py").write_text(TEST + "\n    check(1, 1)")
     failed = campaign("frames", root=tmp_path)
     assert "fails before anything is gone" in failed.stderr
@@ -125,5 +125,7 @@ def test_only_the_guard_without_a_test_survives(tmp_path: Path) -> None:
 
 @pytest.mark.slow(reason="runs the tests of tickets once for each guard")
 def test_a_few_guards_of_tickets_have_tests() -> None:
-    done = campaign("p2p/ticket.py make_ticket")
-    assert "p2p/ticket.py: 1 guards, found missing 1 by its own;" in done.stdout, done.stderr
+    done = campaign("p2p/membership/ticket.py make_ticket")
+    assert "p2p/membership/ticket.py: 1 guards, found missing 1 by its own;" in done.stdout, (
+        done.stderr
+    )

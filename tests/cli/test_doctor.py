@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.doctor import findings_view
 from swarm_node.cli.main import app
-from swarm_node.node.doctor import Finding
-from swarm_node.p2p.identity import Identity
+from swarm_node.node.preflight.doctor import Finding
+from swarm_node.p2p.wire.identity import Identity
 
 
 def run(home: Path, *options: str) -> tuple[int, str]:

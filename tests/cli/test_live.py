@@ -14,10 +14,10 @@ from builders import quiet_snapshot
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.live import LiveScreen, Pages, live_screen, node_view, single_keys, told
-from swarm_node.node.first_lines import Line
-from swarm_node.node.samples import SampleRow
-from swarm_node.node.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
-from swarm_node.node.verdict import findings
+from swarm_node.node.figures.samples import SampleRow
+from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot, UpdateRow
+from swarm_node.node.figures.verdict import findings
+from swarm_node.node.preflight.first_lines import Line
 
 
 def drawn(view: RenderableType, width: int) -> str:

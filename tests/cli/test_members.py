@@ -14,9 +14,9 @@ from coordinator.server import read_swarm
 from swarm_node.cli.main import app
 from swarm_node.cli.members import dialled_first, seconds_of
 from swarm_node.errors import ConfigError
-from swarm_node.node.home import Home
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.wire.identity import Identity
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
 PEER = Identity.generate().peer_id

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.cli.support import cleaned, known_secrets
-from swarm_node.node.history import MetricsFile
-from swarm_node.node.home import Home
-from swarm_node.p2p.ticket import PREFIX
+from swarm_node.node.figures.history import MetricsFile
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.ticket import PREFIX
 
 TOKEN = secrets.token_urlsafe(32)
 

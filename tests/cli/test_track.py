@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.cli.track import figures
-from swarm_node.node.history import HistoryRow, MetricsFile
-from swarm_node.node.home import Home
+from swarm_node.node.figures.history import HistoryRow, MetricsFile
+from swarm_node.node.home.home import Home
 
 board = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator", reason="NOT RUN: needs tensorboard"

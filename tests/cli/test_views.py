@@ -15,9 +15,8 @@ from rich.console import Console, RenderableType
 from swarm_node.cli.members_view import members_view, ticket_rows
 from swarm_node.cli.status_view import bars, curve, status_view
 from swarm_node.cli.views import eval_view, peers_view
-from swarm_node.node.ledger import Admission, Ban
-from swarm_node.node.samples import RecentRow, SampleRow
-from swarm_node.node.snapshot import (
+from swarm_node.node.figures.samples import RecentRow, SampleRow
+from swarm_node.node.figures.snapshot import (
     CoordinatorRow,
     EvalPoint,
     GroupCounts,
@@ -28,7 +27,8 @@ from swarm_node.node.snapshot import (
     Said,
     Snapshot,
 )
-from swarm_node.node.verdict import findings
+from swarm_node.node.figures.verdict import findings
+from swarm_node.node.members.ledger import Admission, Ban
 from swarm_node.p2p.reach.verdict import Probed, Verdict, judge
 
 QUIET = quiet_snapshot()

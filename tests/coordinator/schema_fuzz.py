@@ -22,8 +22,8 @@ from coordinator_runs import authorization, swarm_file
 from hypothesis import HealthCheck, settings
 from swarm_keys import Swarm
 
-from swarm_node.node.home import Membership
-from swarm_node.p2p.identity import Identity
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.wire.identity import Identity
 
 _EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
 _SWARM = Swarm(begin=int(time.time()) - 60)

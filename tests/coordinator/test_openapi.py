@@ -13,7 +13,7 @@ from swarm_keys import Swarm
 from coordinator.routes import ADMIN, PUBLIC, Route, openapi
 from coordinator.web import Api
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p import coordinator_api as api
+from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.simulation.seeded import EPOCH
 
 

@@ -21,10 +21,16 @@ from coordinator.reputation import trust
 from coordinator.service import _useful
 from coordinator.store import Store
 from swarm_node.errors import HomeError
-from swarm_node.node.home import Membership
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.coordination import SignedBatch, content_digest, follow, open_batch, open_report
-from swarm_node.p2p.statements import revocations, state
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.coordinator.coordination import (
+    SignedBatch,
+    content_digest,
+    follow,
+    open_batch,
+    open_report,
+)
+from swarm_node.p2p.membership.statements import revocations, state
 from swarm_node.simulation.seeded import EPOCH
 
 
@@ -281,7 +287,7 @@ async def test_former_members_rate_nobody_and_end_no_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that were expelled it remembers some."""
-    monkeypatch.setattr("swarm_node.p2p.members._MAX_FORMER", 1)
+    monkeypatch.setattr("swarm_node.p2p.membership.members._MAX_FORMER", 1)
     monkeypatch.setattr("coordinator.server.TICK_SECONDS", 0.05)
     swarm, hand = Swarm(), Hand(10.0)
     one, two, *gone = (swarm.member(n) for n in range(1, 5))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.reputation import RETURN, opinion, rated, trust
-from swarm_node.p2p.coordinator_api import MAX_ROWS
+from swarm_node.p2p.coordinator.coordinator_api import MAX_ROWS
 
 
 def test_trust_goes_to_who_was_useful_to_who_is_trusted() -> None:

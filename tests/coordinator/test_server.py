@@ -11,11 +11,11 @@ from coordinator_runs import Hand, Running, coordinator, request, sealed_report
 from swarm_keys import DAY, Swarm
 
 from coordinator.routes import ADMIN, PUBLIC, Route
-from swarm_node.node.home import Membership
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.membership import create_swarm
-from swarm_node.p2p.statements import revocations, state
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.membership import create_swarm
+from swarm_node.p2p.membership.statements import revocations, state
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.simulation.seeded import EPOCH
 
 START = 10.0

@@ -15,8 +15,8 @@ from coordinator_runs import Hand, Running, authorization, coordinator, request
 from swarm_keys import Swarm
 
 from coordinator import web
-from swarm_node.node.home import Membership
-from swarm_node.p2p import coordinator_api as api
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.page import listening
 from swarm_node.page.listening import site_of
 from swarm_node.simulation.seeded import EPOCH

@@ -34,7 +34,7 @@ from swarm_node.environments.split import (
 )
 from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError, UnknownTaskError
-from swarm_node.p2p.wire import Announcement, Label
+from swarm_node.p2p.wire.wire import Announcement, Label
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
 
 SHIPPED = [

@@ -21,11 +21,11 @@ from running import CoordinatorProcess
 from swarm_keys import DAY
 
 from swarm_node.durable import create_private
-from swarm_node.node.home import Home
-from swarm_node.node.issuers import make
-from swarm_node.p2p import coordinator_api as api
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.home.home import Home
+from swarm_node.node.members.issuers import make
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.wire.identity import Identity
 
 NodeStarter = Callable[..., Any]
 

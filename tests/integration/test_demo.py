@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from swarm_node.demo import write_report
-from swarm_node.node.snapshot import EvalPoint
+from swarm_node.node.figures.snapshot import EvalPoint
 
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
 CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {}, seen=0.2, split=1)], "alone": []}

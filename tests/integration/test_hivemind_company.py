@@ -13,8 +13,8 @@ from light_nodes import Counting, LightNode, heartbeat
 from transports import until
 
 from swarm_node.clock import Clock
-from swarm_node.node.home import Membership
-from swarm_node.p2p.hivemind.transport import HivemindTransport
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.simulation.seeded import EPOCH, Seeded
 
 LIVE, DEAD = 4, 100

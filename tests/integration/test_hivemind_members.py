@@ -14,19 +14,19 @@ from swarm_keys import Swarm
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
-from swarm_node.node.home import Membership
-from swarm_node.p2p import wire
-from swarm_node.p2p.addressbook import AddressBook
-from swarm_node.p2p.affairs import Affairs
-from swarm_node.p2p.asking import Asker
-from swarm_node.p2p.budgets import Traffic, Wants
-from swarm_node.p2p.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.meeting import Meeting
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.serving import PEERS, Server
-from swarm_node.p2p.stewards import next_list, next_secret
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.exchange.affairs import Affairs
+from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.exchange.meeting import Meeting
+from swarm_node.p2p.exchange.serving import PEERS, Server
+from swarm_node.p2p.limits.budgets import Traffic, Wants
+from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.stewards import next_list, next_secret
+from swarm_node.p2p.peers.addressbook import AddressBook
+from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.wire import wire
 from swarm_node.storage import Storage
 
 

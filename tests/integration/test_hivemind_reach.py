@@ -15,11 +15,11 @@ from reach_ends import SIZED, WHO, End
 from swarm_keys import Swarm
 
 from swarm_node.errors import RefusedError
-from swarm_node.p2p import forwarding
-from swarm_node.p2p.frames import send_request
-from swarm_node.p2p.reach import circuit
+from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.reach.relayed import request_to, seal_request
-from swarm_node.p2p.transport import MAX_REPLY_BYTES, RELAY
+from swarm_node.p2p.transports import forwarding
+from swarm_node.p2p.wire.frames import send_request
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, RELAY
 
 
 @contextlib.asynccontextmanager

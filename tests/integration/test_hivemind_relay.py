@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind.daemon import DhtNode
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.transports.hivemind.daemon import DhtNode
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.wire.identity import Identity
 
 #: libp2p's circuit relay, version 2: a peer asks here to be reached through the relay.
 HOP = "/libp2p/circuit/relay/0.2.0/hop"

@@ -20,12 +20,12 @@ from sites.faults import FaultProxy
 from transports import ECHO, echo, running, until
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.hivemind import records as hivemind_records
-from swarm_node.p2p.hivemind.process import private_file, private_key
-from swarm_node.p2p.hivemind.records import SwarmAuthorizer
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.transport import MAX_REQUEST_BYTES
+from swarm_node.p2p.transports.hivemind import records as hivemind_records
+from swarm_node.p2p.transports.hivemind.process import private_file, private_key
+from swarm_node.p2p.transports.hivemind.records import SwarmAuthorizer
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES
 
 HOLD = "/swarm-node/hold/1"
 SWARM = bytes(32)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarm_node.p2p.verify import restored_group
+from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage
 

@@ -20,13 +20,13 @@ from builders import ROOT
 from transports import ECHO, SIZED, echo, running, sized, until
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.addresses import split_endpoint
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.libp2p import daemon
-from swarm_node.p2p.libp2p.transport import Libp2pTransport
+from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.transport import MAX_REQUEST_BYTES
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.transports.libp2p import daemon
+from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES
 
 pytest.importorskip("trio", reason="py-libp2p is not installed")
 

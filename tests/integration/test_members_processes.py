@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm_node.node.home import Home
+from swarm_node.node.home.home import Home
 from swarm_node.storage import Storage
 
 NodeStarter = Callable[..., Any]

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from page_server import CHROMIUM, FLAGS, HOSTILE, point, row, served, snapshot
 
-from swarm_node.node.snapshot import CoordinatorRow
+from swarm_node.node.figures.snapshot import CoordinatorRow
 
 playwright = pytest.importorskip("playwright.sync_api", reason="NOT RUN: needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="NOT RUN: needs axe")

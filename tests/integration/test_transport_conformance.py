@@ -12,19 +12,19 @@ import pytest
 from transports import ECHO, SIZED, echo, sized
 
 from swarm_node.errors import TransportError
-from swarm_node.p2p.addresses import split_endpoint
-from swarm_node.p2p.hivemind.transport import HivemindTransport
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.libp2p.transport import Libp2pTransport
-from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
-from swarm_node.p2p.transport import (
+from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
+from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     RELAY,
     Onward,
     Transport,
 )
-from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
+from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 
 WHO = "/swarm-node/who/1"
 REFUSE = "/swarm-node/refuse/1"

@@ -33,7 +33,7 @@ def test_who_knows_one_address_meets_everybody_and_takes_their_groups(
     for node, stack in zip((founder, *joined), stacks, strict=True):
         status = node.wait(_trades_with_two)
         carrier = psutil.Process(status["processes"]["network"]).cmdline()
-        assert ("swarm_node.p2p.libp2p.process" in carrier) == (stack == "libp2p")
+        assert ("swarm_node.p2p.transports.libp2p.process" in carrier) == (stack == "libp2p")
     for node in (founder, *joined):
         assert node.stop() == 0, node.log()
 

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
-from swarm_node.node.derive import engine_plan, trainer_settings
-from swarm_node.node.fit import Fit
+from swarm_node.node.preflight.fit import Fit
+from swarm_node.node.start.derive import engine_plan, trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.codec import Codec

@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
-from swarm_node.node.build import make_sampler
-from swarm_node.node.derive import trainer_settings
-from swarm_node.node.fit import Fit
-from swarm_node.node.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.harvest import Harvest, PendingGroup
+from swarm_node.node.preflight.fit import Fit
+from swarm_node.node.start.build import make_sampler
+from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.codec import Codec

@@ -15,8 +15,7 @@ from builders import ROOT
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
-from swarm_node.p2p import wire
-from swarm_node.p2p.coordination import (
+from swarm_node.p2p.coordinator.coordination import (
     Shown,
     SignedBatch,
     SignedCall,
@@ -26,17 +25,18 @@ from swarm_node.p2p.coordination import (
     open_call,
     open_report,
 )
-from swarm_node.p2p.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
-from swarm_node.p2p.hivemind.records import HeartbeatRecords, heartbeat_key
-from swarm_node.p2p.identity import Identity, peer_id_of
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.membership import MemberBody, SwarmInfo, verify_chain
+from swarm_node.p2p.membership.statements import Statement, verify_revocations, verify_secret
+from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.probe import ProbeForReply, ProbeForRequest, ProbeReply, ProbeRequest
 from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import open_reply, open_request
-from swarm_node.p2p.statements import Statement, verify_revocations, verify_secret
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords, heartbeat_key
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, Opened, content_id, open_sealed, seal, signed_bytes
+from swarm_node.p2p.wire.identity import Identity, peer_id_of
 
 VECTORS = ROOT / "tests" / "vectors"
 PROTOCOL = ROOT / "docs" / "protocol.md"

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from swarm_node.errors import ConfigError
-from swarm_node.p2p.gates import SizeGate
-from swarm_node.p2p.verify import digests
+from swarm_node.p2p.exchange.verify import digests
+from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.policy.training.gradient import likely_tokens
 from swarm_node.simulation.experiments.arms import batch_of
 from swarm_node.simulation.report import SimulationReport

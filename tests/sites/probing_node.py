@@ -18,9 +18,9 @@ from light_nodes import LightNode
 from swarm_keys import Swarm
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p.hivemind.transport import HivemindTransport
 from swarm_node.p2p.reach.knock import knock
 from swarm_node.p2p.reach.verdict import Verdict
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 
 #: In 2026, before any clock on which this runs; certificates hold for ten years.
 BEGIN = 1_767_225_600

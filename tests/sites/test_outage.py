@@ -12,7 +12,7 @@ import pytest
 from sites.bed import Bed, Nat
 from sites.scene import Scene, row, scene, until
 
-from swarm_node.p2p.peers import OFFERS_PER_PEER
+from swarm_node.p2p.peers.peers import OFFERS_PER_PEER
 
 pytestmark = [
     pytest.mark.sites,

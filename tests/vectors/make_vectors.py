@@ -27,7 +27,7 @@ from swarm_node.environments.split import (
     next_seed,
     position,
 )
-from swarm_node.p2p.coordination import (
+from swarm_node.p2p.coordinator.coordination import (
     Call,
     Finding,
     Report,
@@ -35,17 +35,14 @@ from swarm_node.p2p.coordination import (
     next_batch,
     open_batch,
 )
-from swarm_node.p2p.envelope import Kind, content_id, seal, signed_bytes
-from swarm_node.p2p.frames import Reply
-from swarm_node.p2p.hivemind.records import HeartbeatRecords, SwarmAuthorizer, heartbeat_key
-from swarm_node.p2p.identity import Identity, peer_id_of
-from swarm_node.p2p.membership import (
+from swarm_node.p2p.membership.membership import (
     IssuerBody,
     MemberBody,
     create_swarm,
     issue_issuer,
     issue_member,
 )
+from swarm_node.p2p.membership.ticket import make_ticket
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.probe import (
     PortOutcome,
@@ -56,8 +53,15 @@ from swarm_node.p2p.reach.probe import (
 )
 from swarm_node.p2p.reach.punch import Punch
 from swarm_node.p2p.reach.relayed import Request, request_to, seal_reply, seal_request
-from swarm_node.p2p.ticket import make_ticket
-from swarm_node.p2p.wire import Announcement, Body, Heartbeat, Presence, pack, pack_group
+from swarm_node.p2p.transports.hivemind.records import (
+    HeartbeatRecords,
+    SwarmAuthorizer,
+    heartbeat_key,
+)
+from swarm_node.p2p.wire.envelope import Kind, content_id, seal, signed_bytes
+from swarm_node.p2p.wire.frames import Reply
+from swarm_node.p2p.wire.identity import Identity, peer_id_of
+from swarm_node.p2p.wire.wire import Announcement, Body, Heartbeat, Presence, pack, pack_group
 from swarm_node.rollout import (
     HELD_OUT_SEED,
     SEED_LIMIT,

@@ -12,13 +12,13 @@ from typing import Final
 
 from swarm_node.clock import Clock
 from swarm_node.errors import RefusedError, TransportError
-from swarm_node.p2p.admission import Severed
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach import circuit
-from swarm_node.p2p.recent import Recent
-from swarm_node.p2p.serving import UNKNOWN_MEMBER
-from swarm_node.p2p.transport import Transport
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
+from swarm_node.p2p.limits.admission import Severed
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.wire.transport import Transport
+from swarm_node.recent import Recent
 
 #: A member asks whether the other end relays for it.
 KEEP: Final = "/swarm-node/keep/1"

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from swarm_node.p2p.identity import public_key_of
 from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.p2p.wire.identity import public_key_of
 
 KNOCK_SECONDS = 3.0
 _GREETING = b"\x13/multistream/1.0.0\n"

@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm_node.clock import Clock
-from swarm_node.p2p.addresses import endpoint_of
-from swarm_node.p2p.gates import TokenBucket
-from swarm_node.p2p.identity import Identity, peer_id_of
-from swarm_node.p2p.recent import Recent
-from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
+from swarm_node.p2p.addresses.addresses import endpoint_of
+from swarm_node.p2p.limits.gates import TokenBucket
+from swarm_node.p2p.wire.identity import Identity, peer_id_of
+from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
+from swarm_node.recent import Recent
 
 #: Of the organisation-local scope (RFC 2365), which routers of a site do not let out.
 GROUP, PORT = "239.192.83.78", 31329

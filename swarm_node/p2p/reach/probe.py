@@ -23,16 +23,16 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
-from swarm_node.p2p import wire
-from swarm_node.p2p.addresses import is_here, is_peer_id, parse_address, split_endpoint
-from swarm_node.p2p.asking import Asker
-from swarm_node.p2p.budgets import FAVOURS, Budget
-from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.internet import site
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory, Peer
+from swarm_node.p2p.addresses.addresses import is_here, is_peer_id, parse_address, split_endpoint
+from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.limits.budgets import FAVOURS, Budget
+from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
-from swarm_node.p2p.transport import Transport
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.transport import Transport
 
 PROBE: Final = "/swarm-node/probe/1"
 PROBE_FOR: Final = "/swarm-node/probe-for/1"

@@ -22,12 +22,12 @@ from msgspec import Meta
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
-from swarm_node.p2p import wire
-from swarm_node.p2p.addresses import split_endpoint
-from swarm_node.p2p.budgets import FAVOURS, Budget
-from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.internet import site
+from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.limits.budgets import FAVOURS, Budget
+from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
+from swarm_node.p2p.wire import wire
 
 PUNCH: Final = "/swarm-node/punch/1"
 #: How long a SYN is held, and how long the asker dials. A lost SYN is repeated after 1 and 3 s.

@@ -20,22 +20,22 @@ from msgspec import Meta
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p import wire
-from swarm_node.p2p.admission import BusyError, PeerSlots
-from swarm_node.p2p.envelope import Kind, open_sealed, seal
-from swarm_node.p2p.frames import MAX_REASON_BYTES, Reply, answer, check_size
-from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.identity import Identity, peer_id_of, public_key_of
-from swarm_node.p2p.membership import CLOCK_SKEW_SECONDS
-from swarm_node.p2p.recent import Recent
-from swarm_node.p2p.serving import UNKNOWN_MEMBER
-from swarm_node.p2p.transport import (
+from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
+from swarm_node.p2p.limits.admission import BusyError, PeerSlots
+from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.frames import MAX_REASON_BYTES, Reply, answer, check_size
+from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
+from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     RELAY,
     RELAYED,
     Handler,
 )
+from swarm_node.recent import Recent
 
 NONCE_BYTES: Final = 16
 #: A sealed request has so much besides its payload, at most, and a sealed reply.

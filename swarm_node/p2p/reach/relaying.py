@@ -16,15 +16,15 @@ from typing import Final
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.budgets import AT_ONCE, Budget, Traffic, Wants
-from swarm_node.p2p.gates import PeerGates
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
+from swarm_node.p2p.exchange.serving import UNKNOWN_MEMBER
+from swarm_node.p2p.limits.budgets import AT_ONCE, Budget, Traffic, Wants
+from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.relayed import PASSED, PASSED_AT_ONCE, REPLY_ROOM, Asked, open_request
-from swarm_node.p2p.recent import Recent
-from swarm_node.p2p.serving import UNKNOWN_MEMBER
-from swarm_node.p2p.transport import RELAYED, Onward
-from swarm_node.p2p.wire import MAX_SEALED_BYTES
+from swarm_node.p2p.wire.transport import RELAYED, Onward
+from swarm_node.p2p.wire.wire import MAX_SEALED_BYTES
+from swarm_node.recent import Recent
 
 #: Circuits at once in all, of one asker, to one target, and between two.
 CIRCUITS: Final = 64

@@ -19,13 +19,13 @@ from typing import Literal
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p.admission import Severed
-from swarm_node.p2p.budgets import Wants
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
-from swarm_node.p2p.reach import circuit
-from swarm_node.p2p.reach.circuit import Circuit
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.addresses.circuit import Circuit
+from swarm_node.p2p.exchange.serving import refuse
+from swarm_node.p2p.limits.admission import Severed
+from swarm_node.p2p.limits.budgets import Wants
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach.keeping import DIAL_SECONDS, KEEP, Relays, in_parallel
 from swarm_node.p2p.reach.lan import Lan, own_networks
 from swarm_node.p2p.reach.relayed import (
@@ -37,9 +37,8 @@ from swarm_node.p2p.reach.relayed import (
     seal_request,
 )
 from swarm_node.p2p.reach.relaying import Carried, Relaying
-from swarm_node.p2p.recent import Recent
-from swarm_node.p2p.serving import refuse
-from swarm_node.p2p.transport import (
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
     RELAY,
     RELAYED,
@@ -47,6 +46,7 @@ from swarm_node.p2p.transport import (
     Route,
     Transport,
 )
+from swarm_node.recent import Recent
 
 #: Peers whose ways are remembered, and relays of one.
 _WAYS, _RELAYS_OF_A_PEER = 512, 4

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from swarm_node.p2p.internet import is_internet, site
+from swarm_node.p2p.addresses.internet import is_internet, site
 
 #: open: this very node answered. silent: something accepted and said nothing. other: another
 #: program or node answered. untried: the member did not dial.

@@ -11,9 +11,9 @@ import pytest
 from exchange_sides import Side
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.node.home import Home
-from swarm_node.p2p.memory import MemoryNetwork
-from swarm_node.p2p.ticket import parse_ticket
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.transports.memory import MemoryNetwork
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from exchange_sides import Side, right_answer
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p import wire
-from swarm_node.p2p.envelope import Kind, seal
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.members import Member
-from swarm_node.p2p.memory import MemoryNetwork
-from swarm_node.p2p.peers import PARTNERS
-from swarm_node.p2p.serving import PEERS, hello_body
-from swarm_node.p2p.statements import revocations
-from swarm_node.p2p.stewards import issue_renewal
+from swarm_node.p2p.exchange.serving import PEERS, hello_body
+from swarm_node.p2p.membership.members import Member
+from swarm_node.p2p.membership.statements import revocations
+from swarm_node.p2p.membership.stewards import issue_renewal
+from swarm_node.p2p.peers.peers import PARTNERS
+from swarm_node.p2p.transports.memory import MemoryNetwork
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.identity import Identity
 
 
 def _readers(network: MemoryNetwork) -> list[str]:

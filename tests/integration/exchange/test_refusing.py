@@ -21,9 +21,9 @@ from exchange_sides import (
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.errors import SlowTaskError
-from swarm_node.p2p import wire
-from swarm_node.p2p.envelope import Kind, content_id, seal
-from swarm_node.p2p.memory import MemoryNetwork
+from swarm_node.p2p.transports.memory import MemoryNetwork
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
 

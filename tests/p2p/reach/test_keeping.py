@@ -10,10 +10,10 @@ import pytest
 from reach_world import End, World, in_world
 
 from swarm_node.errors import TransportError
-from swarm_node.node.home import Membership
-from swarm_node.p2p.memory import MemoryTransport
-from swarm_node.p2p.reach import circuit
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.reach.keeping import _LEFT_ALONE_SECONDS, KEEP
+from swarm_node.p2p.transports.memory import MemoryTransport
 
 
 def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_meanwhile() -> None:

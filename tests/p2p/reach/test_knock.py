@@ -6,8 +6,8 @@ import os
 
 from noise_responder import Responder
 
-from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.knock import Handshake
+from swarm_node.p2p.wire.identity import Identity
 
 
 def test_only_a_handshake_that_the_nodes_key_signed_proves_it() -> None:

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p.identity import Identity
 from swarm_node.p2p.reach.lan import DATAGRAM_BYTES, Lan, own_networks
-from swarm_node.p2p.wire import MAX_PRESENCE_BYTES
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 
 SWARM, SECRET = bytes(32), b"s" * 32
 HOSTS = ("127.0.0.1",)

@@ -15,9 +15,6 @@ from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected, TransportError
-from swarm_node.p2p import wire
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.reach.probe import (
     LEAST_PAUSE,
     PROBE,
@@ -30,6 +27,9 @@ from swarm_node.p2p.reach.probe import (
     ports_of,
 )
 from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
 PORT = 31330

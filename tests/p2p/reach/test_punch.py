@@ -13,12 +13,12 @@ import pytest
 
 from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
-from swarm_node.p2p import wire
 from swarm_node.p2p.reach import punch
 from swarm_node.p2p.reach.punch import _SPLICED as SPLICED
 from swarm_node.p2p.reach.punch import Place, Punch, Puncher, hold, place_of, splice
 from swarm_node.p2p.reach.punch import _Hold as Hold
 from swarm_node.p2p.reach.verdict import Nat, Outcome, Probed, Reach
+from swarm_node.p2p.wire import wire
 
 HERE = "/ip4/11.0.1.1/tcp/4001"
 THERE = "/ip4/11.0.2.1/tcp/4002"

@@ -21,11 +21,7 @@ from swarm_keys import Swarm
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
 from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
-from swarm_node.p2p import wire
-from swarm_node.p2p.admission import Severed
-from swarm_node.p2p.envelope import Kind, seal
-from swarm_node.p2p.frames import Reply
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.reach.relayed import (
     _NONCES,
     JOURNAL_BYTES,
@@ -43,7 +39,11 @@ from swarm_node.p2p.reach.relayed import (
     seal_reply,
     seal_request,
 )
-from swarm_node.p2p.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, RELAY, RELAYED
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.frames import Reply
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, RELAY, RELAYED
 
 SWARM = bytes([7]) * 32
 ASKER, TARGET, THIRD = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))

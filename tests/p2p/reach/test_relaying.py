@@ -12,12 +12,11 @@ from swarm_keys import Swarm
 
 from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
-from swarm_node.node.home import Membership
-from swarm_node.p2p import wire
-from swarm_node.p2p.budgets import Wants
-from swarm_node.p2p.identity import Identity
-from swarm_node.p2p.members import Members
-from swarm_node.p2p.peers import Directory
+from swarm_node.node.home.home import Membership
+from swarm_node.p2p.limits.budgets import Wants
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.statements import Revocations
+from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.reach import relaying
 from swarm_node.p2p.reach.relayed import PASSED_AT_ONCE, REPLY_ROOM, request_to, seal_request
 from swarm_node.p2p.reach.relaying import (
@@ -28,8 +27,9 @@ from swarm_node.p2p.reach.relaying import (
     Circuits,
     Relaying,
 )
-from swarm_node.p2p.statements import Revocations
-from swarm_node.p2p.transport import RELAY, RELAYED, Onward
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import RELAY, RELAYED, Onward
 
 WANTS = Wants(groups=4.0, size=1000, external=1.0)
 

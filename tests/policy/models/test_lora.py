@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.node.derive import resumed
+from swarm_node.node.start.derive import resumed
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
 from swarm_node.policy.models.qwen2 import Qwen2

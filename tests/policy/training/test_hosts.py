@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transports import until
 
 from swarm_node.errors import ChildError, ConfigError
-from swarm_node.p2p.identity import Identity
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import policy_digests
 from swarm_node.policy.training.attending import Attendant

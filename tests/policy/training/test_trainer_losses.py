@@ -12,7 +12,7 @@ import torch
 from builders import verified
 
 from swarm_node.config import load_settings
-from swarm_node.node.derive import trainer_settings
+from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.build_tiny import EOS, build_tokenizer
 from swarm_node.policy.models.codec import Codec

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError
-from swarm_node.p2p.conduct import BLAMELESS
+from swarm_node.p2p.peers.conduct import BLAMELESS
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.simulation.experiments.arms import chosen_arms

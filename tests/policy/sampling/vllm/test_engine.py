@@ -12,9 +12,9 @@ import pytest
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.build import make_sampler
-from swarm_node.node.derive import engine_plan as derived_engine_plan
-from swarm_node.node.fit import Fit
+from swarm_node.node.preflight.fit import Fit
+from swarm_node.node.start.build import make_sampler
+from swarm_node.node.start.derive import engine_plan as derived_engine_plan
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.memory.plan import Job, make_plan
 from swarm_node.policy.models.codec import Codec

@@ -1,0 +1,346 @@
+"""The local control API of a running node, and the client the CLI uses.
+
+Loopback only, on a port of its own choice, behind a bearer token that is written with mode 0600
+next to the port: who can read the home directory can talk to the node. The Host header is checked,
+so that no web page can reach it by DNS rebinding.
+
+    GET  /v1/status     the snapshot          POST /v1/eval   measure unseen and seen now
+    GET  /v1/network    ask members how this node is reached
+    GET  /v1/history    rows of the history, those after the Unix second `since`
+    GET  /v1/samples    some answers, own and peers'
+    GET  /v1/events     what a page shows, every two seconds
+    GET  /metrics       figures for Prometheus; `metrics.token` opens this path alone
+    POST /v1/stop       leave cleanly         POST /v1/key    a key with which a page gets in
+    POST /v1/reload     read the settings again, and take over those that need no restart
+    GET  /              the page, for anybody who can connect; it shows what its pass lets it ask
+    POST /v1/enter      exchange a key for a pass; a pass is good for GET, but for /v1/network
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
+
+from swarm_node.config.reloading import Reloaded
+from swarm_node.durable import replace_private
+from swarm_node.errors import ConfigError, HomeError, NotRunningError, SwarmNodeError
+from swarm_node.node.figures.history import HistoryReport
+from swarm_node.node.figures.samples import SampleRow, SamplesReport
+from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, Snapshot
+from swarm_node.page.entrance import Entrance, Key, bearer
+from swarm_node.page.events import Events
+from swarm_node.page.files import serve_file
+from swarm_node.page.listening import Listening
+
+_MAX_BODY = 64 * 1024
+_BODY_SECONDS = 10.0
+_NETWORK = "/v1/network"
+_MAX_ANSWER = 16 * 1024 * 1024
+#: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
+_METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
+_Answer = TypeVar("_Answer")
+
+
+class _Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+    token: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[A-Za-z0-9_-]+\Z")]
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+
+
+class ControlServer:
+    """Serves the control API for as long as it is started."""
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        snapshot: Callable[[], Snapshot],
+        history: Callable[[float], HistoryReport],
+        network: Callable[[], Awaitable[NetworkReport]],
+        evaluate: Callable[[], Awaitable[EvalPoint]],
+        stop: Callable[[], None],
+        reload: Callable[[], Reloaded],
+        samples: Callable[[], Sequence[SampleRow]] = tuple,
+    ) -> None:
+        self._file = file
+        self._snapshot = snapshot
+        self._history = history
+        self._network = network
+        self._evaluate = evaluate
+        self._stop = stop
+        self._reload = reload
+        self._samples = samples
+        self._token, self._metrics_token = (secrets.token_urlsafe(32) for _ in range(2))
+        self._entrance = Entrance(time.monotonic)
+        self._events = Events(self._news)
+        self._listening: Listening | None = None
+
+    async def start(self) -> None:
+        """Listen and write the address file.
+
+        Raises:
+            HomeError: the file cannot be written.
+            MachineError: it cannot listen.
+        """
+        app = web.Application(middlewares=[self._guard], client_max_size=_MAX_BODY)
+        app.add_routes(
+            [
+                web.get("/v1/status", self._get_status),
+                web.get(_NETWORK, self._get_network),
+                web.get("/v1/history", self._get_history),
+                web.get("/v1/samples", self._get_samples),
+                web.get("/v1/events", self._events.serve),
+                web.get(_METRICS, self._get_metrics),
+                web.post("/v1/key", self._post_key),
+                web.post("/v1/enter", self._post_enter),
+                web.get("/", serve_file),
+                web.get("/static/{name}", serve_file),
+                web.post("/v1/eval", self._post_eval),
+                web.post("/v1/stop", self._post_stop),
+                web.post("/v1/reload", self._post_reload),
+            ]
+        )
+        self._listening = Listening(app, "127.0.0.1", 0)
+        port = await self._listening.start()
+        address = _Address(port=port, token=self._token, pid=os.getpid())
+        try:
+            replace_private(self._file, msgspec.json.encode(address))
+            replace_private(self._beside(_METRICS_TOKEN), self._metrics_token.encode())
+            target = [
+                {"targets": [f"127.0.0.1:{port}"], "labels": {"home": self._file.parent.name}}
+            ]
+            replace_private(self._beside(_TARGET), msgspec.json.encode(target))
+        except OSError as error:
+            await self._listening.close()
+            self._listening = None
+            raise HomeError(f"cannot write {self._file}: {error.strerror}") from error
+
+    async def close(self) -> None:
+        """Stop listening and take the address file away."""
+        if self._listening is not None:
+            for file in (self._file, self._beside(_METRICS_TOKEN), self._beside(_TARGET)):
+                file.unlink(missing_ok=True)
+            self._events.end()
+            await self._listening.close()
+            self._listening = None
+
+    def _beside(self, name: str) -> Path:
+        return self._file.with_name(name)
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.host.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
+            raise web.HTTPForbidden(text="wrong Host header")
+        if request.match_info.handler is serve_file or request.path == "/v1/enter":
+            return await handler(request)
+        given = bearer(request.headers.get("Authorization", ""))
+        tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
+        known = [hmac.compare_digest(given.encode("utf-8", "replace"), t.encode()) for t in tokens]
+        looks = request.method == "GET" and request.path != _NETWORK  # which has members work
+        if not any(known) and not (looks and self._entrance.admits(given)):
+            raise web.HTTPUnauthorized(text="missing or wrong token")
+        return await handler(request)
+
+    async def _post_key(self, _: web.Request) -> web.Response:
+        return _json(self._entrance.key())
+
+    async def _post_enter(self, request: web.Request) -> web.Response:
+        """The key is the body: an address would be in the browser's history."""
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await request.read()
+            given = self._entrance.enter(msgspec.json.decode(body, type=Key))
+        except (ValueError, RecursionError):
+            raise web.HTTPBadRequest(text="this is no key") from None
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text="a key arrives at once") from None
+        if given is None:
+            raise web.HTTPUnauthorized(text="this key was used, or is too old")
+        return _json(given)
+
+    def _news(self, until: float | None) -> tuple[Snapshot, float]:
+        """The snapshot, with the evaluations that this page was not told of yet."""
+        now = self._snapshot()
+        new = [point for point in now.evals if until is None or point.seconds > until]
+        last = now.evals[-1].seconds if now.evals else 0.0
+        return msgspec.structs.replace(now, evals=new), last
+
+    async def _get_status(self, _: web.Request) -> web.Response:
+        return _json(self._snapshot())
+
+    async def _get_samples(self, _: web.Request) -> web.Response:
+        return _json(SamplesReport(SCHEMA, list(self._samples())))
+
+    async def _get_history(self, request: web.Request) -> web.Response:
+        try:
+            since = float(request.query.get("since", 0))
+        except ValueError:
+            raise web.HTTPBadRequest(text="since is a time in Unix seconds") from None
+        return _json(self._history(since))
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        from swarm_node.node.control.metrics import CONTENT_TYPE, exposition
+
+        return web.Response(
+            body=exposition(self._snapshot()), headers={"Content-Type": CONTENT_TYPE}
+        )
+
+    async def _get_network(self, _: web.Request) -> web.Response:
+        return await self._answered(self._network)
+
+    async def _post_eval(self, _: web.Request) -> web.Response:
+        return await self._answered(self._evaluate)
+
+    async def _answered(self, work: Callable[[], Awaitable[Any]]) -> web.Response:
+        try:
+            return _json(await work())
+        except SwarmNodeError as error:
+            return web.Response(status=503, text=str(error))
+
+    async def _post_stop(self, _: web.Request) -> web.Response:
+        self._stop()
+        return _json({"stopping": True})
+
+    async def _post_reload(self, _: web.Request) -> web.Response:
+        try:
+            return _json(self._reload())
+        except ConfigError as error:
+            return web.Response(status=409, text=str(error))
+
+
+class ControlClient:
+    """Talks to the node that runs in one home."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pid(self) -> int:
+        """The node's process id.
+
+        Raises:
+            NotRunningError: nothing runs there.
+        """
+        return self._address().pid
+
+    async def status(self) -> Snapshot:
+        """The node's snapshot.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", "/v1/status", 10), Snapshot)
+
+    async def history(self, since: float = 0.0) -> HistoryReport:
+        """The rows of the node's history after the Unix second `since`.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", f"/v1/history?since={since!r}", 10), HistoryReport)
+
+    async def samples(self) -> SamplesReport:
+        """Some answers of the node and its peers.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", "/v1/samples", 10), SamplesReport)
+
+    async def network(self) -> NetworkReport:
+        """What the node finds of its network now; it asks members, which takes seconds.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+        """
+        return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
+
+    async def evaluate(self) -> EvalPoint:
+        """Let the node measure reward on unseen and on seen texts now."""
+        return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+
+    async def reload(self) -> Reloaded:
+        """Let the node read its settings again.
+
+        Raises:
+            NotRunningError: nothing runs there, or it does not answer.
+            SwarmNodeError: they are refused, and stay as they are.
+        """
+        return decoded(await self._call("POST", "/v1/reload", 10), Reloaded)
+
+    async def page(self) -> str:
+        """An address at which a browser sees the page; good for one minute and one use."""
+        port = self._address().port
+        made = decoded(await self._call("POST", "/v1/key", 10), Key)
+        return f"http://127.0.0.1:{port}/#{made.key}"
+
+    async def stop(self) -> None:
+        """Ask the node to leave; returns at once."""
+        await self._call("POST", "/v1/stop", 10)
+
+    def _address(self) -> _Address:
+        try:
+            return decoded(self._file.read_bytes()[:_MAX_BODY], _Address)
+        except FileNotFoundError:
+            raise NotRunningError(self._message()) from None
+        except (OSError, SwarmNodeError) as error:
+            raise HomeError(f"cannot read {self._file}: {error}") from error
+
+    def _message(self) -> str:
+        return f"no node is running in {self._file.parent}: start one with `swarm-node join`"
+
+    async def _call(self, method: str, path: str, patience: float) -> bytes:
+        address = self._address()
+        url = f"http://127.0.0.1:{address.port}{path}"
+        headers = {"Authorization": f"Bearer {address.token}"}
+        try:
+            async with (
+                ClientSession(timeout=ClientTimeout(total=patience)) as session,
+                session.request(method, url, headers=headers) as response,
+            ):
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(_MAX_BODY):
+                    body += chunk
+                    if len(body) > _MAX_ANSWER:
+                        raise NotRunningError(self._message())
+                if response.status == 401:  # another program took the port of a node that died
+                    raise NotRunningError(self._message())
+                if response.status != 200:
+                    text = body[:500].decode("utf-8", "replace")
+                    raise SwarmNodeError(f"the node answered {response.status}: {text}")
+                return bytes(body)
+        except ClientError:
+            raise NotRunningError(self._message()) from None
+        except TimeoutError:
+            raise SwarmNodeError(
+                f"the node in {self._file.parent} (process {address.pid}) did not answer "
+                f"in {patience:g} s"
+            ) from None
+
+
+def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
+    """What a node of this version sends or writes.
+
+    Raises:
+        SwarmNodeError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise SwarmNodeError(
+            f"this is not what a node of this version says ({error}): restart the node"
+        ) from error
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

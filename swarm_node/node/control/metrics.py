@@ -1,0 +1,135 @@
+"""A snapshot as Prometheus reads it. No name or id of a peer is a label: peers come and go, and
+each value of a label is a series that Prometheus keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from swarm_node import __version__
+from swarm_node.node.figures.curve import current
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, PeerRow, Snapshot
+
+__all__ = ["CONTENT_TYPE", "exposition"]
+
+
+def exposition(snapshot: Snapshot) -> bytes:
+    """The text of `GET /metrics`, in the format that `CONTENT_TYPE` names."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(snapshot))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterable[Metric]:
+        shot = self._snapshot
+        yield from _about(shot)
+        yield from _groups(shot)
+        yield from _learning(shot)
+        yield from _machine(shot)
+
+
+def _about(shot: Snapshot) -> Iterator[Metric]:
+    about = {"version": __version__, "model": shot.model, "engine": shot.engine.split(":")[0]}
+    yield _gauge("info", "What runs; always 1.", [(about, 1)])
+    yield _gauge("up_seconds", "Time since the start.", shot.seconds)
+    yield _gauge("running", "1 while the node samples and trains.", shot.state == "running")
+    yield _gauge("alarms", "What the owner should look at: `swarm-node status`.", len(shot.alarms))
+    if shot.membership is not None:
+        said = "When the membership ends, in Unix seconds."
+        yield _gauge("membership_end_timestamp_seconds", said, shot.membership.until)
+    links = [(link, _linked(shot.peers, link)) for link in ("direct", "relayed", "none")]
+    said = f"Peers heard in the last {SEEN_SECONDS:g} seconds, by how they are reached."
+    yield _gauge("peers", said, [({"link": link}, count) for link, count in links])
+    yield _counter("faults", "Faults of the node's own parts.", _by("part", shot.faults))
+    yield _counter("trainer_restarts", "Restarts of the trainer.", shot.trainer_restarts)
+
+
+def _groups(shot: Snapshot) -> Iterator[Metric]:
+    groups = shot.groups
+    yield _counter("groups_made", "Groups sampled here.", groups.published)
+    yield _counter("groups_announced", "Groups made here that peers can use.", groups.announced)
+    yield _counter("groups_taken", "Pulls of groups that this node answered.", groups.taken)
+    yield _counter("groups_received", "Peers' groups pulled and verified.", groups.received)
+    trained = {"own": groups.trained_own, "peers": groups.trained_external}
+    yield _counter("groups_trained", "Groups trained on.", _by("origin", trained))
+    yield _counter(
+        "refusals", "Peers' messages refused, and peers not reached.", _by("reason", shot.rejected)
+    )
+
+
+def _learning(shot: Snapshot) -> Iterator[Metric]:
+    yield _gauge("policy_version", "Updates of the policy.", shot.version)
+    yield _counter("updates", "Updates of the policy since the home was made.", shot.updates)
+    yield _counter("skipped_updates", "Updates that were not applied.", shot.skipped_updates)
+    if (point := current(shot.evals)) is not None:
+        said = "Reward on unseen texts, one answer a task."
+        yield _gauge("held_out_reward", said, _by("family", point.families))
+        said = f"Reward on unseen texts, the best of {point.k} answers."
+        yield _gauge("held_out_best_reward", said, _by("family", point.pass_k))
+        if point.seen is not None:
+            said = "Reward on seen texts, which training may draw, over all families."
+            yield _gauge("seen_reward", said, point.seen)
+    if (update := shot.update) is not None:
+        yield _gauge("loss", "Loss of the newest update.", update.loss)
+        yield _gauge("kl_nats", "Divergence from the sampling policy.", update.kl)
+        yield _gauge("entropy_nats", "Entropy of the policy per token.", update.entropy)
+        yield _gauge("clipped_ratio", "Share of clipped tokens.", update.clipped_share)
+        yield _gauge("gradient_norm", "Norm of the gradient before clipping.", update.grad_norm)
+    if (row := shot.latest) is not None:
+        for name, said, value in (
+            ("lag_versions", "Mean lag of the own groups trained on.", row.lag),
+            ("age_updates", "Mean age of the peers' groups trained on.", row.age),
+            ("own_reward", "Mean reward of the own groups trained on.", row.own_reward),
+            ("informative_ratio", "Own groups whose rewards differ.", row.informative_share),
+        ):
+            if value is not None:
+                yield _gauge(name, said, value)
+
+
+def _machine(shot: Snapshot) -> Iterator[Metric]:
+    if shot.tokens is not None:
+        yield _counter("sampled_tokens", "Tokens sampled for own groups.", shot.tokens.sampled)
+        yield _counter("trained_tokens", "Tokens trained on.", shot.tokens.trained)
+    if shot.busy is not None:
+        busy = {"sampler": shot.busy.sampler, "trainer": shot.busy.trainer}
+        yield _counter("busy_seconds", "Time that a part worked.", _by("part", busy))
+    if shot.latest is not None:
+        yield _gauge("memory_bytes", "Memory of all processes of the node.", shot.latest.memory)
+
+
+_Samples = float | Iterable[tuple[Mapping[str, str], float]]
+
+
+def _gauge(name: str, said: str, samples: _Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"swarm_node_{name}", said), samples)
+
+
+def _counter(name: str, said: str, samples: _Samples) -> Metric:
+    """A counter; `_total` is added to its name."""
+    return _filled(CounterMetricFamily(f"swarm_node_{name}", said), samples, "_total")
+
+
+def _filled(family: Metric, samples: _Samples, suffix: str = "") -> Metric:
+    listed = [({}, samples)] if isinstance(samples, int | float) else samples
+    for labels, value in listed:
+        family.add_sample(family.name + suffix, dict(labels), value)
+    return family
+
+
+def _by(label: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, str], float]]:
+    return [({label: key}, value) for key, value in sorted(counts.items())]
+
+
+def _linked(peers: Iterable[PeerRow], link: str) -> int:
+    return sum(
+        peer.seconds_since_seen <= SEEN_SECONDS
+        and link == ("none" if peer.via is None else "relayed" if peer.via else "direct")
+        for peer in peers
+    )

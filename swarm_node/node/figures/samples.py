@@ -1,0 +1,112 @@
+"""Some of the answers that a node gave and trained on, for its owner to read. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+
+from swarm_node.recent import Recent
+from swarm_node.rollout import RolloutGroup, VerifiedGroup
+
+_FAMILIES = 64
+_PROMPT_CHARS, _ANSWER_CHARS = 400, 400
+#: Own groups over which a share is taken.
+_RECENT = 256
+_EQUAL_WITHIN = 1e-6
+
+
+class SampleRow(msgspec.Struct, frozen=True):
+    """One answer, cut. `author` is the peer that gave it, "" for this node, and `version` that
+    author's policy version. It has no control characters taken out: show it escaped."""
+
+    family: str
+    prompt: str
+    answer: str
+    reward: float
+    version: int
+    author: str = ""
+
+
+class SamplesReport(msgspec.Struct, frozen=True):
+    """What `GET /v1/samples` answers."""
+
+    schema: int
+    samples: list[SampleRow]
+
+
+class RecentRow(msgspec.Struct, frozen=True):
+    """Of the newest own `groups`: how many have `mixed` rewards, and the mean `reward`."""
+
+    groups: int
+    mixed: int
+    reward: float
+
+
+class Samples:
+    """Of each family the first and the newest own answer, and the newest that a peer gave right."""
+
+    def __init__(self) -> None:
+        self._first: Recent[str, SampleRow] = Recent(_FAMILIES)
+        self._newest: Recent[str, SampleRow] = Recent(_FAMILIES)
+        self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
+        self._recent: deque[tuple[bool, float]] = deque(maxlen=_RECENT)
+
+    def own(self, group: RolloutGroup, prompt: str) -> None:
+        """Take in an own group. Its first answer is shown, whatever its reward."""
+        rewards = group.claimed
+        self._recent.append((max(rewards) - min(rewards) > _EQUAL_WITHIN, _mean(rewards)))
+        row = _row(group, prompt, 0, rewards[0])
+        if row.family not in self._first:
+            self._first[row.family] = row
+        self._newest[row.family] = row
+
+    def external(self, verified: VerifiedGroup) -> None:
+        """Take in a peer's group. Its best answer is shown, because that is trained on."""
+        best = max(range(len(verified.rewards)), key=verified.rewards.__getitem__)
+        row = _row(verified.group, verified.prompt, best, verified.rewards[best], verified.author)
+        self._peers[row.family] = row
+
+    def rows(self) -> list[SampleRow]:
+        """By family: the first own answer, the newest one, the newest of a peer."""
+        return list(self._rows())
+
+    def recent(self) -> RecentRow:
+        """What the newest own groups are like."""
+        return RecentRow(
+            groups=len(self._recent),
+            mixed=sum(mixed for mixed, _ in self._recent),
+            reward=_mean([reward for _, reward in self._recent]),
+        )
+
+    def examples(self, count: int) -> list[SampleRow]:
+        """Own answers, of different families, the newest first."""
+        return list(reversed(self._newest.values()))[:count]
+
+    def _rows(self) -> Iterator[SampleRow]:
+        for family in sorted({*self._first, *self._newest, *self._peers}):
+            first, newest = self._first.get(family), self._newest.get(family)
+            if first is not None and first is not newest:
+                yield first
+            for row in (newest, self._peers.get(family)):
+                if row is not None:
+                    yield row
+
+
+def _row(
+    group: RolloutGroup, prompt: str, index: int, reward: float, author: str = ""
+) -> SampleRow:
+    answer = group.completions[index].text
+    return SampleRow(
+        family=group.task.family,
+        prompt=prompt[-_PROMPT_CHARS:],
+        answer=answer[-_ANSWER_CHARS:],
+        reward=reward,
+        version=group.policy.version,
+        author=author,
+    )
+
+
+def _mean(values: tuple[float, ...] | list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

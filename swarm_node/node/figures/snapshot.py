@@ -1,0 +1,394 @@
+"""The one picture of a running node that status, the demo and every later view render."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import msgspec
+
+from swarm_node.node.figures.history import HistoryRow
+from swarm_node.node.figures.samples import RecentRow, SampleRow
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.stewards import in_last_third
+from swarm_node.p2p.peers.peers import Peer
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Verdict
+from swarm_node.policy.experience.mixture import MixtureState
+
+SCHEMA = 1
+#: Who was heard within so many seconds is there.
+SEEN_SECONDS = 60.0
+
+
+class EvalPoint(msgspec.Struct, frozen=True):
+    """Reward on unseen texts (mean over tasks of a family, then over families) at one policy
+    version. `own` are families this node samples, `borrowed` those it only ever met in peers'
+    rollouts. `pass_k` is the reward of the best of `k` answers to some of the tasks, by family.
+    `alone`: no group of a peer was trained on until then.
+
+    `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
+    which texts are held out; at 0, tasks were held out by seed, and their texts occur in
+    training."""
+
+    seconds: float
+    version: int
+    all: float
+    own: float
+    borrowed: float | None
+    families: dict[str, float]
+    pass_k: dict[str, float] = {}
+    k: int = 1
+    alone: bool = False
+    seen: float | None = None
+    split: int = 0
+
+
+class GroupCounts(msgspec.Struct):
+    """How many rollout groups went which way since this home was created: `published` were made
+    here, of which `announced` can teach peers something; `taken` counts the pulls that this node
+    answered, `received` the groups that it pulled and verified."""
+
+    published: int = 0
+    trained_own: int = 0
+    trained_external: int = 0
+    received: int = 0
+    announced: int = 0
+    taken: int = 0
+
+
+class DroppedRow(msgspec.Struct, frozen=True):
+    """A peer that was dropped, how often, and until when, in Unix seconds: it is asked for nothing
+    until `off_until` and gets no answer until `cut_until`."""
+
+    peer_id: str
+    offences: int
+    off_until: float
+    cut_until: float
+
+
+class TaughtRow(msgspec.Struct, frozen=True):
+    """What of one author's groups of one family was trained on: `groups`, and the `answers` with a
+    positive advantage. It is no measure of what they taught: the gain of a single group cannot be
+    told from that of the others in its update."""
+
+    peer_id: str
+    family: str
+    groups: int
+    answers: int
+
+
+class Saved(msgspec.Struct):
+    """What a node keeps in a checkpoint besides the training state."""
+
+    updates: int
+    groups: GroupCounts
+    evals: list[EvalPoint]
+    mixture: MixtureState | None = None
+    dropped: list[DroppedRow] = []
+    taught: list[TaughtRow] = []
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any]) -> Self:
+        """What a checkpoint's `extra` holds. Points from before texts were held out say `unseen`
+        of the families that are `borrowed` now.
+
+        Raises:
+            msgspec.ValidationError: it holds something else.
+        """
+        evals = extra.get("evals")
+        if isinstance(evals, list):
+            extra = {**extra, "evals": [_renamed(point) for point in evals]}
+        return msgspec.convert(extra, cls)
+
+
+def _renamed(point: Any) -> Any:
+    if not isinstance(point, dict) or "unseen" not in point:
+        return point
+    return {"borrowed": point["unseen"], **point}
+
+
+class PeerRow(msgspec.Struct, frozen=True):
+    """What is known of one peer. `name` is what its ticket was made for, `issuer` who signed its
+    certificate, `issuer_key` (hex) who admitted it, and `until` (Unix seconds) when its membership
+    ends. `standing` is "member", or why it is none.
+
+    `score` is a lower bound of the share of its groups that are of use, `refused` counts what was
+    refused by reason, `share` is its part of the groups trained on lately, `took` the groups that
+    it pulled here, and it is asked for nothing for `left_seconds` more. `via` is the relay that
+    brought its last answer, "" for a direct link and None if it answered nothing lately.
+    `environment` is that of its groups, "" if it is this node's."""
+
+    peer_id: str
+    version: int
+    seconds_since_seen: float
+    published: int
+    received: int
+    rejected: int
+    addresses: list[str]
+    name: str = ""
+    issuer: str = ""
+    issuer_key: str = ""
+    until: int = 0
+    standing: str = ""
+    score: float = 0.0
+    refused: dict[str, int] = {}
+    share: float = 0.0
+    left_seconds: float = 0.0
+    took: int = 0
+    environment: str = ""
+    via: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        peer: Peer,
+        now: float,
+        members: Members,
+        share: float = 0.0,
+        via: str | None = None,
+        environment: str = "",
+    ) -> Self:
+        """The row of `peer` at `now`, a time of the node's monotonic clock."""
+        row = cls(
+            peer_id=peer.peer_id,
+            version=peer.version,
+            seconds_since_seen=now - peer.last_seen,
+            published=peer.head,
+            received=peer.received,
+            rejected=peer.rejected.total(),
+            addresses=list(peer.addresses),
+            standing="unknown_member",
+            score=peer.standing.score,
+            refused=dict(peer.rejected),
+            share=share,
+            left_seconds=max(0.0, peer.standing.left_until - now),
+            took=peer.took,
+            environment=environment,
+            via=via,
+        )
+        shown = members.shown(peer.peer_id)
+        if shown is None:
+            return row
+        member, standing = shown
+        return msgspec.structs.replace(
+            row,
+            name=member.name,
+            issuer=member.issuer.name,
+            issuer_key=member.admitted_by.hex(),
+            until=member.until,
+            standing=standing,
+        )
+
+
+class MembershipRow(msgspec.Struct, frozen=True):
+    """This node's own membership, in the words of `PeerRow`; `begins` is in Unix seconds."""
+
+    name: str
+    issuer: str
+    begins: int
+    until: int
+    standing: str
+
+    @classmethod
+    def of(cls, members: Members, peer_id: str) -> Self | None:
+        """What this node holds, None before it has shown it to itself."""
+        shown = members.shown(peer_id)
+        if shown is None:
+            return None
+        member, standing = shown
+        return cls(member.name, member.issuer.name, member.body.not_before, member.until, standing)
+
+    def alarms(self, wall: float) -> list[str]:
+        """What its owner must know of it at the Unix second `wall`."""
+        day = datetime.fromtimestamp(self.until, UTC).strftime("%Y-%m-%d")
+        if self.standing == "expired":
+            return [
+                f"membership ended on {day}: peers refuse this node; ask for a new ticket and "
+                "start it with --ticket-file"
+            ]
+        if self.standing != "member":
+            return [f"peers refuse this node ({self.standing}): ask the owner of the swarm"]
+        if not in_last_third(self.begins, self.until, wall):
+            return []
+        days = max(0.0, self.until - wall) / 86_400
+        return [
+            f"membership ends on {day}, in {days:.0f} days, and was not renewed: a steward does it "
+            "when both run; else ask for a new ticket"
+        ]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """One sentence for the owner, and the `remedy`, "" if there is none. `kind` names it for
+    programs, `level` is "good", "warning" or "bad"."""
+
+    kind: str
+    level: str
+    text: str
+    remedy: str = ""
+
+
+class UpdateRow(msgspec.Struct, frozen=True):
+    """The newest update in figures."""
+
+    loss: float
+    grad_norm: float
+    mean_reward: float
+    clipped_share: float
+    kl: float
+    tokens: int
+    seconds: float
+    entropy: float = 0.0
+
+
+class MixtureRow(msgspec.Struct, frozen=True):
+    """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
+    mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
+    1 after reward on unseen texts fell. None: not known, or not estimated."""
+
+    own: int
+    external: int
+    adaptive: bool
+    mixed_share: float | None
+    mixed_share_error: float | None
+    offered_per_own: float | None
+    allowance: float
+
+
+class BusyRow(msgspec.Struct, frozen=True):
+    """Seconds that the sampler spent on own rollouts and the trainer on updates, of the `seconds`
+    since the node began to run. Both work at once, so the two may add up to more."""
+
+    sampler: float
+    trainer: float
+    seconds: float
+
+
+class TokensRow(msgspec.Struct, frozen=True):
+    """Tokens since the start, `sampled` for own groups and `trained` on."""
+
+    sampled: int
+    trained: int
+
+
+class RelayingRow(msgspec.Struct, frozen=True):
+    """Relays in both directions. `kept` are the relays that hold a link to this node; `relayed` of
+    the `asked` own requests went through relays. If it `serves`, it forwarded `requests` of others,
+    with `bytes` in both directions, and refused some, by reason."""
+
+    kept: list[str]
+    asked: int
+    relayed: int
+    serves: bool
+    requests: int
+    bytes: int
+    refused: dict[str, int]
+
+    @classmethod
+    def of(cls, reaching: ReachingTransport) -> Self:
+        """What a node's transport counts."""
+        usage, carried = reaching.usage, reaching.carried
+        return cls(
+            kept=list(reaching.relays.kept()),
+            asked=usage.asked,
+            relayed=usage.relayed,
+            serves=reaching.serves,
+            requests=carried.requests,
+            bytes=carried.bytes,
+            refused=dict(carried.refused),
+        )
+
+
+class CoordinatorRow(msgspec.Struct, frozen=True):
+    """What passes between this node and its coordinator. It answered the last time, or not for the
+    reason `fault`; `answers` is None before the first time. It gave `introduced` heartbeats of
+    peers, took the newest report at `reported` (Unix seconds, 0 for none), and its reputation
+    lowers the weight of `lowered` peers now."""
+
+    url: str
+    answers: bool | None = None
+    fault: str = ""
+    introduced: int = 0
+    reported: float = 0.0
+    lowered: int = 0
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything worth showing of a node at one moment."""
+
+    schema: int
+    peer_id: str
+    swarm: str
+    swarm_id: str
+    model: str
+    state: str
+    seconds: float
+    version: int
+    updates: int
+    skipped_updates: int
+    trainer_restarts: int
+    groups: GroupCounts
+    rejected: dict[str, int]
+    faults: dict[str, int]
+    evals: list[EvalPoint]
+    families: list[str]
+    own_families: list[str]
+    peers: list[PeerRow]
+    buffer: dict[str, int]
+    update: UpdateRow | None
+    addresses: list[str]
+    processes: dict[str, int]
+    mixture: MixtureRow | None = None
+    busy: BusyRow | None = None
+    #: What holds the processes that judge answers: "confined", or what this machine lacks.
+    sandbox: str = ""
+    #: What samples: "vllm", "torch", or the built-in one with the reason why vLLM does not.
+    engine: str = ""
+    membership: MembershipRow | None = None
+    #: Peers that this node knew and let go of: their membership ended, was revoked, or they are
+    #: banned here.
+    former: list[PeerRow] = []
+    #: How this node is reached, by what members found.
+    reach: Verdict | None = None
+    relaying: RelayingRow | None = None
+    #: What the owner should look at, one sentence each.
+    alarms: list[str] = []
+    #: The newest row of the history.
+    latest: HistoryRow | None = None
+    taught: list[TaughtRow] = []
+    tokens: TokensRow | None = None
+    #: Unix seconds; seconds since the newest update (before the first, since the node runs), and
+    #: between two updates on average.
+    time: float = 0.0
+    seconds_since_update: float | None = None
+    seconds_between_updates: float | None = None
+    #: The environment as people know it; that of a peer is in its row, if it is another one.
+    environment: str = ""
+    recent: RecentRow | None = None
+    examples: list[SampleRow] = []
+    coordinator: CoordinatorRow | None = None
+    #: The verdict on the node, then what else its owner should know: `verdict.findings`.
+    findings: list[Said] = []
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a node ended: after so many `updates`, with a checkpoint that took `seconds`, if it could
+    be `stored`."""
+
+    updates: int
+    seconds: float
+    stored: bool
+
+
+class NetworkReport(msgspec.Struct, frozen=True):
+    """What `doctor --network` learns of a running node: how it is reached, which addresses it tells
+    others, how many peers answer, and how many heartbeats the transport's table gave within so many
+    `seconds` (None: it has no table), or why none (`fault`)."""
+
+    reach: Verdict
+    addresses: list[str]
+    peers: int
+    heartbeats: int | None
+    seconds: float
+    fault: str = ""

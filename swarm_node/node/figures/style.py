@@ -1,0 +1,80 @@
+"""Whether this node has begun to say what it has from its peers. Pure.
+
+No reward shows words that a peer put around right answers. So each word and pair of words of own
+answers is looked up: one that own answers did not have at the start and that peers' answers had
+first was adopted. Adopted words are how a swarm learns, but one that is in a large share of all own
+answers, whatever the task, is a habit that the owner should look at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import pairwise
+
+from swarm_node.recent import Recent
+from swarm_node.rollout import Provenance, VerifiedGroup
+
+#: Own answers that make the start, and those looked at last.
+START, WINDOW = 256, 256
+#: The share of the last own answers with one adopted word that raises the alarm.
+ALARM = 0.1
+_MOST_WORDS = 1 << 15
+_MOST_CHARS = 4096
+#: A longer run of letters is several words, so that the words that are kept are short.
+_WORD = re.compile(r"[^\W\d]{1,64}|\d+|[^\w\s]")
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text and its pairs of neighbours; every number is the same word."""
+    found = ["0" if word.isdigit() else word for word in _WORD.findall(text[:_MOST_CHARS])]
+    pairs = (f"{one} {two}" for one, two in pairwise(found))
+    return frozenset((*found, *pairs))
+
+
+class Style:
+    """The words of own answers and of peers' answers; the oldest of them are forgotten."""
+
+    def __init__(self) -> None:
+        self._own: Recent[str, str] = Recent(_MOST_WORDS)
+        self._peers: Recent[str, str] = Recent(_MOST_WORDS)
+        self._last: deque[frozenset[str]] = deque()
+        self._adopted: Counter[str] = Counter()
+        self._answers = 0
+
+    def note(self, groups: Iterable[VerifiedGroup]) -> None:
+        """Take in the groups of one update."""
+        for group in groups:
+            for completion in group.group.completions:
+                if group.provenance is Provenance.OWN:
+                    self._say(words(completion.text))
+                else:
+                    self._hear(words(completion.text), group.author)
+
+    def alarm(self) -> str:
+        """A sentence on the word that is adopted most, "" if none is in many answers."""
+        if len(self._last) < WINDOW:
+            return ""
+        for word, count in self._adopted.most_common(1):
+            if count >= ALARM * WINDOW:
+                share, author = count / WINDOW, self._peers.get(word, "a peer")
+                return f"{share:.0%} of own answers hold {word!r}, which {author} said first"
+        return ""
+
+    def _say(self, said: frozenset[str]) -> None:
+        self._answers += 1
+        starting = self._answers <= START
+        adopted = frozenset(
+            word for word in said if not starting and word in self._peers and word not in self._own
+        )
+        for word in said - adopted:
+            self._own[word] = ""
+        self._last.append(adopted)
+        self._adopted.update(adopted)
+        if len(self._last) > WINDOW:
+            self._adopted -= Counter(self._last.popleft())
+
+    def _hear(self, said: frozenset[str], author: str) -> None:
+        for word in said:
+            self._peers[word] = self._peers.get(word, author)

@@ -1,0 +1,33 @@
+"""Counts which peers' groups were trained on, by family. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from swarm_node.node.figures.snapshot import TaughtRow
+from swarm_node.recent import Recent
+from swarm_node.rollout import VerifiedGroup
+
+#: Pairs of author and family that are counted; of more, those trained on longest ago are dropped.
+MAX_PAIRS = 512
+
+
+class Taught:
+    """Groups and good answers of peers that were trained on, by author and family."""
+
+    def __init__(self, rows: Iterable[TaughtRow] = ()) -> None:
+        self._counts: Recent[tuple[str, str], tuple[int, int]] = Recent(MAX_PAIRS)
+        for row in rows:
+            self._counts[row.peer_id, row.family] = row.groups, row.answers
+
+    def add(self, group: VerifiedGroup) -> None:
+        """Take in a peer's group that was trained on."""
+        key = group.author, group.group.task.family
+        groups, answers = self._counts.get(key) or (0, 0)
+        mean = sum(group.rewards) / len(group.rewards)
+        good = sum(reward > mean for reward in group.rewards)
+        self._counts[key] = groups + 1, answers + good
+
+    def rows(self) -> list[TaughtRow]:
+        """What was counted, the author and family trained on last at the end."""
+        return [TaughtRow(*key, *counts) for key, counts in self._counts.items()]

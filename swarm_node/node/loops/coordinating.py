@@ -1,0 +1,242 @@
+"""The loop between a node and its coordinator, if it has one. No other loop waits for it.
+
+It leaves the node's presence and takes those of others, passes revocation lists on in both
+directions, reports what `swarm-node status` shows, and follows the coordinator's signed batches. A
+coordinator that is gone costs a line in the log; one that lies shows peers that do not exist, or
+halves the share of peers (`conduct.LEAST_HINT`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgpack
+import structlog
+from msgspec.structs import replace
+
+from swarm_node import __version__
+from swarm_node.clock import Clock
+from swarm_node.errors import CoordinatorError, Rejected
+from swarm_node.node.figures.curve import current
+from swarm_node.node.figures.snapshot import CoordinatorRow, PeerRow, Snapshot
+from swarm_node.node.loops.coordinator_client import CoordinatorClient
+from swarm_node.node.loops.parts import Tally
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.coordinator.coordination import (
+    MAX_REASONS,
+    MAX_REPORTED_FAMILIES,
+    MAX_REPORTED_PEERS,
+    Finding,
+    Report,
+    SignedBatch,
+    follow,
+    open_batch,
+)
+from swarm_node.p2p.exchange.meeting import FEW, Meeting
+from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.members import Keeper
+from swarm_node.p2p.peers.conduct import LEAST_HINT
+from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.identity import Identity, public_key_of
+from swarm_node.p2p.wire.wire import pack
+
+#: Between two rounds: with few peers, at first, and at most, give or take a fifth. A coordinator
+#: that comes back has the whole picture within a minute.
+_FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
+REPORT_SECONDS: Final = 300.0
+#: Requests for batches in a round, after a long time off.
+_MOST_PAGES = 8
+#: The file of the newest batch in a home.
+FILE: Final = "coordinator"
+_ALARM = "coordinator"
+_log = structlog.get_logger(__name__)
+
+
+class Coordinating:
+    """See the module. `tally` gets alarms, and the row of the coordinator."""
+
+    def __init__(
+        self,
+        url: str,
+        identity: Identity,
+        swarm_id: bytes,
+        *,
+        credentials: Credentials,
+        meeting: Meeting,
+        directory: Directory,
+        keeper: Keeper,
+        clock: Clock,
+        rng: random.Random,
+        tally: Tally,
+    ) -> None:
+        """
+        Raises:
+            ConfigError: `url` cannot be used.
+        """
+        self._url = url
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._client = CoordinatorClient(
+            url, (identity, swarm_id, lambda: credentials.chain), clock.wall
+        )
+        self._credentials = credentials
+        self._meeting = meeting
+        self._directory = directory
+        self._keeper = keeper
+        self._clock = clock
+        self._rng = rng
+        self._alarms = tally.alarms
+        self._tally = tally
+        tally.coordinator = self._row = CoordinatorRow(url)
+        self._list = 0  # the number of the coordinator's revocation list
+        self._report_at = clock.now() + _LONGEST_SECONDS  # by then there is something to say
+        self._held = self._load()
+
+    async def run(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Ask the coordinator again and again. `snapshot` is what reports are made of."""
+        pause = _FIRST_SECONDS / 2
+        while True:
+            await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
+            try:
+                await self._round(snapshot)
+            except CoordinatorError as error:
+                if self._row.answers is not False:
+                    _log.warning("the coordinator is not used", error=str(error))
+                    self._take_hints({})
+                self._note(answers=False, fault=str(error))
+            else:
+                if self._row.answers is False:
+                    _log.info("the coordinator answers again", url=self._url)
+                self._note(answers=True, fault="")
+            few = self._directory.fewer(FEW, self._clock.now())
+            longer = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
+            pause = longer if few or not self._row.answers else _LONGEST_SECONDS
+
+    async def _round(self, snapshot: Callable[[], Snapshot]) -> None:
+        if not self._directory.heartbeat:
+            return
+        wanted = await self._introduce()
+        if wanted or self._clock.now() >= self._report_at:
+            report = report_of(snapshot(), int(self._clock.wall() * 1000))
+            sealed = seal(self._identity, self._swarm_id, Kind.REPORT, pack(report))
+            await self._client.report(api.Reported(sealed))
+            self._note(reported=self._clock.wall())
+            self._report_at = self._clock.now() + REPORT_SECONDS * self._rng.uniform(0.9, 1.1)
+            await self._follow()
+            self._take_hints(hints_of(await self._client.reputation()))
+
+    def _take_hints(self, hints: Mapping[str, float]) -> None:
+        self._directory.take_hints(hints)
+        self._note(lowered=len(hints))
+
+    def _note(self, **changes: Any) -> None:
+        self._tally.coordinator = self._row = replace(self._row, **changes)
+
+    async def _introduce(self) -> bool:
+        """Leave the newest presence and hear those of others. Returns whether a report is asked
+        for."""
+        lists = self._credentials.lists
+        answer = await self._client.introduce(
+            api.Introduction(
+                self._directory.heartbeat,
+                lists.number,
+                lists.raw if lists.number > self._list else b"",
+            )
+        )
+        self._meeting.hear(answer.presences)
+        self._note(introduced=self._row.introduced + len(answer.presences))
+        if answer.statement:
+            lists.offer(answer.statement)  # a bad one changes nothing
+        self._list = answer.revoked
+        return answer.report
+
+    async def _follow(self) -> None:
+        """Compare the coordinator's batches with the one held, and remember the newest."""
+        for _ in range(_MOST_PAGES):
+            since = self._held.body.number if self._held else 0
+            opened = [
+                open_batch(raw, self._swarm_id)
+                for raw in (await self._client.batches(since)).batches
+            ]
+            batches = [batch for batch in opened if isinstance(batch, SignedBatch)]
+            if len(batches) < len(opened):
+                raise CoordinatorError(f"{self._url} sent a batch that nobody signed")
+            before = self._held
+            self._held, fault = follow(before, batches)
+            if fault:
+                text = f"the coordinator {self._url} contradicts itself: {fault}; ask its operator"
+                if self._alarms.get(_ALARM) != text:
+                    _log.warning("the coordinator contradicts itself", fault=fault, url=self._url)
+                self._alarms[_ALARM] = text
+            if self._held is not None and self._held is not before:
+                self._keeper.save(FILE, msgpack.packb([self._url, self._held.raw]))
+            if len(batches) < api.MAX_BATCHES or fault:
+                return
+
+    def _load(self) -> SignedBatch | None:
+        """The batch held, if it is one of this coordinator."""
+        raw = self._keeper.load(FILE)
+        try:
+            url, sealed = msgpack.unpackb(raw or b"")
+            held = open_batch(sealed, self._swarm_id) if url == self._url else None
+        except (ValueError, TypeError):
+            if raw is not None:
+                _log.warning("a file of this home is damaged", file=FILE)
+            return None
+        return None if isinstance(held, Rejected) else held
+
+
+def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
+    """What a node reports of what its owner sees. Pure."""
+    groups, point = snapshot.groups, current(snapshot.evals)
+    rewards = point.families if point else {}
+    active = [row for row in snapshot.peers if row.received or row.refused]
+    return Report(
+        v=1,
+        issued_ms=issued_ms,
+        agent=f"swarm-node {__version__}"[:24],
+        model=_label(snapshot.model.rstrip("/").rpartition("/")[2]),
+        reach=snapshot.reach.kind if snapshot.reach else "unknown",
+        version=snapshot.version,
+        updates=snapshot.updates,
+        published=groups.published,
+        taken=groups.taken,
+        received=groups.received,
+        trained_own=groups.trained_own,
+        trained_external=groups.trained_external,
+        held_out=tuple(
+            (_label(family), min(1.0, max(0.0, reward)))
+            for family, reward in list(rewards.items())[:MAX_REPORTED_FAMILIES]
+        ),
+        peers=tuple(map(_finding, active[:MAX_REPORTED_PEERS])),
+    )
+
+
+def hints_of(reputation: api.Reputation) -> dict[str, float]:
+    """What a reputation does to the weights of peers: where an issuer has less than half of the
+    median share, its members lose in proportion. Who is not rated loses nothing. Pure."""
+    enough = reputation.median / 2
+    return {
+        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / enough
+        for row in reputation.rows
+        if row.issuer_share < enough
+    }
+
+
+def _finding(row: PeerRow) -> Finding:
+    refused = sorted(row.refused.items(), key=lambda item: -item[1])[:MAX_REASONS]
+    return Finding(
+        public_key_of(row.peer_id),
+        row.received,
+        tuple((_label(reason), count) for reason, count in refused),
+    )
+
+
+def _label(text: str) -> str:
+    """`text` in the characters of a label."""
+    return re.sub(r"[^A-Za-z0-9 _.:+@=,-]", "_", text)[:64] or "unknown"

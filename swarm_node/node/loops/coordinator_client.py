@@ -1,0 +1,187 @@
+"""Asks a coordinator over HTTP. Nothing that it answers is believed here: callers check it."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+    ThreadedResolver,
+)
+from msgspec import Struct
+from yarl import URL
+
+from swarm_node.errors import ConfigError, CoordinatorError, TicketError
+from swarm_node.p2p.addresses.addresses import coordinator_address
+from swarm_node.p2p.addresses.internet import is_embedding, is_internet
+from swarm_node.p2p.coordinator import coordinator_api as api
+from swarm_node.p2p.coordinator.coordination import Call, show_call
+from swarm_node.p2p.membership.membership import Chain
+from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.wire import printable
+
+#: For a whole request.
+_SECONDS: Final = 15.0
+_CHUNK = 64 * 1024
+_Kind = TypeVar("_Kind")
+
+
+class _OwnNetworks(ThreadedResolver):
+    """Finds no host of the Internet: what is not encrypted stays on own networks."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> Any:
+        found = await super().resolve(host, port, family)
+        if any(not _is_own(item["host"]) for item in found):
+            raise OSError(errno.EPERM, "it is on the Internet: its URL must begin with https")
+        return found
+
+
+class CoordinatorClient:
+    """The API at one URL. `signer` seals requests, with the chain that it has then."""
+
+    def __init__(
+        self,
+        url: str,
+        signer: tuple[Identity, bytes, Callable[[], Chain]] | None,
+        wall: Callable[[], float],
+    ) -> None:
+        """`signer` is (identity, swarm id, chain); without one only what anybody may ask works.
+
+        Raises:
+            ConfigError: `url` cannot be used.
+        """
+        try:
+            coordinator_address(url)
+        except ValueError as error:
+            raise ConfigError(f"network.coordinator {url}: {error}") from error
+        self._base = url.rstrip("/")
+        parsed = URL(self._base)
+        self._plain = parsed.scheme == "http"
+        if self._plain and not _may_be_own(parsed.host or ""):
+            raise ConfigError(
+                f"network.coordinator {url} is on the Internet: use https, so that nobody reads it"
+            )
+        self._signer = signer
+        self._wall = wall
+
+    async def introduce(self, asked: api.Introduction) -> api.Introduced:
+        return await self._call("POST", "/introductions", api.Introduced, asked)
+
+    async def report(self, asked: api.Reported) -> api.Taken:
+        return await self._call("POST", "/reports", api.Taken, asked)
+
+    async def batches(self, since: int) -> api.Batches:
+        return await self._call("GET", f"/batches?since={since}", api.Batches)
+
+    async def reputation(self) -> api.Reputation:
+        return await self._call("GET", "/reputation", api.Reputation)
+
+    async def redeem(self, asked: api.Redemption) -> api.Redeemed:
+        return await self._call("POST", "/redemptions", api.Redeemed, asked)
+
+    async def _call(
+        self, method: str, path: str, kind: type[_Kind], body: Struct | None = None
+    ) -> _Kind:
+        """One request.
+
+        Raises:
+            CoordinatorError: it did not answer, or refused; the message says why.
+        """
+        sent = b"" if body is None else msgspec.json.encode(body)
+        target = api.PREFIX + path
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        if self._signer is not None:
+            headers["Authorization"] = self._authorization(method, target, sent)
+        resolver = _OwnNetworks() if self._plain else ThreadedResolver()
+        try:
+            async with (
+                ClientSession(
+                    connector=TCPConnector(resolver=resolver),
+                    timeout=ClientTimeout(total=_SECONDS),
+                    cookie_jar=DummyCookieJar(),
+                    auto_decompress=False,
+                ) as session,
+                session.request(
+                    method,
+                    URL(self._base + target, encoded=True),
+                    data=sent,
+                    headers=headers,
+                    allow_redirects=False,
+                ) as response,
+            ):
+                answer = bytearray()
+                async for chunk in response.content.iter_chunked(_CHUNK):
+                    answer += chunk
+                    if len(answer) > api.MAX_ANSWER_BYTES:
+                        raise CoordinatorError(f"{self._base} answers too much")
+                return _decoded(self._base, response.status, bytes(answer), kind)
+        except (ClientError, OSError, TimeoutError) as error:
+            why = printable(str(error)) or type(error).__name__
+            raise CoordinatorError(f"{self._base} does not answer: {why}") from error
+
+    def _authorization(self, method: str, target: str, sent: bytes) -> str:
+        assert self._signer is not None
+        identity, swarm_id, chain = self._signer
+        digest = hashlib.sha256(sent).digest()
+        call = Call(1, method, target, int(self._wall() * 1000), os.urandom(16), digest)
+        shown = show_call(identity, swarm_id, chain(), call)
+        return api.SCHEME + base64.b64encode(shown).decode("ascii")
+
+
+async def redeem(url: str, code: str, newcomer: Identity, wall: Callable[[], float]) -> str:
+    """The text of a ticket for `newcomer`, with the coordinator in it and no other address: those
+    of a ticket are dialled as they are, and whoever runs the coordinator can name any.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+        CoordinatorError: it did not answer, or refused the code.
+        TicketError: it answered with something else than a ticket.
+    """
+    client = CoordinatorClient(url, None, wall)
+    try:
+        asked = api.redemption(code.strip(), newcomer)
+    except msgspec.ValidationError:
+        raise TicketError("this is no code: it has 20 letters and digits in four groups") from None
+    answer = await client.redeem(asked)
+    ticket = parse_ticket(answer.ticket, wall())
+    return with_addresses(ticket, ticket.info, [coordinator_address(url)])
+
+
+def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        if status == 200:
+            return msgspec.json.decode(answer, type=kind)
+        problem = msgspec.json.decode(answer, type=api.Problem)
+        why = f"{problem.reason}, {problem.detail}"
+    except (ValueError, RecursionError):
+        why = "not as a coordinator does"
+    raise CoordinatorError(f"{base} answered {status}: {printable(why)}")
+
+
+def _is_own(ip: str) -> bool:
+    """Whether an IP address is one of this machine or of a private network."""
+    host = ipaddress.ip_address(ip.partition("%")[0])
+    return not is_internet(host) and not is_embedding(host)
+
+
+def _may_be_own(host: str) -> bool:
+    """Whether a host is on an own network; of a name that is found out when it is resolved."""
+    try:
+        return _is_own(host)
+    except ValueError:
+        return True

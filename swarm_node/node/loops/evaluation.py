@@ -1,0 +1,182 @@
+"""Reward on unseen and on seen texts, measured on the node's own samples.
+
+A task of a held-out seed has a text that no training task can have: reward on these says whether
+the node got better. Reward on texts that training may draw stands beside it, because the distance
+between the two is what the node knows by heart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from swarm_node.config import Sampling
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.split import SPLIT
+from swarm_node.node.figures.snapshot import EvalPoint
+from swarm_node.node.loops.parts import Parts, Timing
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.rollout import TaskRef
+
+#: The largest share of the sampler's time that evaluation takes.
+_SHARE = 0.1
+#: One task in so many gets several answers.
+_EVERY = 4
+#: For so many tasks of unseen texts one of seen texts is measured: an evaluation becomes a quarter
+#: dearer, and its mean over families says enough beside the headline.
+_UNSEEN_PER_SEEN = 4
+#: A family's seen reward needs more than a single task.
+_LEAST_SEEN = 2
+
+
+def pause(least: float, cost: float) -> float:
+    """Seconds between two evaluations that take `cost` seconds of the sampler's time each: `least`,
+    or so many that evaluation takes a tenth of its time."""
+    return max(least, cost * (1 / _SHARE - 1))
+
+
+def cost(took: float, rows: int, seconds_per_row: float) -> float:
+    """Seconds of the sampler's time for an evaluation of `rows` answers that took `took` seconds.
+    It may have waited for other answers, so it costs no more than as many of the node's own, which
+    take `seconds_per_row` each (0: not known yet)."""
+    return min(took, rows * seconds_per_row) if seconds_per_row else took
+
+
+def seen_tasks(tasks: int) -> int:
+    """Tasks of a family with seen texts that are measured beside `tasks` with unseen ones."""
+    return min(tasks, max(_LEAST_SEEN, tasks // _UNSEEN_PER_SEEN))
+
+
+class Evaluator:
+    """Samples completions for each of a fixed set of tasks, at the temperature of training: one, or
+    several of every fourth unseen task. The seeds are the same in every node and run. Training
+    refuses those of unseen texts; those of seen texts lie in the training pool like all others."""
+
+    def __init__(
+        self,
+        *,
+        sampling: Sampling,
+        parts: Parts,
+        info: EnvironmentInfo,
+        own_families: Sequence[str],
+        tasks: int,
+        earlier: float,
+        drawing: Timing,
+        least: float,
+        tries: int = 1,
+        draw: str = "",
+    ) -> None:
+        """`tasks` of each family are measured on unseen texts, and `seen_tasks` of them on seen
+        ones. An experiment draws both anew with another `draw`. `earlier` is the time of the last
+        point before a restart, in seconds. `drawing` is the sampler's time per own group. `least`
+        is the shortest pause between two measurements, in seconds. Every fourth unseen task gets
+        `tries` answers, for pass@k."""
+        self._parts = parts
+        self._drawing = drawing
+        self._took, self._rows = 0.0, 0
+        self._least = least
+        self._info = info
+        self._own = frozenset(own_families)
+        self._tasks = tasks
+        self._tries = tries
+        self._draw = draw
+        self._sampling = sampling
+        self._started = parts.clock.now() - earlier
+        self._one_at_a_time = asyncio.Lock()
+        self._adopted = asyncio.Event()
+
+    def adopt(self, tasks: int, least: float) -> None:
+        """Go on with these, also in a pause that has begun."""
+        self._tasks, self._least = tasks, least
+        self._adopted.set()
+
+    async def rest(self) -> None:
+        """Wait until the next point is due, by what the last one cost."""
+        clock = self._parts.clock
+        began, seconds_per_row = clock.now(), self._drawing.mean / self._sampling.group_size
+        spent = cost(self._took, self._rows, seconds_per_row)
+        while (left := began + pause(self._least, spent) - clock.now()) > 0:
+            self._adopted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._adopted.wait()
+
+    async def measure(self) -> EvalPoint:
+        """One point of the curve, from one sampling batch over all families. A task counts as
+        answered wrongly if its prompt and the longest answer exceed the model's positions."""
+        async with self._one_at_a_time:
+            refs = self._unseen() | self._seen()
+            prompts = await self._parts.environment.render(list(refs))
+            version = self._parts.sampler.version
+            codec, longest = self._parts.codec, self._sampling.max_new_tokens
+            requests = {
+                ref: SampleRequest(
+                    codec.encode_prompt(prompt),
+                    n=refs[ref],
+                    seed=ref.seed,
+                    max_new_tokens=longest,
+                    temperature=self._sampling.temperature,
+                )
+                for ref, prompt in zip(refs, prompts, strict=True)
+            }
+            fitting = [ref for ref in refs if codec.fits(requests[ref].prompt_ids, longest)]
+            began = self._parts.clock.now()
+            groups = await self._parts.sampler.sample([requests[ref] for ref in fitting])
+            self._took = self._parts.clock.now() - began
+            self._rows = sum(refs[ref] for ref in fitting)
+            rewards: dict[TaskRef, Sequence[float]] = {ref: [0.0] * n for ref, n in refs.items()}
+            for ref, answers in zip(fitting, groups, strict=True):
+                texts = [completion.text for completion in answers]
+                rewards[ref] = (await self._parts.environment.judge(ref, texts)).rewards
+        return self._point(version, rewards)
+
+    def _unseen(self) -> dict[TaskRef, int]:
+        """The answers that each task gets."""
+        drawn = [self._draw] if self._draw else []
+        return {
+            self._ref(family, held_out_seed(*drawn, family, index)): self._tries
+            if index % _EVERY == _EVERY - 1
+            else 1
+            for family in self._info.families
+            for index in range(self._tasks)
+        }
+
+    def _seen(self) -> dict[TaskRef, int]:
+        return {
+            self._ref(family, task_seed("seen", self._draw, family, index)): 1
+            for family in self._info.families
+            for index in range(seen_tasks(self._tasks))
+        }
+
+    def _ref(self, family: str, seed: int) -> TaskRef:
+        return TaskRef(self._info.name, self._info.version, family, seed)
+
+    def _point(self, version: int, rewards: Mapping[TaskRef, Sequence[float]]) -> EvalPoint:
+        once: dict[str, list[float]] = {family: [] for family in self._info.families}
+        best: dict[str, list[float]] = {family: [] for family in self._info.families}
+        seen: dict[str, list[float]] = {family: [] for family in self._info.families}
+        for ref, answers in rewards.items():
+            (once if ref.held_out else seen)[ref.family].append(_mean(answers))
+            if len(answers) > 1:
+                best[ref.family].append(max(answers))
+        families = {family: _mean(values) for family, values in once.items()}
+        own = [value for family, value in families.items() if family in self._own]
+        borrowed = [value for family, value in families.items() if family not in self._own]
+        return EvalPoint(
+            seconds=self._parts.clock.now() - self._started,
+            version=version,
+            all=_mean(list(families.values())),
+            own=_mean(own),
+            borrowed=_mean(borrowed) if borrowed else None,
+            families=families,
+            pass_k={family: _mean(values) for family, values in best.items() if values},
+            k=self._tries,
+            seen=_mean([_mean(values) for values in seen.values()]),
+            split=SPLIT,
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

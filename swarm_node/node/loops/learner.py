@@ -1,0 +1,253 @@
+"""The learner: it draws a batch, has the trainer update on it, and loads the new weights into the
+sampler."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
+from swarm_node.node.figures.snapshot import Saved, UpdateRow
+from swarm_node.node.figures.style import Style
+from swarm_node.node.figures.taught import Taught
+from swarm_node.node.loops.consequences import kept, recall
+from swarm_node.node.loops.mixing import Mixer
+from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.policy.choices import AdvantageName
+from swarm_node.policy.experience.batch import Correction, build_batch
+from swarm_node.policy.experience.replay import Drawn
+from swarm_node.policy.sampling.sampler import RestingSampler, SharingSampler
+from swarm_node.policy.training.trainer import UpdateStats
+
+#: Counts a refusal against an author.
+Reject = Callable[[Rejected, str | None], None]
+
+_KEEP_EVALS = 2000
+#: Groups by author are halved at so many.
+_RECENT_GROUPS = 4096
+_BACKOFF_SECONDS = (1.0, 60.0)
+_log = structlog.get_logger(__name__)
+
+
+class Learner:
+    """Turns batches of the replay buffer into weights for the sampler."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        shared: Shared,
+        mixer: Mixer,
+        rng: random.Random,
+        *,
+        correction: Correction,
+        advantage: AdvantageName,
+        group_size: int,
+        checkpoint_updates: int,
+    ) -> None:
+        """`mixer` sets the mixture of the shared buffer; `rng` draws the batches. `correction`,
+        `advantage` and `group_size` are those of `build_batch`."""
+        self._correction: Correction = correction
+        self._advantage: AdvantageName = advantage
+        self._group_size = group_size
+        self.checkpoint_updates = checkpoint_updates
+        self._parts = parts
+        self._tally = shared.tally
+        self._directory = shared.directory
+        self._buffer = shared.buffer
+        self._slots = shared.slots
+        self.mixer = mixer
+        self._rng = rng
+        self._style = Style()
+        #: Whether the trainer is being restarted, which may take long.
+        self.restarting = False
+
+    async def start(self, on_step: Callable[[str], None] = lambda step: None) -> None:
+        """Resume from the newest checkpoint and load its weights into the sampler. `on_step` is
+        told of both parts.
+
+        Raises:
+            SwarmNodeError: neither a checkpoint nor the base model can be used.
+        """
+        trainer = self._parts.trainer
+        on_step("trainer")
+        weights, version = await trainer.start()
+        on_step("sampler")
+        await self._parts.sampler.load(weights, version)
+        if trainer.extra:
+            try:
+                saved = Saved.read(trainer.extra)
+            except msgspec.ValidationError as error:
+                raise CheckpointError(
+                    f"another program wrote the newest checkpoint: {error}"
+                ) from None
+            tally = self._tally
+            tally.updates, tally.groups, tally.evals = saved.updates, saved.groups, saved.evals
+            tally.taught = Taught(saved.taught)
+            self.mixer.resume(saved.mixture)
+            recall(self._directory, saved.dropped, self._parts.clock)
+
+    async def step(self, stopping: Callable[[], bool], reject: Reject) -> bool:
+        """One update; False when no batch is ready. Groups that the trainer did not take go to
+        `reject`, with their author.
+
+        The use of every group is stored before the update. A crash in between loses that use, and
+        no group is trained on twice.
+        """
+        drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
+        if drawn is None:
+            return False
+        self._slots.train(drawn.own_count)
+        try:
+            await self._learn(drawn, stopping, reject)
+        finally:
+            self._slots.trained()
+        return True
+
+    async def _learn(self, drawn: Drawn, stopping: Callable[[], bool], reject: Reject) -> None:
+        parts, tally = self._parts, self._tally
+        version = parts.trainer.version
+        await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.groups])
+        batch = build_batch(
+            drawn.groups,
+            parts.codec.encode_prompt,
+            parts.codec.encode_answer,
+            parts.codec.eos_id,
+            self._correction,
+            self._advantage,
+            drawn.other_rewards,
+            self._group_size,
+        )
+        sampler = parts.sampler
+        resting = isinstance(sampler, RestingSampler) and await sampler.rest()
+        started = parts.clock.now()
+        try:
+            result = await parts.trainer.update(batch)
+        except (ChildError, ModelError) as error:
+            self.restarting = True
+            await self._restart(error, stopping)
+            self.restarting = False
+            return
+        tally.updating.add(parts.clock.now() - started, 1)
+        self._record(drawn, result.stats, version)
+        self._style.note(drawn.groups)
+        tally.alarms.pop("style", None)
+        if alarm := self._style.alarm():
+            tally.alarms["style"] = alarm
+        self._blame(drawn, result.stats, reject)
+        self.mixer.update()
+        if result.unstored is not None:
+            self._not_stored(result.unstored)
+        if resting or result.stats.skipped is None:
+            await sampler.load(result.weights, result.stats.version)
+        if result.stats.skipped is not None:
+            return
+        if tally.updates % self.checkpoint_updates == 0:
+            await self.checkpoint(wait=False)
+
+    def _blame(self, drawn: Drawn, stats: UpdateStats, reject: Reject) -> None:
+        """Tell what each of the peers' groups was worth. Only now is it known: an answer can pass
+        every check before the update, and be none that this policy would give."""
+        refused = dict.fromkeys(stats.too_long, Rejected("too_long", "for this trainer"))
+        unlikely = Rejected("implausible", "this policy would hardly say it")
+        refused |= dict.fromkeys(stats.unlikely, unlikely)
+        for number, group in enumerate(drawn.groups):
+            peer = self._directory.get(group.author)
+            if number in refused:
+                reject(refused[number], group.author)
+            elif number >= drawn.own_count and peer is not None:
+                peer.standing.served()
+
+    async def checkpoint(self, *, wait: bool = True) -> bool:
+        """Store the training state and the tally; see `Trainer.checkpoint`. A failure is counted
+        and logged, not raised: False."""
+        tally = self._tally
+        saved = Saved(
+            tally.updates,
+            tally.groups,
+            tally.evals[-_KEEP_EVALS:],
+            self.mixer.state,
+            kept(self._directory, self._parts.clock),
+            tally.taught.rows(),
+        )
+        extra: Mapping[str, Any] = msgspec.to_builtins(saved)
+        try:
+            await self._parts.trainer.checkpoint(extra, wait=wait)
+        except (ChildError, CheckpointError) as error:
+            self._not_stored(str(error))
+            return False
+        return True
+
+    def _not_stored(self, why: str) -> None:
+        self._tally.faults["checkpoint"] += 1
+        _log.warning("no checkpoint", error=why)
+
+    async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
+        """Restart the trainer from its last checkpoint; try until it works or the node stops."""
+        shortest, longest = _BACKOFF_SECONDS
+        attempt = 0
+        while not stopping():
+            self._tally.faults["trainer"] += 1
+            self._tally.trainer_restarts += 1
+            _log.warning("restarting the trainer", error=str(error))
+            await asyncio.sleep(min(longest, shortest * 2.0**attempt))
+            attempt = min(attempt + 1, 10)
+            if isinstance(self._parts.sampler, SharingSampler):
+                # The dead trainer's memory stays taken while it is mapped, beside the next one's.
+                await self._parts.sampler.let_go()
+            try:
+                weights, version = await self._parts.trainer.restart()
+                # What the sampler shares with the trainer is gone if that ends again meanwhile.
+                await self._parts.sampler.load(weights, version)
+                return
+            except (ChildError, ModelError) as again:
+                error = again
+
+    def _record(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
+        tally = self._tally
+        tally.groups.trained_own += drawn.own_count
+        tally.groups.trained_external += drawn.external_count
+        tally.trained_by.update(group.author for group in drawn.groups)
+        if tally.trained_by.total() > _RECENT_GROUPS:
+            tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
+        if stats.skipped is None:
+            tally.updates += 1
+        else:
+            tally.skipped_updates += 1
+        if stats.halvings:
+            tally.faults["memory"] += stats.halvings
+        self._sum(drawn, stats, version)
+        rewards = [reward for group in drawn.groups for reward in group.rewards]
+        tally.updated_at = self._parts.clock.now()
+        tally.last_update = UpdateRow(
+            loss=stats.loss,
+            grad_norm=stats.grad_norm,
+            mean_reward=sum(rewards) / len(rewards),
+            clipped_share=stats.clipped_share,
+            kl=stats.kl,
+            entropy=stats.entropy,
+            tokens=stats.tokens,
+            seconds=stats.seconds,
+        )
+        if stats.skipped is None:
+            tally.last_applied = tally.last_update
+
+    def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
+        """Add up what the history takes means of; `version` is the policy's before the update."""
+        sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
+        sums.rows += stats.informative
+        sums.trained_tokens += stats.tokens
+        for number, group in enumerate(drawn.groups):
+            if number < drawn.own_count:
+                sums.own_reward += sum(group.rewards)
+                sums.own_answers += len(group.rewards)
+                sums.lag += version - group.group.oldest_version
+                continue
+            sums.age += version - group.arrived
+            if number not in left_out:
+                self._tally.taught.add(group)

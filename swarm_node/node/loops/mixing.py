@@ -1,0 +1,107 @@
+"""The mixture of own and peers' groups: fixed by the settings, or chosen by the controller.
+
+The controller is pure (`policy/experience/mixture.py`). This module feeds it what the node counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarm_node.environments.split import SPLIT
+from swarm_node.node.figures.snapshot import EvalPoint, MixtureRow
+from swarm_node.node.loops.parts import Tally
+from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.policy.experience.mixture import (
+    Costs,
+    MixtureSettings,
+    MixtureState,
+    Observation,
+    observe,
+    start,
+)
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplayStats
+
+
+class Mixer:
+    """Sets the mixture of the replay buffer, and shows it in the tally."""
+
+    def __init__(
+        self, settings: MixtureSettings | None, tally: Tally, buffer: ReplayBuffer
+    ) -> None:
+        """With None as `settings`, the mixture stays that of the buffer."""
+        self._settings = settings
+        self._tally = tally
+        self._buffer = buffer
+        #: The controller's state; None where the mixture is fixed.
+        self.state: MixtureState | None = None
+        if settings is not None:
+            self.state = start(settings)
+            buffer.aim(self.state.current)
+        self._stats = buffer.stats()
+        self._offered = 0
+        self._probe: EvalPoint | None = None
+        self._show()
+
+    def resume(self, state: MixtureState | None) -> None:
+        """Continue with a checkpoint's state, unless its mixture is outside the limits of the
+        current settings."""
+        settings, self._probe = self._settings, self._newest_probe()
+        if state is not None and self._probe is not None and self._probe.split != SPLIT:
+            # On another ground reward is another one, which did not fall or rise.
+            state = replace(state, probe=None)
+        if settings is None or state is None:
+            return
+        mixture = state.current
+        if mixture.size == settings.batch and 0 <= mixture.external <= settings.most_external:
+            self.state = state
+            self._buffer.aim(mixture)
+            self._show()
+
+    def update(self) -> None:
+        """Take in what happened since the last update; called after each one."""
+        stats, tally = self._buffer.stats(), self._tally
+        before, self._stats = self._stats, stats
+        offered, self._offered = tally.offered - self._offered, tally.offered
+        probe, self._probe = self._probe, self._newest_probe()
+        if self._settings is not None and self.state is not None:
+            seen = Observation(
+                made=stats.own_admitted - before.own_admitted,
+                mixed=stats.own_informative - before.own_informative,
+                offered=offered * self._trust(stats),
+                costs=Costs(
+                    own=tally.sampling.mean,
+                    external=tally.judging.mean,
+                    update=tally.last_update.seconds if tally.last_update else 0.0,
+                ),
+                probe=self._probe.own if self._probe and self._probe is not probe else None,
+                left=self._buffer.left,
+            )
+            self.state = observe(self.state, seen, self._settings)
+            self._buffer.aim(self.state.current)
+        self._show()
+
+    def _newest_probe(self) -> EvalPoint | None:
+        return self._tally.evals[-1] if self._tally.evals else None
+
+    def _trust(self, stats: ReplayStats) -> float:
+        """The share of groups announced as informative that turned out informative and new. Nobody
+        is blamed for a copy, whose maker is not known, but none is worth an own group either."""
+        bad = sum(
+            count
+            for reason, count in self._tally.rejected.items()
+            if reason not in BLAMELESS or reason == "copied"
+        )
+        return (stats.external_admitted + 1) / (stats.external_admitted + bad + 1)
+
+    def _show(self) -> None:
+        mixture, stats, state = self._buffer.mixture, self._buffer.stats(), self.state
+        share = stats.own_informative / stats.own_admitted if stats.own_admitted else None
+        self._tally.mixture = MixtureRow(
+            own=mixture.own,
+            external=mixture.external,
+            adaptive=state is not None,
+            mixed_share=state.share if state is not None and state.made else share,
+            mixed_share_error=state.share_error if state is not None and state.made else None,
+            offered_per_own=state.rate if state is not None else None,
+            allowance=state.allowance if state is not None else 1.0,
+        )

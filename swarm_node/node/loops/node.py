@@ -1,0 +1,396 @@
+"""One node: a TaskGroup of named loops over a few bounded stores.
+
+      sample ──groups──► [outbox + log: storage] ──► peers list and pull it (p2p/exchange/serving)
+        ▲  │                                                        │
+        │  └──own──► [replay buffer] ◄──verified── pull ◄── list ◄──┘
+        │                  │ own + external                 meet: heartbeats, greetings, repair
+     weights               ▼
+        └────────────── train (child process)        evaluate: unseen, seen      record: history
+
+| loop     | waits for                                  | wakes                   |
+| sample   | free slots for own groups                  | train                   |
+| train    | enough own groups; never for a peer        | sample (slots, weights) |
+| list     | its poll interval                          | pull                    |
+| pull     | offers and free slots for peers' groups    | train                   |
+| meet     | its heartbeat interval                     | –                       |
+| mend     | three seconds                              | feel, meet              |
+| feel     | one peer that is no partner, at a time     | –                       |
+| probe    | ten minutes, or another address            | –                       |
+| reach    | its interval: relays, ways to peers        | –                       |
+| evaluate | its interval, or nine times its cost       | –                       |
+| coordinate | a minute; only with a coordinator        | –                       |
+| record   | an update, a measurement, or a minute      | –                       |
+
+`policy/experience/slots.py` has the table of slots: the backpressure between these loops.
+
+A group is stored before it is shown to anybody, and its use is stored before it is trained on, so
+that a crash loses nothing published and trains nothing twice. The trainer and the environments are
+child processes that may die; a dead peer, daemon or bootstrap never stops a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+
+import structlog
+from msgspec.structs import replace
+
+from swarm_node.config import Settings
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.errors import ChildError, Rejected, SwarmNodeError, first_of
+from swarm_node.node.figures.samples import SampleRow
+from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.home.home import Membership
+from swarm_node.node.loops.consequences import watch
+from swarm_node.node.loops.learner import Learner
+from swarm_node.node.loops.overview import take_report, take_snapshot
+from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.node.loops.recording import Recorder
+from swarm_node.node.loops.rollout_maker import Scored
+from swarm_node.node.loops.tasks import chosen_families
+from swarm_node.node.loops.work import OpenWork, Work
+from swarm_node.p2p.exchange.pulling import Turn
+from swarm_node.p2p.exchange.verify import restored_groups
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.rollout import VerifiedGroup
+
+_STOP_SECONDS = 20.0
+_FAULT_SECONDS = 1.0
+_LIST_PEERS, _PARALLEL_LISTS, _PARALLEL_PULLS = 3, 12, 8
+_KEEP_OWN_GROUPS = 4096
+_log = structlog.get_logger(__name__)
+
+
+class Node:
+    """One member of a swarm. `run` lives until `stop` is called."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        membership: Membership,
+        parts: Parts,
+        shared: Shared,
+        learner: Learner,
+        reaching: ReachingTransport,
+        open_work: OpenWork,
+    ) -> None:
+        """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
+        self.settings = settings
+        self._membership = membership
+        self._parts = parts
+        self._shared = shared
+        self._tally = shared.tally
+        self._buffer = shared.buffer
+        self._slots = shared.slots
+        self._learner = learner
+        self._reaching = reaching
+        self._open_work = open_work
+        self._state = "starting"
+        self._started = parts.clock.now()
+        self._running_since: float | None = None
+        self._info: EnvironmentInfo | None = None
+        self._own_families: tuple[str, ...] = ()
+        self._opened: Work | None = None
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    def stop(self) -> None:
+        """End `run` soon: break off a start, finish an update, store a checkpoint, close all."""
+        self._stop.set()
+
+    def adopt(self, settings: Settings) -> None:
+        """Go on with these, which differ from those before in keys that are `at_once` alone."""
+        self.settings = settings
+        self._reaching.mode = settings.network.relay
+        self._learner.checkpoint_updates = settings.run.checkpoint_updates
+        if self._opened is not None:
+            self._opened.evaluator.adopt(settings.run.eval_tasks, settings.run.eval_seconds)
+
+    async def run(
+        self,
+        on_running: Callable[[Sequence[str]], None] | None = None,
+        on_step: Callable[[str], None] = lambda step: None,
+    ) -> Ended | None:
+        """Live until `stop`, or until the update number that `run.updates` sets. `on_running` gets
+        this node's addresses once peers can dial it, `on_step` each part that is started. Returns
+        how it ended; None if it was stopped while it started.
+
+        Raises:
+            SwarmNodeError: the node cannot start or continue; the message says what to do.
+        """
+        try:
+            if not await self._opens(on_step):
+                return None
+            self._state = "running"
+            self._running_since = self._parts.clock.now()
+            if on_running is not None:
+                on_running(self._parts.transport.addresses())
+            await self._live()
+            began = self._parts.clock.now()
+            stored = await self._learner.checkpoint()
+            seconds = self._parts.clock.now() - began
+            return Ended(self._tally.updates, seconds, stored)
+        except BaseExceptionGroup as group:
+            own, _ = group.split(SwarmNodeError)
+            if own is None:
+                raise
+            raise first_of(own) from group
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close every part, whatever state it is in; each bounds the time that it takes. An error
+        of one part leaves no other part open. `run` does it at its end."""
+        parts = self._parts
+        async with contextlib.AsyncExitStack() as stack:  # the last one in is closed first
+            stack.callback(parts.storage.close)
+            for close in (
+                parts.environment.close,
+                parts.trainer.close,
+                parts.sampler.close,
+                parts.transport.stop,
+            ):
+                stack.push_async_callback(_quietly, close)
+
+    async def evaluate(self) -> EvalPoint:
+        """Measure reward on unseen and on seen texts now and append it to the curve.
+
+        Raises:
+            SwarmNodeError: the node has not started, or the environment failed.
+        """
+        if self._opened is None:
+            raise SwarmNodeError("the node is still starting; try again in a few seconds")
+        point = await self._opened.evaluator.measure()
+        point = replace(point, alone=self._tally.groups.trained_external == 0)
+        self._tally.evals.append(point)
+        return point
+
+    async def network(self) -> NetworkReport:
+        """What this node finds of its network now.
+
+        Raises:
+            SwarmNodeError: the node has not started, or asks nobody.
+        """
+        if self._state != "running" or self._work.prober is None:
+            raise SwarmNodeError("the node is not running yet; try again in a few seconds")
+        await self._work.prober.refresh()
+        return await take_report(self._parts, self._shared, self._reaching)
+
+    def samples(self) -> list[SampleRow]:
+        """Some answers, own and peers'."""
+        return self._tally.samples.rows()
+
+    def snapshot(self) -> Snapshot:
+        """Everything worth showing of this node now."""
+        return take_snapshot(
+            self._membership,
+            self._parts,
+            self._shared,
+            self._reaching,
+            model=self.settings.model,
+            state=self._state,
+            started=self._started,
+            running_since=self._running_since,
+            info=self._info,
+            own_families=self._own_families,
+        )
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            loops = {
+                name: group.create_task(loop(), name=name) for name, loop in self._loops().items()
+            }
+            await self._stop.wait()
+            self._state = "stopping"
+            await self._notify()
+            patience = 0.0 if self._learner.restarting else _STOP_SECONDS
+            await asyncio.wait({loops["train"]}, timeout=patience)
+            for task in loops.values():
+                task.cancel()
+
+    def _loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        return {
+            "sample": self._sample,
+            "train": self._train,
+            "list": self._list,
+            "pull": self._pull,
+            "meet": self._work.company.meet,
+            "mend": self._work.company.mend,
+            "feel": self._work.company.feel,
+            **self._further_loops(),
+            "evaluate": self._evaluate,
+            "record": Recorder(self._parts, self._shared).run,
+        }
+
+    def _further_loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
+        """Where nobody can find out how this node is reached, it needs no relay; few nodes have a
+        coordinator."""
+        loops: dict[str, Callable[[], Coroutine[None, None, None]]] = {}
+        if self._work.prober is not None:
+            loops |= {"probe": self._work.prober.run, "reach": self._work.company.reach}
+        if self._work.coordinating is not None:
+            loops["coordinate"] = partial(self._work.coordinating.run, self.snapshot)
+        return loops
+
+    async def _sample(self) -> None:
+        """Sample groups whenever enough slots are free, publish them and admit them."""
+        while True:
+            await self._until(lambda: self._slots.sampling_batch(self._parts.trainer.version) > 0)
+            try:
+                await self._work.maker.make(
+                    self._slots.sampling_batch(self._parts.trainer.version), self._share
+                )
+            except ChildError as error:
+                await self._environment_failed(error)
+
+    async def _share(self, scored: Sequence[Scored]) -> None:
+        """Publish own groups and admit them to the replay buffer."""
+        publisher, groups = self._work.exchange.publisher, self._tally.groups
+        announced = publisher.announced
+        for group in await publisher.publish(scored, self._parts.trainer.version):
+            self._admit(group)
+        groups.published += len(scored)
+        groups.announced += publisher.announced - announced
+        await self._notify()
+
+    async def _train(self) -> None:
+        """Update whenever a batch is ready; never wait for a peer."""
+        while not self._stop.is_set():
+            await self._until(
+                lambda: self._stop.is_set() or self._buffer.ready(self._parts.trainer.version)
+            )
+            reject = self._work.exchange.asker.reject
+            if not self._stop.is_set() and await self._learner.step(self._stop.is_set, reject):
+                await self._notify()
+            limit = self.settings.run.updates
+            if limit and self._tally.updates >= limit:
+                self._stop.set()
+
+    async def _list(self) -> None:
+        """List the newest announcements of a few random peers, as many as can be pulled. A round
+        does not wait for peers of the last one that answer late or never."""
+        storage = self._parts.storage
+        free_lists = asyncio.Semaphore(_PARALLEL_LISTS)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                puller, free = self._work.exchange.puller, self._free_external()
+                turns = puller.turns(_LIST_PEERS, free(None) - puller.on_offer(free))
+                for turn in turns:
+                    if not free_lists.locked():
+                        await free_lists.acquire()
+                        task = group.create_task(self._list_one(turn))
+                        task.add_done_callback(lambda _: free_lists.release())
+                watch(self._shared, self._membership.identity.peer_id, self._parts.clock.now())
+                await self._notify()
+                await storage.run(storage.retire, self._buffer.collect_departed())
+                await storage.run(storage.prune, _KEEP_OWN_GROUPS)
+                await asyncio.sleep(self.settings.network.poll_seconds)
+
+    async def _list_one(self, turn: Turn) -> None:
+        offered = await self._work.exchange.puller.list_one(turn)
+        self._tally.offered += offered  # read after the wait: other lists count at the same time
+        await self._notify()
+
+    async def _pull(self) -> None:
+        """Pull and verify offered groups while external slots are free. A few pulls run at once, so
+        that a slow or lost answer does not delay the others."""
+        puller, free_pulls = self._work.exchange.puller, asyncio.Semaphore(_PARALLEL_PULLS)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await free_pulls.acquire()
+                await self._until(lambda: puller.on_offer(self._free_external()) > 0)
+                task = group.create_task(self._pull_one())
+                task.add_done_callback(lambda _: free_pulls.release())
+                await asyncio.sleep(0)  # the pull draws its offer, which is then no offer any more
+
+    async def _pull_one(self) -> None:
+        version = self._parts.trainer.version
+        try:
+            group = await self._work.exchange.puller.pull(self._free_external(), version)
+        except ChildError as error:
+            return await self._environment_failed(error)
+        if group is not None:
+            self._admit(group)
+            self._tally.groups.received += 1
+            self._tally.samples.external(group)
+            await self._notify()
+
+    async def _evaluate(self) -> None:
+        while True:
+            try:
+                await self.evaluate()
+            except ChildError as error:
+                await self._environment_failed(error)
+            await self._work.evaluator.rest()
+
+    async def _opens(self, on_step: Callable[[str], None]) -> bool:
+        """Open all parts; False where `stop` came first."""
+        async with asyncio.TaskGroup() as group:
+            opening = group.create_task(self._open(on_step))
+            stopping = group.create_task(self._stop.wait())
+            opening.add_done_callback(lambda _: stopping.cancel())
+            stopping.add_done_callback(lambda _: opening.cancel())
+        return not opening.cancelled()
+
+    async def _open(self, on_step: Callable[[str], None]) -> None:
+        parts = self._parts
+        on_step("tasks")
+        self._info = info = await parts.environment.start()
+        self._own_families = chosen_families(self.settings.environment.families, info)
+        if info.sandbox is not None and not info.sandbox.complete:
+            _log.warning(
+                "answers are judged in processes that can do harm", how=info.sandbox.described()
+            )
+        await self._learner.start(on_step)
+        # A crash after the newest checkpoint lost no group, so the database has the count.
+        self._tally.groups.published = await parts.storage.run(parts.storage.published)
+        self._opened = self._open_work(info, self._own_families)
+        self.adopt(self.settings)  # they may be others than at the start
+        for group in await parts.storage.run(restored_groups, parts.storage):
+            self._buffer.admit(group, parts.trainer.version)
+        on_step("network")
+        await parts.transport.start()
+        _log.info(
+            "node started",
+            peer=self._membership.identity.peer_id,
+            swarm=self._membership.swarm.name,
+            version=parts.trainer.version,
+            families=",".join(self._own_families),
+        )
+
+    @property
+    def _work(self) -> Work:
+        assert self._opened is not None, "loops start after _open"
+        return self._opened
+
+    def _free_external(self) -> Callable[[str | None], int]:
+        """Free slots for peers' groups, of one author or of anybody."""
+        return partial(self._slots.free_external, self._parts.trainer.version)
+
+    def _admit(self, group: VerifiedGroup) -> None:
+        refused = self._buffer.admit(group, self._parts.trainer.version)
+        if isinstance(refused, Rejected):
+            self._work.exchange.asker.reject(refused, group.author)
+
+    async def _environment_failed(self, error: SwarmNodeError) -> None:
+        """Count and log the fault, then pause so that the environment's process can recover."""
+        self._tally.faults["environment"] += 1
+        _log.warning("the environment failed", error=str(error))
+        await asyncio.sleep(_FAULT_SECONDS)
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(ready)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:
+    with contextlib.suppress(SwarmNodeError):
+        await close()

@@ -1,0 +1,148 @@
+"""Takes the snapshot of a node, and what it finds of its network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from swarm_node.clock import Clock
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.environments.presets import environment_name
+from swarm_node.errors import TransportError
+from swarm_node.node.figures.snapshot import (
+    SCHEMA,
+    SEEN_SECONDS,
+    BusyRow,
+    MembershipRow,
+    NetworkReport,
+    RelayingRow,
+    Snapshot,
+    TokensRow,
+)
+from swarm_node.node.figures.verdict import findings
+from swarm_node.node.home.home import Membership
+from swarm_node.node.loops.consequences import former_rows, peer_rows, refusals
+from swarm_node.node.loops.parts import Parts, Shared, Tally
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Relay
+
+_SHOWN_EVALS = 2000
+_SHOWN_PEERS = 200
+_EXAMPLES = 3
+
+
+def take_snapshot(
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    reaching: ReachingTransport,
+    *,
+    model: str,
+    state: str,
+    started: float,
+    running_since: float | None,
+    info: EnvironmentInfo | None,
+    own_families: tuple[str, ...],
+) -> Snapshot:
+    """Everything worth showing of a node now. `started` and `running_since` are of its clock."""
+    tally, now = shared.tally, parts.clock.now()
+    identity, swarm = membership.identity, membership.swarm
+    own = MembershipRow.of(shared.members, identity.peer_id)
+    buffer = asdict(shared.buffer.stats()).items()
+    busy = None
+    if running_since is not None:
+        busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - running_since)
+    shot = Snapshot(
+        schema=SCHEMA,
+        peer_id=identity.peer_id,
+        swarm=swarm.name,
+        swarm_id=swarm.swarm_id.hex(),
+        model=model,
+        state=state,
+        seconds=now - started,
+        version=parts.trainer.version,
+        updates=tally.updates,
+        skipped_updates=tally.skipped_updates,
+        trainer_restarts=tally.trainer_restarts,
+        groups=tally.groups,
+        rejected=dict(tally.rejected),
+        faults=dict(tally.faults + Counter(parts.sampler.faults) + parts.storage.faults),
+        evals=tally.evals[-_SHOWN_EVALS:],
+        families=list(info.families) if info else [],
+        own_families=list(own_families),
+        peers=peer_rows(shared, now, reaching.usage.via, info)[:_SHOWN_PEERS],
+        buffer={key: value for key, value in buffer if isinstance(value, int)},
+        update=tally.last_applied or tally.last_update,
+        addresses=parts.transport.addresses() if state == "running" else [],
+        processes=dict(parts.processes()),
+        mixture=tally.mixture,
+        busy=busy,
+        sandbox=info.sandbox.described() if info and info.sandbox else "",
+        engine=parts.engine(),
+        membership=own,
+        former=former_rows(shared, now),
+        reach=parts.reach.verdict() if parts.knock is not None else None,
+        relaying=RelayingRow.of(reaching),
+        alarms=_alarms(shared, own, parts.clock),
+        environment=environment_name(info.name, info.version) if info else "",
+    )
+    shot = msgspec.structs.replace(shot, **_course(parts, tally, running_since))
+    return msgspec.structs.replace(shot, findings=findings(shot))
+
+
+def _course(parts: Parts, tally: Tally, running_since: float | None) -> dict[str, Any]:
+    """How it goes: fields of a snapshot."""
+    since_update = between = None
+    if running_since is not None:
+        since_update = parts.clock.now() - max(running_since, tally.updated_at)
+        if tally.updating.count:
+            between = (tally.updated_at - running_since) / tally.updating.count
+    return {
+        "time": parts.clock.wall(),
+        "latest": parts.history.latest,
+        "taught": tally.taught.rows(),
+        "seconds_since_update": since_update,
+        "seconds_between_updates": between,
+        "recent": tally.samples.recent(),
+        "coordinator": tally.coordinator,
+        "examples": tally.samples.examples(_EXAMPLES),
+        "tokens": TokensRow(tally.sums.sampled_tokens, tally.sums.trained_tokens),
+    }
+
+
+def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:
+    return [
+        *(own.alarms(clock.wall()) if own else ()),
+        *refusals(shared.directory.live(clock.now(), float("inf"))),
+        *shared.tally.alarms.values(),
+    ]
+
+
+def name_of(members: Members, peer_id: str) -> str:
+    """How a person knows a peer: the name in its certificate, or the end of its id."""
+    shown = members.shown(peer_id)
+    return shown[0].name if shown else peer_id[-8:]
+
+
+async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
+    """What a running node finds of its network, after a lookup in the transport's table and a
+    round trip to each relay."""
+    begun, heard, fault = parts.clock.now(), 0, ""
+    try:
+        heard = len(await parts.transport.heartbeats())
+    except TransportError as error:
+        fault = str(error)
+    seconds, trips = parts.clock.now() - begun, await reaching.relays.round_trips()
+    relays = [Relay(name_of(shared.members, relay), trip) for relay, trip in trips.items()]
+    return NetworkReport(
+        reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
+        addresses=parts.transport.addresses(),
+        peers=len(shared.directory.live(parts.clock.now(), SEEN_SECONDS)),
+        heartbeats=heard if parts.transport.has_table else None,
+        seconds=seconds,
+        fault=fault,
+    )

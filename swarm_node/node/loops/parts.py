@@ -1,0 +1,159 @@
+"""The parts of a node, what its loops share, and its counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from swarm_node.clock import Clock
+from swarm_node.durable import Journal
+from swarm_node.environments.host import EnvironmentHost
+from swarm_node.node.figures.history import MetricsFile, Ring
+from swarm_node.node.figures.samples import Samples
+from swarm_node.node.figures.snapshot import (
+    CoordinatorRow,
+    EvalPoint,
+    GroupCounts,
+    MixtureRow,
+    UpdateRow,
+)
+from swarm_node.node.figures.taught import Taught
+from swarm_node.p2p.limits.budgets import Effort, Traffic
+from swarm_node.p2p.membership.credentials import MemoryOffice, Office
+from swarm_node.p2p.membership.members import Members, nobody
+from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.probe import Knock
+from swarm_node.p2p.reach.verdict import Reach
+from swarm_node.p2p.wire.transport import Transport
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.sampler import Sampler
+from swarm_node.policy.training.process import Trainer
+from swarm_node.recent import Recent
+from swarm_node.rollout import PolicyRef
+from swarm_node.storage import Storage
+
+#: Peers that are members no more, for their owner to see.
+MAX_FORMER = 200
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one node. `build.py` makes real ones, a simulation in-memory ones. `engine` says
+    what samples, `dialable` whether peers can dial this node (None while that is not known), and
+    `banned` whom `Members` refuses here. `office` keeps what the swarm states: a home, or the
+    memory. `knock` dials for probes and `lan` finds peers on the own network, both None where there
+    is no network of hosts. `answered` keeps which relayed requests were. `memory` gives the bytes
+    that all processes take, and `metrics` writes the history; both take milliseconds, and both are
+    None in a simulation. `buffer` makes the replay buffer."""
+
+    transport: Transport
+    sampler: Sampler
+    trainer: Trainer
+    environment: EnvironmentHost
+    storage: Storage
+    codec: Codec
+    policy: PolicyRef
+    clock: Clock
+    processes: Callable[[], Mapping[str, int]]
+    engine: Callable[[], str] = lambda: "torch"
+    dialable: Callable[[], bool | None] = lambda: None
+    banned: Callable[[], frozenset[str]] = nobody
+    office: Office = field(default_factory=MemoryOffice)
+    knock: Knock | None = None
+    reach: Reach = field(default_factory=Reach)
+    lan: Lan | None = None
+    answered: Journal | None = None
+    memory: Callable[[], int] | None = None
+    metrics: MetricsFile | None = None
+    history: Ring = field(default_factory=Ring)
+    buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
+
+
+@dataclass
+class Timing:
+    """Seconds of the node's clock that something took, and how often it happened."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float, count: int) -> None:
+        self.seconds += seconds
+        self.count += count
+
+    @property
+    def mean(self) -> float:
+        """Seconds each; 0 while the count is 0."""
+        return self.seconds / self.count if self.count else 0.0
+
+
+@dataclass
+class Sums:
+    """Sums since the start, for the means of the history. Over the groups trained on: `rows` with
+    an advantage, `own_reward` and `own_answers` of own ones, their `lag` in versions, peers' `age`
+    in updates, and tokens. `sampled_tokens` are those of own answers."""
+
+    rows: int = 0
+    own_reward: float = 0.0
+    own_answers: int = 0
+    lag: int = 0
+    age: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+
+
+@dataclass
+class Tally:
+    """What a node did, for its snapshot. Checkpoints keep the first three
+    fields and `taught`.
+
+    `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
+    groups that peers announced as informative. `sampling` is the time per own group
+    made, and `drawing` the sampler's part of it. `judging` is the time per peer's group judged,
+    `updating` the time per update. `trained_by` counts the groups trained on lately by author;
+    older ones count less. `taught` counts peers' groups that were trained on. `alarms` are
+    sentences for the owner, by kind; `updated_at` is when the newest update ended,
+    `last_applied` the newest one that was not skipped.
+    """
+
+    updates: int = 0
+    groups: GroupCounts = field(default_factory=GroupCounts)
+    evals: list[EvalPoint] = field(default_factory=list)
+    skipped_updates: int = 0
+    trainer_restarts: int = 0
+    last_update: UpdateRow | None = None
+    last_applied: UpdateRow | None = None
+    rejected: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    offered: int = 0
+    sampling: Timing = field(default_factory=Timing)
+    judging: Timing = field(default_factory=Timing)
+    drawing: Timing = field(default_factory=Timing)
+    updating: Timing = field(default_factory=Timing)
+    mixture: MixtureRow | None = None
+    trained_by: Counter[str] = field(default_factory=Counter)
+    taught: Taught = field(default_factory=Taught)
+    sums: Sums = field(default_factory=Sums)
+    samples: Samples = field(default_factory=Samples)
+    updated_at: float = 0.0
+    alarms: dict[str, str] = field(default_factory=dict)
+    coordinator: CoordinatorRow | None = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the loops of one node share: its counters, the peers it knows, the groups it may train
+    on, the slots of groups under way, who is a member, what peers may take, and former members by
+    peer id."""
+
+    tally: Tally
+    directory: Directory
+    members: Members
+    traffic: Traffic
+    effort: Effort
+    buffer: ReplayBuffer
+    slots: Slots
+    former: Recent[str, Peer] = field(default_factory=lambda: Recent(MAX_FORMER))

@@ -1,0 +1,148 @@
+"""The loop that writes a node's history, and its log line."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from swarm_node.errors import HomeError
+from swarm_node.node.figures.curve import current
+from swarm_node.node.figures.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals, means
+from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint
+from swarm_node.node.loops.parts import Parts, Shared
+
+_TICK_SECONDS = 1.0
+_REPORT_SECONDS = 15.0
+_log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """Writes a row of history after an update or a measurement, and at times without one."""
+
+    def __init__(self, parts: Parts, shared: Shared) -> None:
+        self._parts = parts
+        self._shared = shared
+        self._before = self._totals()
+        self._measured: EvalPoint | None = None
+        self._told_of_fault = False
+
+    async def run(self) -> None:
+        """Write rows until cancelled, and log one line on what the node does from time to time."""
+        clock = self._parts.clock
+        reported = clock.now()
+        self._before = self._totals()
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            if self._due():
+                await self._record()
+            if clock.now() - reported >= _REPORT_SECONDS:
+                reported = clock.now()
+                self._report()
+
+    def _due(self) -> bool:
+        tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds
+        if tally.evals and tally.evals[-1] is not self._measured:
+            return True
+        moved = tally.updates + tally.skipped_updates > self._before.batches
+        return passed >= (LEAST_SECONDS if moved else MOST_SECONDS)
+
+    async def _record(self) -> None:
+        parts = self._parts
+        memory = 0 if parts.memory is None else await asyncio.to_thread(parts.memory)
+        row = self._row(memory)
+        parts.history.add(row)
+        if parts.metrics is None:
+            return
+        try:
+            await asyncio.to_thread(parts.metrics.append, row)
+        except HomeError as error:
+            self._shared.tally.faults["metrics"] += 1
+            if not self._told_of_fault:
+                self._told_of_fault = True
+                _log.warning("no history is written (told once)", error=str(error))
+
+    def _row(self, memory: int) -> HistoryRow:
+        tally, clock = self._shared.tally, self._parts.clock
+        before, self._before = self._before, self._totals()
+        point = tally.evals[-1] if tally.evals else None
+        point, self._measured = None if point is self._measured else point, point
+        update, groups = tally.last_applied, tally.groups
+        peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
+        return HistoryRow(
+            time=clock.wall(),
+            version=self._parts.trainer.version,
+            updates=tally.updates,
+            made=groups.published,
+            announced=groups.announced,
+            taken=groups.taken,
+            received=groups.received,
+            trained_own=groups.trained_own,
+            trained_peers=groups.trained_external,
+            refused=tally.rejected.total() - tally.rejected["unreachable"],
+            peers=len(peers),
+            memory=memory,
+            loss=update.loss if update else None,
+            kl=update.kl if update else None,
+            entropy=update.entropy if update else None,
+            clipped_share=update.clipped_share if update else None,
+            gradient_norm=update.grad_norm if update else None,
+            pass_1=point.families if point else None,
+            pass_k=point.pass_k if point else None,
+            k=point.k if point else None,
+            seen_1=point.seen if point else None,
+            split=point.split if point else None,
+            **means(before, self._before)._asdict(),
+        )
+
+    def _totals(self) -> Totals:
+        tally, buffer, sums = (
+            self._shared.tally,
+            self._shared.buffer.stats(),
+            self._shared.tally.sums,
+        )
+        return Totals(
+            seconds=self._parts.clock.now(),
+            batches=tally.updates + tally.skipped_updates,
+            updates=tally.updates,
+            own=tally.groups.trained_own,
+            external=tally.groups.trained_external,
+            rows=sums.rows,
+            own_reward=sums.own_reward,
+            own_answers=sums.own_answers,
+            lag=sums.lag,
+            age=sums.age,
+            made=buffer.own_admitted,
+            informative=buffer.own_informative,
+            sampled=sums.sampled_tokens,
+            trained=sums.trained_tokens,
+            sampling=tally.drawing.seconds,
+            updating=tally.updating.seconds,
+        )
+
+    def _report(self) -> None:
+        tally, row = self._shared.tally, self._parts.history.latest
+        peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
+        point = current(tally.evals)
+        unseen = round(point.all, 3) if point else None
+        seen = round(point.seen, 3) if point and point.seen is not None else None
+        groups, rate = tally.groups, row.updates_per_second if row else 0.0
+        _log.info(
+            "progress",
+            version=self._parts.trainer.version,
+            held_out=unseen,
+            seen=seen,
+            peers=peers,
+            published=groups.published,
+            trained_own=groups.trained_own,
+            trained_external=groups.trained_external,
+            rejected=tally.rejected.total(),
+            said=f"version {self._parts.trainer.version}, unseen {_known(unseen)}, "
+            f"seen {_known(seen)}, "
+            f"{rate:.1f} updates/s, peers {peers}, gave {groups.taken}, got {groups.received}, "
+            f"trained on {groups.trained_own} own and {groups.trained_external} of peers",
+        )
+
+
+def _known(value: float | None) -> str:
+    return "-" if value is None else f"{value}"

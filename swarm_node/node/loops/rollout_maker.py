@@ -1,0 +1,235 @@
+"""Rollout groups of the node's own: choose tasks, complete them, judge the completions.
+
+A `TaskChooser` chooses the tasks. A `Sampler` completes them: an environment with several turns or
+with tools would be another implementation of that protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from swarm_node.config import Sampling
+from swarm_node.environments.host import Judgement, Whose
+from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import SlowTaskError
+from swarm_node.node.figures.first_groups import Beginning, FirstGroups
+from swarm_node.node.loops.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.tasks import TaskChooser
+from swarm_node.p2p.limits.budgets import Effort
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
+from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
+
+Scored = tuple[RolloutGroup, str]
+Deliver = Callable[[Sequence[Scored]], Awaitable[None]]
+
+_PAUSE_SECONDS = 1.0
+_log = structlog.get_logger(__name__)
+
+
+class RolloutMaker:
+    """Samples a group of completions for each chosen task and has the group judged."""
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        parts: Parts,
+        tally: Tally,
+        effort: Effort,
+        tasks: TaskChooser,
+        slots: Slots,
+        harvest: Harvest | None,
+        *,
+        seed: int,
+        peer_id: str,
+    ) -> None:
+        """Every group takes its slots from `slots` when its sampling begins. `harvest` gathers the
+        groups of a sampler that can be interrupted; without it they are sampled in batches."""
+        self._sampling = sampling
+        self._parts = parts
+        self._tally = tally
+        self._effort = effort
+        self._tasks = tasks
+        self._slots = slots
+        self._harvest = harvest
+        self._seed = seed
+        self._peer_id = peer_id
+        self._told_of_raising = False
+        self._first_groups = FirstGroups()
+
+    async def make(self, count: int, deliver: Deliver) -> None:
+        """Complete and judge `count` groups. `deliver` takes each group with its prompt as soon as
+        the group is judged; the group's `claimed` are the rewards found here.
+
+        Tasks whose prompt and longest answer exceed the model's positions are left out, so there
+        may be fewer groups. The groups of interrupted tasks keep their slots.
+
+        Raises:
+            ChildError: the environment's process cannot be kept alive.
+            SwarmNodeError: from the sampler or `deliver`.
+        """
+        clock, made = self._parts.clock, 0
+        started = clock.now()
+
+        async def hand_on(scored: Sequence[Scored]) -> None:
+            nonlocal made
+            made += len(scored)
+            await deliver(scored)
+            self._slots.end(len(scored))
+
+        try:
+            if self._harvest is not None:
+                drawing = await self._gather(self._harvest, count, hand_on)
+            else:
+                drawing = await self._sample(count, hand_on)
+        finally:
+            # Groups that failed are dropped; interrupted ones keep their slots.
+            interrupted = len(self._harvest.interrupted) if self._harvest is not None else 0
+            self._slots.end(self._slots.sampling - interrupted)
+        if made:
+            self._tally.drawing.add(drawing, made)
+            self._tally.sampling.add(clock.now() - started, made)
+        else:
+            await asyncio.sleep(_PAUSE_SECONDS)  # the next prompts may be as long: do not spin
+
+    async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
+        """Sample with an engine that interleaves groups; deliver each group when it is complete.
+        Returns the seconds that the engine sampled."""
+        clock = self._parts.clock
+        began = clock.now()
+
+        async def fresh(wanted: int) -> list[PendingGroup]:
+            nonlocal began
+            free = self._slots.free(self._parts.trainer.version)
+            groups = await self._begin(min(wanted, free))
+            began = clock.now()
+            return groups
+
+        async def hand_on(group: PendingGroup) -> None:
+            completions = tuple(map(self._completion, group.rows))
+            await deliver([await self._score(group, completions, group.version)])
+
+        await harvest.gather(count, fresh, hand_on)
+        return clock.now() - began
+
+    async def _sample(self, count: int, deliver: Deliver) -> float:
+        """Sample all groups in one batch. Returns the seconds that the sampler sampled."""
+        clock, sampler, groups = self._parts.clock, self._parts.sampler, await self._begin(count)
+        if not groups:
+            return 0.0
+        version, began = sampler.version, clock.now()
+        sampled = await sampler.sample([group.request for group in groups])
+        drawing = clock.now() - began
+        await deliver(
+            [
+                await self._score(group, completions, version)
+                for group, completions in zip(groups, sampled, strict=True)
+            ]
+        )
+        return drawing
+
+    async def _begin(self, count: int) -> list[PendingGroup]:
+        """The next `count` tasks as groups that hold their slots."""
+        sampling = self._sampling
+        groups = [
+            PendingGroup(
+                ref,
+                prompt,
+                SampleRequest(
+                    prompt_ids,
+                    n=sampling.group_size,
+                    # Peers may sample the same task, from nearly the same weights.
+                    seed=task_seed("sample", self._seed, self._peer_id, ref.seed),
+                    max_new_tokens=sampling.max_new_tokens,
+                    temperature=sampling.temperature,
+                ),
+            )
+            for ref, prompt, prompt_ids in await self._next_tasks(count)
+        ]
+        self._slots.begin(len(groups))
+        return groups
+
+    def _completion(self, row: Row) -> Completion:
+        assert isinstance(self._parts.sampler, InterruptibleSampler)
+        return self._parts.sampler.completion(row)
+
+    async def _score(
+        self, group: PendingGroup, completions: tuple[Completion, ...], version: int
+    ) -> Scored:
+        """The rollout group to publish; `version` is the policy version of its first tokens."""
+        policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
+        texts = [completion.text for completion in completions]
+        self._tally.sums.sampled_tokens += sum(each.token_ids.size for each in completions)
+        judged = await self._judge(group.ref, texts, "own")
+        self._effort.judged_own(judged.seconds, self._parts.clock.now())
+        made = RolloutGroup(group.ref, policy, completions, judged.rewards)
+        self._tally.samples.own(made, group.prompt)
+        beginning = self._first_groups.add(made)
+        if beginning is not None:
+            _tell(beginning)
+        return made, group.prompt
+
+    async def judge(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
+        """Judge a peer's texts, and count the scorer's faults and the author's time."""
+        try:
+            judged = await self._judge(ref, texts, "peers")
+        except SlowTaskError as slow:
+            self._effort.judged(author, slow.seconds, self._parts.clock.now())
+            raise
+        # Several are judged at once, so the time that one waits for the others costs nothing.
+        self._tally.judging.add(judged.seconds, 1)
+        self._effort.judged(author, judged.seconds, self._parts.clock.now())
+        return judged
+
+    async def _judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose) -> Judgement:
+        judged = await self._parts.environment.judge(ref, texts, whose)
+        if judged.faults:
+            self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
+        if judged.raised and not self._told_of_raising:
+            self._told_of_raising = True
+            _log.warning(
+                "the environment's score() raised on an answer, which counts as wrong (told once)",
+                family=ref.family,
+                raised=judged.raised,
+            )
+        return judged
+
+    async def _next_tasks(self, count: int) -> list[tuple[TaskRef, str, tuple[int, ...]]]:
+        """Reference, prompt and the prompt's token ids of the next tasks. A task is left out if its
+        prompt and the longest answer exceed the model's positions."""
+        parts = self._parts
+        refs = await self._tasks.choose(count)
+        prompts = await parts.environment.render(refs)
+        tasks = [
+            (ref, prompt, parts.codec.encode_prompt(prompt))
+            for ref, prompt in zip(refs, prompts, strict=True)
+        ]
+        longest = self._sampling.max_new_tokens
+        fitting = [task for task in tasks if parts.codec.fits(task[2], longest)]
+        if len(fitting) < len(tasks):
+            if not self._tally.faults["prompt_too_long"]:
+                _log.warning(
+                    "left out: a prompt and its answer exceed the model's positions; lower "
+                    "sampling.max_new_tokens or leave that family out (told once, counted)",
+                    family=next(ref.family for ref, *_ in tasks if (ref, *_) not in fitting),
+                    positions=parts.codec.positions,
+                    max_new_tokens=longest,
+                )
+            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
+        return fitting
+
+
+def _tell(beginning: Beginning) -> None:
+    found = {
+        "pass_at_1": round(beginning.pass_at_1, 3),
+        "informative": f"{beginning.informative} of {beginning.groups}",
+    }
+    if beginning.advice:
+        answers = list(beginning.answers)
+        _log.warning("hardly anything can be learnt", **found, do=beginning.advice, answers=answers)
+    else:
+        _log.info("first groups", **found)

@@ -1,0 +1,30 @@
+"""What the loops of a node work with, apart from what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.loops.company import Company
+from swarm_node.node.loops.coordinating import Coordinating
+from swarm_node.node.loops.evaluation import Evaluator
+from swarm_node.node.loops.rollout_maker import RolloutMaker
+from swarm_node.p2p.exchange.exchange import Exchange
+from swarm_node.p2p.reach.probe import Prober
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the loops work with. It needs an environment that has started."""
+
+    maker: RolloutMaker
+    evaluator: Evaluator
+    exchange: Exchange
+    company: Company
+    prober: Prober | None = None
+    coordinating: Coordinating | None = None
+
+
+#: Makes the work, given what the environment says of itself and the families that the node samples.
+OpenWork = Callable[[EnvironmentInfo, tuple[str, ...]], Work]

@@ -1,0 +1,85 @@
+"""Whom this node alone shuns, although they are members. Other nodes do not hear of it."""
+
+from __future__ import annotations
+
+import structlog
+
+from swarm_node.errors import HomeError
+from swarm_node.node.home.home import Home
+from swarm_node.node.members.ledger import Ban, Ledger
+from swarm_node.node.members.people import SHORTEST, Meant
+
+_log = structlog.get_logger(__name__)
+
+
+def ban_ledger(home: Home) -> Ledger[Ban]:
+    """The bans of a home."""
+    return Ledger(home.path / "bans.json", Ban)
+
+
+def add(home: Home, name: str, meant: Meant, now: float) -> None:
+    """Ban whom a person meant by `name`.
+
+    Raises:
+        HomeError: it is this node itself, or the file cannot be written.
+    """
+    if home.identity().peer_id in meant.peer_ids:
+        raise HomeError("this is the node of this home: a node does not ban itself")
+    bans = [Ban(name, int(now), peer_id=peer) for peer in meant.peer_ids]
+    bans += [Ban(name, int(now), issuer_key=key) for key in meant.issuer_keys]
+    keys = {(ban.peer_id, ban.issuer_key) for ban in bans}
+    ledger = ban_ledger(home)
+    with home.editing():
+        kept = [ban for ban in ledger.entries() if (ban.peer_id, ban.issuer_key) not in keys]
+        ledger.write(kept + bans)
+
+
+def remove(home: Home, name: str) -> None:
+    """End the bans of a name or of the end of a peer id.
+
+    Raises:
+        HomeError: nobody of this name is banned.
+    """
+    ledger = ban_ledger(home)
+
+    def is_meant(ban: Ban) -> bool:
+        named = ban.peer_id is not None and len(name) >= SHORTEST and ban.peer_id.endswith(name)
+        return named or ban.name == name
+
+    with home.editing():
+        entries = ledger.entries()
+        kept = [ban for ban in entries if not is_meant(ban)]
+        if len(kept) == len(entries):
+            banned = ", ".join(sorted({ban.name for ban in entries})) or "nobody"
+            raise HomeError(f"nobody called {name!r} is banned here; banned: {banned}")
+        ledger.write(kept)
+
+
+class Bans:
+    """The bans of a running node's home, as they are now: a change of the file counts at once."""
+
+    def __init__(self, home: Home) -> None:
+        self._path = home.path / "bans.json"
+        self._ledger = ban_ledger(home)
+        self._read: tuple[int, int] | None = None
+        self._banned: frozenset[str] = frozenset()
+
+    def covered(self) -> frozenset[str]:
+        """Who is banned: peer ids, and keys (hex) of issuers, which stand for all their members."""
+        try:
+            found = self._path.stat()
+            state = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            state = None
+        if state == self._read:
+            return self._banned
+        self._read = state
+        try:
+            entries = self._ledger.entries()
+        except HomeError as error:  # the node goes on with the bans that it has
+            _log.warning("bans cannot be read", error=str(error))
+            return self._banned
+        self._banned = frozenset(
+            key for ban in entries for key in (ban.peer_id, ban.issuer_key) if key
+        )
+        return self._banned

@@ -1,0 +1,90 @@
+"""What the owner of a home wrote down about others: whom tickets admit, and who is banned.
+
+Each is one small file of JSON with mode 0600. Both are for people and for this node alone: the
+swarm's own rules travel in certificates and in the revocation list.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from swarm_node.durable import replace_private
+from swarm_node.errors import HomeError
+from swarm_node.p2p.membership.membership import Name, UnixSeconds
+from swarm_node.p2p.wire.identity import read_private
+
+MAX_ENTRIES = 10_000
+_MAX_BYTES = 8 << 20
+
+_Key = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_PeerId = Annotated[str, Meta(pattern=r"\A[1-9A-HJ-NP-Za-km-z]{1,64}\Z")]
+
+
+class Admission(Struct, frozen=True, forbid_unknown_fields=True):
+    """A ticket that was made here: `issuer_key` (hex) signs the certificates of those whom it
+    admits, `uses` of them (0: any number), until `expires`, each for `member_seconds`. A ticket of
+    an issuer file is not `given` to anybody yet; a `steward` admits nobody by a ticket."""
+
+    name: Name
+    issuer_key: _Key
+    made: UnixSeconds
+    expires: UnixSeconds
+    uses: int
+    member_seconds: int
+    given: bool = True
+    steward: bool = False
+
+
+class Ban(Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer id, or an issuer key (hex) and so everybody whom its ticket admitted."""
+
+    name: Annotated[str, Meta(max_length=64)]
+    since: UnixSeconds
+    peer_id: _PeerId | None = None
+    issuer_key: _Key | None = None
+
+
+Entry = TypeVar("Entry", Admission, Ban)
+
+
+class Ledger(Generic[Entry]):
+    """The entries of one file, oldest first; a file that is not there has none."""
+
+    def __init__(self, path: Path, kind: type[Entry]) -> None:
+        self._path = path
+        self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+
+    def entries(self) -> list[Entry]:
+        """All of them.
+
+        Raises:
+            HomeError: the file is damaged, or readable by others.
+        """
+        if not self._path.exists():
+            return []
+        raw = read_private(self._path, "list", _MAX_BYTES)
+        try:
+            if len(raw) > _MAX_BYTES:
+                raise ValueError("it is too long")
+            entries: list[Entry] = self._decoder.decode(raw)
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            raise HomeError(
+                f"{self._path} is damaged ({error}): restore it from a backup, or move it away"
+            ) from error
+        return entries
+
+    def write(self, entries: list[Entry]) -> None:
+        """Replace all of them; of more than MAX_ENTRIES, the oldest are dropped.
+
+        Raises:
+            HomeError: the file cannot be written.
+        """
+        kept = msgspec.json.encode(entries[-MAX_ENTRIES:])
+        try:
+            replace_private(self._path, msgspec.json.format(kept) + b"\n")
+        except OSError as error:
+            raise HomeError(f"cannot write {self._path}: {error.strerror}") from error

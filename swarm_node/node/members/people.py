@@ -1,0 +1,77 @@
+"""Whom a person means: the names and ids of members, from tickets made here and peers met. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.node.figures.snapshot import PeerRow
+from swarm_node.node.home.home import Membership
+from swarm_node.node.members.ledger import Admission
+from swarm_node.p2p.wire.identity import public_key_of
+
+#: The end of a peer id that is enough where only one peer has it; all ids begin alike.
+SHORTEST = 6
+
+
+class Meant(NamedTuple):
+    """Peer ids, and issuer keys (hex) with all whom their tickets admit. Either may be empty."""
+
+    peer_ids: tuple[str, ...] = ()
+    issuer_keys: tuple[str, ...] = ()
+
+
+def whom(text: str, admissions: Sequence[Admission], peers: Sequence[PeerRow]) -> Meant:
+    """Whom `text` names: a peer id or the end of one, or all who came by tickets of a name. The
+    names in the ledger count before those in certificates, which another home may have given.
+
+    Raises:
+        HomeError: nobody, or more than one.
+    """
+    if _is_peer_id(text):
+        return Meant((text,))
+    issuers = {entry.issuer_key: None for entry in admissions if entry.name == text}
+    issuers = issuers or {
+        row.issuer_key: None for row in peers if row.issuer_key and row.name == text
+    }
+    if issuers:
+        return Meant(issuer_keys=tuple(issuers))
+    found = []
+    if len(text) >= SHORTEST:
+        found = [row.peer_id for row in peers if row.peer_id.endswith(text)]
+    if len(found) == 1:
+        return Meant((found[0],))
+    if found:
+        ids = ", ".join(found[:8])
+        raise HomeError(
+            f"{len(found)} peers have ids that end with {text!r}: give a whole one ({ids})"
+        )
+    raise HomeError(
+        f"nobody here is called {text!r}: `swarm-node members` lists names and peer ids"
+    )
+
+
+def keys_of(meant: Meant, own: Membership) -> list[bytes]:
+    """The public keys of those to expel.
+
+    Raises:
+        HomeError: this node itself would be expelled.
+    """
+    keys = [public_key_of(peer) for peer in meant.peer_ids]
+    keys += [bytes.fromhex(key) for key in meant.issuer_keys]
+    opened = own.opened()
+    if isinstance(opened, Rejected):
+        raise HomeError(f"the membership of this home is damaged ({opened.reason}): restore it")
+    issuer, member = opened
+    if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
+        raise HomeError("this would expel the node of this home itself")
+    return keys
+
+
+def _is_peer_id(text: str) -> bool:
+    try:
+        public_key_of(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""What the owner of a home decides of the whole swarm: who is out, and when its secret changes.
+
+Each call writes a statement into the home. A node that runs there reads it at its next heartbeat
+and hands it to its peers; one that starts later does the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.statements import (
+    ROOT_ONLY,
+    Revocations,
+    Statement,
+    verify_revocations,
+)
+from swarm_node.p2p.membership.stewards import Signer, next_list, next_secret
+from swarm_node.p2p.wire.identity import Identity
+
+
+def revoked(home: Home) -> Statement[Revocations] | None:
+    """The newest revocation list that this home holds, None without one.
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+    raw = home.load("revoked")
+    if raw is None:
+        return None
+    held = verify_revocations(raw, home.swarm())
+    if isinstance(held, Rejected):
+        raise HomeError(f"{home.path / 'revoked'} is damaged ({held.reason}): restore a backup")
+    return held
+
+
+def revoke(
+    home: Home,
+    keys: Collection[bytes],
+    now: float,
+    *,
+    outrank: bool = False,
+    anew: bool = False,
+) -> int:
+    """Expel the members and all guests of the issuers with these public keys (32 bytes each). The
+    result is the number of the new list. `outrank` is for a stolen steward's key and needs the
+    root's: no steward can make a list from then on. With `anew` the list names nobody else: the
+    thief may have expelled whom it liked, and as many as a list can name.
+
+    Raises:
+        HomeError: no key that may sign lies here, or the list is full.
+    """
+    signer = _signer(home)
+    if outrank and signer.certificate:
+        raise HomeError("only root.key outranks a steward: run this where it lies")
+    with home.editing():
+        try:
+            held, swarm = revoked(home), home.swarm()
+            made = next_list(signer, swarm, held, keys, now, outrank=outrank, anew=anew)
+        except ValueError as error:
+            raise HomeError(f"no revocation list can be made: {error}") from error
+        home.save("revoked", made.raw)
+    return made.body.number
+
+
+def rotate_secret(home: Home, now: float) -> int:
+    """Replace the secret that hides the swarm's records, after members were expelled who know it.
+    The result is the number of the new one. Tickets made before it admit nobody who cannot reach
+    a member directly. After a steward's key was stolen, the root takes a number that no steward can
+    use.
+
+    Raises:
+        HomeError: no key that may sign lies here.
+    """
+    signer = _signer(home)
+    with home.editing():
+        held = revoked(home)
+        outrank = not signer.certificate and held is not None and held.body.number >= ROOT_ONLY
+        try:
+            made = next_secret(signer, home.swarm(), os.urandom(32), now, outrank=outrank)
+        except ValueError as error:
+            raise HomeError(f"no new secret can be stated: {error}") from error
+        home.save("secret", made.raw)
+    return made.body.number
+
+
+def _signer(home: Home) -> Signer:
+    """The root's key if it lies here, else the steward's."""
+    if home.is_owner:
+        return Signer(Identity.load(home.path / "root.key"), b"")
+    steward = home.steward()
+    if steward is None:
+        raise HomeError(
+            f"{home.path} holds neither root.key nor a steward's key: run this in the home of the "
+            "swarm's owner"
+        )
+    return steward

@@ -1,0 +1,358 @@
+"""Judges what a start depends on: `swarm-node doctor` shows all of it, `join` what is wrong. Pure.
+
+An error makes a start impossible. A warning says that the node will not work as its owner expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple
+
+from swarm_node.config import Settings
+from swarm_node.environments.extras import EXTRAS
+from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
+from swarm_node.node.preflight.facts import Facts
+from swarm_node.node.preflight.fit import (
+    Fit,
+    Machine,
+    check_disk,
+    computed_on,
+    engine_of,
+    fit,
+    job_of,
+    shared_bytes,
+)
+from swarm_node.p2p.transports.libp2p.daemon import INSTALL
+from swarm_node.policy.memory.plan import Plan, make_plan
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.sampling.vllm.engine import INSTALL_CUDA, VLLM_VERSION
+
+Level = Literal["ok", "warning", "error"]
+_GIB = 1 << 30
+_DAY = 86_400
+_WARN_DAYS = 14
+_ON_CPU = "the CPU with `--set run.device=cpu`"
+#: The first driver of NVIDIA for a major version of CUDA.
+_DRIVERS = {12: 525, 13: 580}
+
+
+class Finding(NamedTuple):
+    """One judgement: what was `found`, and the `remedy` if something is wrong."""
+
+    subject: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list[Finding]:
+    """Everything that a start with `settings` depends on, for a model of `shape`, if known."""
+    findings = [_python(facts), _home(facts), _gpu(facts, settings)]
+    try:
+        machine = machine_of(facts, settings)
+    except ConfigError as error:
+        if findings[-1].level != "error":
+            text, _, remedy = str(error).partition(": ")
+            findings.append(Finding("device", "error", text, remedy))
+    else:
+        sampler = [*_sampler(facts, settings, machine, shape)]
+        findings += [*sampler, _memory(facts, machine)]
+        if sampler[0].level != "error":  # a plan depends on the engine
+            findings += _model(facts, settings, machine, shape)
+    findings += [*_environment(facts, settings), _clock(facts), *_stack(facts, settings)]
+    findings.append(_port(facts, settings))
+    return [*findings, *_ticket(facts), *_membership(facts)]
+
+
+def refuse(findings: list[Finding]) -> None:
+    """Raise if a start is impossible.
+
+    Raises:
+        MachineError: with every error and its remedy.
+    """
+    errors = [f"{item.found}: {item.remedy}" for item in findings if item.level == "error"]
+    if errors:
+        raise MachineError("; ".join(errors) + " (`swarm-node doctor` lists all checks)")
+
+
+def machine_of(facts: Facts, settings: Settings) -> Machine:
+    """The machine of these facts, as `fit.this_machine` finds it.
+
+    Raises:
+        ConfigError: see `computed_on`.
+    """
+    memory = (facts.card and facts.card.memory) or facts.seen.memory
+    where, gpu = computed_on(settings, facts.seen.hardware, lambda *_: memory)
+    return Machine(where, facts.memory, gpu, facts.vllm, facts.ipc, facts.bitsandbytes)
+
+
+def _python(facts: Facts) -> Finding:
+    text = f"{facts.python[0]}.{facts.python[1]} on {facts.system}"
+    if facts.python < (3, 11):
+        return Finding("python", "error", text, "install Python 3.11 or newer")
+    return Finding("python", "ok", text)
+
+
+def _home(facts: Facts) -> Finding:
+    if facts.running:
+        text = f"a node runs in {facts.home}: it holds memory that is not free below"
+        return Finding("home", "warning", text, "stop it first for the figures of a start")
+    return Finding("home", "ok", str(facts.home))
+
+
+def _gpu(facts: Facts, settings: Settings) -> Finding:
+    device, card = settings.run.device, facts.card
+    if device == "cpu":
+        return Finding("gpu", "ok", 'not used: run.device is "cpu"')
+    if facts.seen.hardware.gpus:
+        text = f"{facts.seen.hardware.gpus} seen by torch, and no nvidia-smi"
+        return Finding("gpu", "ok", text if card is None else f"{card}")
+    if card is None and not facts.smi_fault:
+        text = "none" + ", Apple's GPU is not used" * (facts.system == "Darwin")
+        if device == "auto":
+            return Finding("gpu", "ok", f"{text}: the node computes on the CPU")
+        return Finding("gpu", "error", f"{text}, and run.device is {device}", f"take {_ON_CPU}")
+    why, remedy = _unseen(facts)
+    level: Level = "warning" if device == "auto" else "error"
+    text = f"{why}. Torch sees no GPU" + ", so the node computes on the CPU" * (level == "warning")
+    return Finding("gpu", level, text, f"{remedy}, or take {_ON_CPU}")
+
+
+def _unseen(facts: Facts) -> tuple[str, str]:
+    """Why torch sees no GPU where there is one, and what to do."""
+    card, torch = facts.card, facts.torch
+    if card is None:
+        why = f"NVIDIA's driver does not answer ({facts.smi_fault})"
+        return why, "install the driver, restart the machine, or give a container its GPU"
+    if torch is None or torch.cuda is None:
+        built = "no torch" if torch is None else f"torch {torch.version}, built for the CPU,"
+        wanted = "" if torch is None else f"=={torch.version.partition('+')[0]}"
+        remedy = f"run `pip uninstall --yes torch`, then `pip install torch{wanted}`"
+        return f"{card}, and {built} is installed", remedy
+    major = int(torch.cuda.partition(".")[0])
+    if card.cuda is not None and card.cuda[0] < major:
+        built = f"torch {torch.version}, built for CUDA {torch.cuda}"
+        why = f"{card}, too old a driver for {built}"
+        newest = f" to {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
+        return why, f"update NVIDIA's driver{newest}"
+    remedy = "check CUDA_VISIBLE_DEVICES, restart the machine if the driver was updated"
+    return f"{card}, which torch cannot use ({facts.seen.fault or 'no reason given'})", remedy
+
+
+def _sampler(
+    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
+) -> Iterator[Finding]:
+    on_gpu, build = machine.where.device != "cpu", facts.vllm
+    try:
+        choice = engine_of(settings, machine, shape)
+    except ModelError as error:
+        text, _, remedy = str(error).rpartition(": ")
+        yield Finding("sampler", "error", text, remedy)
+        return
+    if not choice.vllm:
+        unfit = on_gpu and build is not None and build.on_cpu
+        passed_over = unfit and settings.sampling.engine == "auto"
+        text = f"the built-in sampler: {choice.why}"
+        level: Level = "warning" if passed_over else "ok"
+        yield Finding("sampler", level, text, f"run {INSTALL_CUDA}" if passed_over else "")
+        return
+    assert build is not None
+    text = f"{build}: {choice.why}"
+    torch = facts.torch.version if facts.torch is not None else "none"
+    if build.torch is not None and not _same(torch, build.torch):
+        text = f"{build} was built with torch {build.torch}, and torch {torch} is installed"
+        remedy = f'run `pip install "torch=={build.torch}"`, or take `--sampler torch`'
+        yield Finding("sampler", "error", text, remedy)
+    elif not _same(build.version, VLLM_VERSION):
+        remedy = f"run `pip install vllm=={VLLM_VERSION}`, the version that is tested"
+        yield Finding("sampler", "warning", text, remedy)
+    else:
+        yield Finding("sampler", "ok", text)
+    if on_gpu:
+        yield _compiler(facts)
+
+
+def _compiler(facts: Facts) -> Finding:
+    lacks = ["a C compiler"] * (facts.compiler is None) + ["Python.h"] * (not facts.headers)
+    if not lacks:
+        return Finding("compiler", "ok", f"{facts.compiler}, and Python.h")
+    text = f"{' and '.join(lacks)} not found: vLLM compiles when it starts on a GPU"
+    remedy = "run `apt-get install gcc libc6-dev python3-dev`, or take `--sampler torch`"
+    return Finding("compiler", "error", text, remedy)
+
+
+def _memory(facts: Facts, machine: Machine) -> Finding:
+    text = f"{amount(facts.memory)} of main memory free"
+    if machine.gpu is not None:
+        text += f"; GPU: {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
+        text += f", used by {_held(facts)}" if facts.holders else ""
+    return Finding("memory", "ok", text)
+
+
+def _model(
+    facts: Facts, settings: Settings, machine: Machine, shape: Qwen2Config | None
+) -> Iterator[Finding]:
+    """Whether the model fits memory, GPU, shared memory and disk."""
+    if shape is None:
+        text = f"{settings.model}: its size is known after the download of its config.json"
+        yield Finding("model", "ok", text)
+    if shape is None or facts.running:
+        return
+    try:
+        found = fit(settings, shape, machine)
+    except ModelError as error:
+        text, _, remedy = str(error).partition(": ")
+        ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
+        yield Finding("model", "error", text, remedy + ends)
+        return
+    plan = found.plan
+    if plan is None or machine.gpu is None:
+        yield Finding("model", "ok", f"{settings.model} fits")
+    else:
+        text = f"{settings.model} fits: {plan.described()}"
+        whole = make_plan(shape, job_of(settings, machine, found.engine, shape), machine.gpu.total)
+        if whole is None or _stage(whole) == _stage(plan):
+            yield Finding("model", "ok", text)
+        else:
+            remedy = f"free the whole card for {whole.described()}"
+            yield Finding("model", "warning", text, remedy)
+    yield _shared(facts, shared_bytes(shape, found))
+    yield _disk(facts, settings, shape, found)
+
+
+def _stage(plan: Plan) -> tuple[bool, str, int]:
+    """What a user notices of a plan; the size of micro-batches is no reason to clear a card."""
+    return plan.training.lora_rank > 0, plan.sharing, plan.rows
+
+
+def _shared(facts: Facts, need: int) -> Finding:
+    what = f"{amount(need)} for the weights on their way to the sampler"
+    if facts.shared is not None and facts.shared >= need:
+        return Finding("shared", "ok", f"{amount(facts.shared)} of /dev/shm free, {what}")
+    short = "no /dev/shm" if facts.shared is None else f"{amount(facts.shared)} of /dev/shm free"
+    remedy = "give a container more, such as `--shm-size 16g`"
+    if facts.temporary >= need:
+        level: Level = "ok" if facts.shared is None else "warning"
+        text = f"{short}: {what} go through the disk (TMPDIR)"
+        return Finding("shared", level, text, "" if level == "ok" else remedy)
+    text = f"{short} and {amount(facts.temporary)} for temporary files, and {what} are needed"
+    return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
+
+
+def _disk(facts: Facts, settings: Settings, shape: Qwen2Config, found: Fit) -> Finding:
+    try:
+        few = check_disk(settings, shape, found, facts.disk)
+    except HomeError as error:
+        text, _, remedy = str(error).partition(": ")
+        return Finding("disk", "error", text, remedy)
+    if few is not None:
+        return Finding("disk", "warning", few, "free some, or name another disk with --home")
+    return Finding("disk", "ok", f"{amount(facts.disk)} for checkpoints in {facts.home}")
+
+
+def _clock(facts: Facts) -> Finding:
+    text = f"{_date(facts.now)} by this machine's clock"
+    if facts.now < facts.built - _DAY:
+        text += f", and this program was installed on {_date(facts.built)}"
+        return Finding("clock", "error", text, "set the clock: memberships depend on it")
+    if facts.synchronized is False:
+        remedy = "run `timedatectl set-ntp true`: memberships depend on the clock"
+        return Finding("clock", "warning", text + ", which nothing synchronizes", remedy)
+    return Finding("clock", "ok", text)
+
+
+def _environment(facts: Facts, settings: Settings) -> Iterator[Finding]:
+    """Only for an environment whose package is an extra."""
+    name = settings.environment.name
+    if name not in EXTRAS:
+        return
+    extra = EXTRAS[name]
+    if name in facts.extras:
+        yield Finding("environment", "ok", f"{extra.package} is installed")
+    else:
+        text = f"environment.name is {name}, and {extra.package} is not installed"
+        yield Finding("environment", "error", text, extra.remedy)
+
+
+def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:
+    """Only for the stack that is not always installed."""
+    if settings.network.stack != "libp2p":
+        return
+    if facts.libp2p:
+        yield Finding("stack", "ok", "py-libp2p is installed")
+    else:
+        remedy = f"run `{INSTALL}`, or take `--set network.stack=hivemind`"
+        yield Finding("stack", "error", "py-libp2p is not installed", remedy)
+
+
+def _port(facts: Facts, settings: Settings) -> Finding:
+    if facts.running:
+        return Finding("port", "ok", "the running node has it")
+    if not facts.busy:
+        return Finding("port", "ok", f"free: {', '.join(settings.network.listen)}")
+    text = ", ".join(f"{address}: {reason}" for address, reason in facts.busy)
+    remedy = "end what listens there, or take another port with `--listen /ip4/0.0.0.0/tcp/PORT`"
+    return Finding("port", "error", text, remedy)
+
+
+def _ticket(facts: Facts) -> Iterator[Finding]:
+    paper = facts.ticket
+    if paper is None:
+        return
+    if paper.until is not None:
+        yield Finding("ticket", "ok", f"admits until {_date(paper.until)}")
+        return
+    text, _, remedy = paper.fault.partition(": ")
+    if paper.needed:
+        yield Finding("ticket", "error", text, remedy)
+    else:
+        yield Finding("ticket", "ok", f"{text}, and this home is a member without it")
+
+
+def _membership(facts: Facts) -> Iterator[Finding]:
+    paper = facts.membership
+    renewed = facts.ticket is not None and facts.ticket.until is not None
+    if paper is None or renewed:
+        return
+    if paper.until is None:
+        text, _, remedy = paper.fault.partition(": ")
+        yield Finding("membership", "error", text, remedy)
+        return
+    days, end = (paper.until - facts.now) / _DAY, _date(paper.until)
+    remedy = "ask for a new ticket and join with --ticket-file"
+    if days < 0:
+        yield Finding("membership", "error", f"ended on {end}", remedy)
+    elif days < _WARN_DAYS:
+        yield Finding("membership", "warning", f"ends on {end}, in {days:.0f} days", remedy)
+    else:
+        yield Finding("membership", "ok", f"until {end}, {days:.0f} days")
+
+
+def _held(facts: Facts) -> str:
+    """Who holds the GPU's memory, in words."""
+    return ", ".join(
+        f"{holder.name} (process {holder.pid}"
+        + (f", {gib(holder.held)} GiB)" if holder.held is not None else ")")
+        for holder in facts.holders
+    )
+
+
+def _same(version: str, wanted: str) -> bool:
+    """Whether versions agree; a build ("+cpu") counts where both name one."""
+    pair = version.partition("+"), wanted.partition("+")
+    return pair[0][0] == pair[1][0] and (not (pair[0][2] and pair[1][2]) or pair[0] == pair[1])
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+
+
+def gib(size: int) -> str:
+    """The number of GiB, as GPUs are measured."""
+    return f"{size / _GIB:,.1f}"
+
+
+def amount(size: int) -> str:
+    """An amount of main memory or disk, as `swarm-node` writes it."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,198 @@
+"""Checks of an environment, for `swarm-node env check`: it agrees with itself in two processes, and
+a model answers some of its tasks right and some wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from swarm_node.config import Sampling
+from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
+from swarm_node.environments.seeds import task_seed
+from swarm_node.errors import SwarmNodeError
+from swarm_node.node.figures.snapshot import Said
+from swarm_node.node.loops.tasks import chosen_families
+from swarm_node.node.preflight.ground_check import check_questions
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.rollout import TaskRef
+
+#: Tasks of each family that both processes make.
+_TASKS = 8
+#: A scorer that takes longer than this for an answer holds the node up.
+_SLOW_SECONDS = 0.05
+_SHOWN_CHARS = 60
+
+
+class Answered(NamedTuple):
+    """A task with a model's answers to it, judged."""
+
+    ref: TaskRef
+    answers: Sequence[str]
+    judged: Judgement
+
+
+async def check_environment(
+    name: str,
+    options: Mapping[str, Any],
+    families: Sequence[str],
+    model: Path,
+    sampling: Sampling,
+    answers: int,
+) -> list[Said]:
+    """What is right and wrong with an environment, in the order of the checks. `model` is the
+    directory of the one that gives about so many `answers`, with the group size of `sampling`. A
+    check that fails ends the list where the next one needs it."""
+    found: list[Said] = []
+    async with AsyncExitStack() as stack:
+        hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
+        for host in hosts:
+            stack.push_async_callback(host.close)
+        try:
+            async for said in _checks(hosts, families, model, sampling, answers):
+                found.append(said)
+        except SwarmNodeError as error:
+            found.append(Said("error", "bad", str(error)))
+    return found
+
+
+async def _checks(
+    hosts: Sequence[ProcessEnvironmentHost],
+    families: Sequence[str],
+    model: Path,
+    sampling: Sampling,
+    answers: int,
+) -> AsyncIterator[Said]:
+    first, second = hosts
+    info = await first.start()
+    other = await second.start()
+    listed = ", ".join(info.families)
+    yield Said("imports", "good", f"imports as {info.name} {info.version}, families: {listed}")
+    if (info.name, info.version, info.families) != (other.name, other.version, other.families):
+        yield Said(
+            "version",
+            "bad",
+            "its name, version or families differ between two processes",
+            "they must not depend on the time, a set's order or a random generator",
+        )
+        return
+    chosen = chosen_families(families, info)
+    refs = [_ref(info, family, index) for family in chosen for index in range(_TASKS)]
+    prompts, again = await first.render(refs), await second.render(refs)
+    unlike = sorted({r.family for r, a, b in zip(refs, prompts, again, strict=True) if a != b})
+    if unlike:
+        yield Said(
+            "derive",
+            "bad",
+            f"derive() makes other tasks in another process: {', '.join(unlike)}",
+            "it may depend on the reference alone: no clock, no global random generator, no set's "
+            "order",
+        )
+        return
+    yield Said("derive", "good", f"derive repeats in 2 processes, {len(refs)} tasks")
+    for note in info.notes:
+        yield Said("rows", "good", note)
+    for family in chosen:
+        for said in await check_questions(first, info, family):
+            yield said
+    made = await _answered(first, info, chosen, model, sampling, answers)
+    yield await _scoring(second, made)
+    for family in chosen:
+        yield _learnable([each for each in made if each.ref.family == family], family, sampling)
+
+
+def _ref(info: EnvironmentInfo, family: str, index: int) -> TaskRef:
+    return TaskRef(info.name, info.version, family, task_seed("check", family, index))
+
+
+async def _answered(
+    host: ProcessEnvironmentHost,
+    info: EnvironmentInfo,
+    families: Sequence[str],
+    model: Path,
+    sampling: Sampling,
+    answers: int,
+) -> list[Answered]:
+    """The model's answers to as many tasks of each family."""
+    codec = Codec.from_directory(model)
+    sampler = TorchSampler.from_directory(model, codec=codec)
+    each = max(1, round(answers / sampling.group_size / len(families)))
+    refs = [_ref(info, family, index) for family in families for index in range(each)]
+    prompts = [codec.encode_prompt(prompt) for prompt in await host.render(refs)]
+    fitting = [
+        (ref, ids)
+        for ref, ids in zip(refs, prompts, strict=True)
+        if codec.fits(ids, sampling.max_new_tokens)
+    ]
+    requests = [
+        SampleRequest(
+            ids, sampling.group_size, ref.seed, sampling.max_new_tokens, sampling.temperature
+        )
+        for ref, ids in fitting
+    ]
+    try:
+        groups = await sampler.sample(requests)
+    finally:
+        await sampler.close()
+    made = []
+    for (ref, _), group in zip(fitting, groups, strict=True):
+        texts = [completion.text for completion in group]
+        made.append(Answered(ref, texts, await host.judge(ref, texts)))
+    return made
+
+
+async def _scoring(other: ProcessEnvironmentHost, made: Sequence[Answered]) -> Said:
+    """Score every answer again, in another process."""
+    count = sum(len(each.answers) for each in made) or 1
+    seconds = sum(each.judged.seconds for each in made) / count
+    for each in made:
+        again = await other.judge(each.ref, each.answers)
+        if again.rewards != each.judged.rewards:
+            return Said(
+                "score",
+                "bad",
+                f"score() gives the same answers other rewards ({each.ref.family})",
+                "it may depend on the task and the text alone",
+            )
+    raised = next((each.judged.raised for each in made if each.judged.raised), "")
+    faults = sum(each.judged.faults for each in made)
+    if faults:
+        why = next(each.judged.fault_reason for each in made if each.judged.faults)
+        return Said(
+            "score", "bad", f"score() failed on {faults} answers ({why})", "a reward is in [0, 1]"
+        )
+    text = f"score deterministic, {1000 * seconds:.2g} ms an answer"
+    if raised:
+        remedy = "an answer that raises counts as wrong"
+        return Said("score", "warning", f"{text}; it raised {raised}", remedy)
+    if seconds > _SLOW_SECONDS:
+        return Said("score", "warning", text, "the node waits for it: make it faster")
+    return Said("score", "good", text)
+
+
+def _learnable(made: Sequence[Answered], family: str, sampling: Sampling) -> Said:
+    """What the model answers right, and whether that is something to learn from."""
+    rewards = [reward for each in made for reward in each.judged.rewards]
+    if not rewards:
+        remedy = "lower sampling.max_new_tokens, or leave the family out"
+        return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
+    mixed = sum(max(each.judged.rewards) - min(each.judged.rewards) > 1e-6 for each in made)
+    right = sum(reward > 0.5 for reward in rewards)
+    text = f"{family}: answers right {right} of {len(rewards)}"
+    text += f"; {mixed} of {len(made)} groups of {sampling.group_size} have unlike rewards"
+    if mixed:
+        return Said("family", "good", text)
+    example = made[0]
+    prompt, answer = (" ".join(t.split()) for t in (example.judged.prompt, example.answers[0]))
+    text += f'. E.g. "{prompt[-_SHOWN_CHARS:]}" → "{answer[-_SHOWN_CHARS:]}"'
+    if right == len(rewards):
+        return Said("family", "warning", text, "the model knows it all: take harder tasks")
+    return Said(
+        "family",
+        "bad",
+        text,
+        "it will not learn: easier tasks, a larger model, or answers that score() reads",
+    )

@@ -1,0 +1,324 @@
+"""What a start of a node depends on: facts of the machine, the installation and the home.
+
+`gather` looks and decides nothing. It writes nothing, and each question that it asks another
+program has a deadline. `doctor.py` judges the facts. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import NamedTuple
+
+from swarm_node.environments.extras import installed as installed_extras
+from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
+from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.transports.libp2p.daemon import installed
+from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
+from swarm_node.policy.placement import Hardware, has_bitsandbytes
+from swarm_node.policy.sampling.vllm.engine import VllmBuild, installed_vllm
+from swarm_node.process.bounded import bounded_run
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only its free space is asked
+_SMI_SECONDS, _TORCH_SECONDS, _CLOCK_SECONDS = 20.0, 90.0, 5.0
+_MOST_CHARS = 1 << 16
+_MOST_HOLDERS = 16
+_LISTEN = re.compile(r"/ip(?P<kind>[46])/(?P<host>[0-9a-fA-F.:]{2,45})/tcp/(?P<port>\d{1,5})")
+_LOOK = """
+import json, sys
+from swarm_node.policy.placement import hardware
+found = hardware(sys.argv[1])
+print(json.dumps([found.gpus, found.bfloat16]))
+"""
+
+
+class Card(NamedTuple):
+    """The GPU that the node would use, as nvidia-smi describes it. `cuda` is the newest CUDA that
+    the driver supports, as (major, minor)."""
+
+    name: str
+    driver: str
+    cuda: tuple[int, int] | None
+    memory: GpuMemory | None
+
+    def __str__(self) -> str:
+        cuda = f" (CUDA {self.cuda[0]}.{self.cuda[1]})" if self.cuda else ""
+        return f"{self.name} with driver {self.driver}{cuda}"
+
+
+class Holder(NamedTuple):
+    """A process that computes on the GPU, and the bytes of the card that it holds, if known."""
+
+    pid: int
+    name: str
+    held: int | None
+
+
+class Torch(NamedTuple):
+    """The installed torch, and the CUDA that it was built with ("13.0"), if any."""
+
+    version: str
+    cuda: str | None
+
+
+class Seen(NamedTuple):
+    """What torch sees of the GPUs, and torch's own words where it sees none. It says the `memory`
+    of the GPU that the node would use where nvidia-smi does not."""
+
+    hardware: Hardware
+    fault: str = ""
+    memory: GpuMemory | None = None
+
+
+class Paper(NamedTuple):
+    """A ticket or a membership: the end of its time in Unix seconds, or why it cannot be used. A
+    ticket is not `needed` where its home is a member of its swarm already."""
+
+    until: float | None
+    fault: str = ""
+    needed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
+
+    With `ipc`, processes can share the GPU's memory; with `bitsandbytes` or `libp2p`, it is
+    installed. `extras` are the environments of `EXTRAS` whose package is.
+    `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
+    is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
+    without /dev/shm. `disk` is what the home's checkpoints may take. `busy` are
+    (address, reason) of addresses that cannot be listened on."""
+
+    system: str
+    python: tuple[int, int]
+    card: Card | None
+    smi_fault: str
+    holders: tuple[Holder, ...]
+    torch: Torch | None
+    seen: Seen
+    vllm: VllmBuild | None
+    ipc: bool
+    bitsandbytes: bool
+    libp2p: bool
+    extras: frozenset[str]
+    compiler: str | None
+    headers: bool
+    memory: int
+    shared: int | None
+    temporary: int
+    disk: int
+    now: float
+    built: float
+    synchronized: bool | None
+    home: Path
+    running: bool
+    busy: tuple[tuple[str, str], ...]
+    ticket: Paper | None
+    membership: Paper | None
+
+
+def gather(
+    home: Home,
+    device: str,
+    listen: Sequence[str],
+    ticket: str | None = None,
+    seen: Seen | None = None,
+    cards: int = 1,
+) -> Facts:
+    """The facts for a node that computes on `device` (the setting), or on so many `cards` from that
+    on, and wants to listen on these addresses, with the text of its ticket. `seen` is what torch
+    sees; without it another process asks torch, where nvidia-smi names a GPU."""
+    now = time.time()
+    index = int(device.partition(":")[2] or 0)
+    card, smi_fault = find_card(index, cards)
+    if seen is None:
+        seen = ask_torch(device) if card or smi_fault else Seen(Hardware(0, False))
+    if device != "cpu" and index < seen.hardware.gpus and not (card and card.memory):
+        seen = seen._replace(memory=torch_memory(index, cards))
+    running = home.in_use()
+    return Facts(
+        system=platform.system(),
+        python=sys.version_info[:2],
+        card=card,
+        smi_fault=smi_fault,
+        holders=find_holders() if card is not None else (),
+        torch=installed_torch(),
+        seen=seen,
+        vllm=installed_vllm(),
+        ipc=has_ipc(),
+        bitsandbytes=has_bitsandbytes(),
+        libp2p=installed(),
+        extras=installed_extras(),
+        compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
+        headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        memory=available_memory(),
+        shared=free_disk(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
+        temporary=free_disk(Path(tempfile.gettempdir())),
+        disk=checkpoint_room(home.checkpoints),
+        now=now,
+        built=Path(__file__).stat().st_mtime,
+        synchronized=_synchronized(),
+        home=home.path,
+        running=running,
+        busy=() if running else find_busy(listen, home.kept_port()),
+        ticket=None if ticket is None else read_ticket(ticket, home, now),
+        membership=read_membership(home),
+    )
+
+
+def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
+    """The GPU that CUDA numbers `index`, or None and why nvidia-smi named none. Its memory is that
+    of the one with the least free of `count`."""
+    if shutil.which("nvidia-smi") is None:
+        return None, "a GPU of NVIDIA, and no nvidia-smi" if _has_nvidia() else ""
+    visible = visible_gpu(index)
+    if visible is None:
+        return None, "CUDA_VISIBLE_DEVICES names no such GPU"
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    answer, fault = _asked([*asked, "-i", visible], _SMI_SECONDS)
+    name, comma, driver = (answer or "").partition("\n")[0].rpartition(",")
+    if not comma:
+        return None, fault or "it names no GPU"
+    log, _ = _asked(["nvidia-smi", "-q", "-d", "MEMORY", "-i", visible], _SMI_SECONDS)
+    card = Card(
+        name.strip()[:80], driver.strip()[:40], parse_cuda(log or ""), gpu_memory(index, count)
+    )
+    return card, ""
+
+
+def parse_cuda(log: str) -> tuple[int, int] | None:
+    """The CUDA version of the driver in what `nvidia-smi -q` prints."""
+    match = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d{1,3})\.(\d{1,3})", log)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def find_holders() -> tuple[Holder, ...]:
+    """The processes that compute on GPUs here; a container does not see those outside of it."""
+    asked = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
+    answer, _ = _asked(["nvidia-smi", *asked], _SMI_SECONDS)
+    return parse_holders(answer or "")
+
+
+def parse_holders(answer: str) -> tuple[Holder, ...]:
+    """The rows "pid, name, MiB" of nvidia-smi; a name may hold commas, a size may be unknown."""
+    rows = re.findall(r"^\s*(\d{1,10}), (.{1,4096}), (\d{1,9}|\[.{1,30}\])\s*$", answer, re.M)
+    return tuple(
+        Holder(int(pid), name[-60:], int(size) << 20 if size.isdecimal() else None)
+        for pid, name, size in rows[:_MOST_HOLDERS]
+    )
+
+
+def ask_torch(device: str) -> Seen:
+    """What torch sees of the GPUs, asked in a process that may die, hang or warn."""
+    answer, fault = _asked([sys.executable, "-c", _LOOK, device], _TORCH_SECONDS)
+    try:
+        gpus, half = json.loads((answer or "").strip().rpartition("\n")[2])
+        return Seen(Hardware(int(gpus), bool(half)), "" if gpus else fault)
+    except (ValueError, TypeError):
+        return Seen(Hardware(0, False), fault or "torch did not answer")
+
+
+def installed_torch() -> Torch | None:
+    """The installed torch, by its metadata and the text of its version.py; it is not imported."""
+    spec = util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        with (Path(spec.origin).parent / "version.py").open() as file:
+            text = file.read(_MOST_CHARS)
+        cuda = re.search(r"^cuda\b[^=\n]*=\s*'([\d.]{1,10})'", text, re.M)
+        return Torch(metadata.version("torch"), cuda and cuda[1])
+    except (OSError, metadata.PackageNotFoundError):
+        return None
+
+
+def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
+    """The addresses of `listen` that are none or whose port cannot be bound, and why; port 0 is the
+    home's `kept` one, or any."""
+    busy = []
+    for address in listen:
+        match = _LISTEN.fullmatch(address)
+        port = int(match["port"]) if match else 0
+        if port > 65_535 or not (match or address.startswith(("/dns4/", "/dns6/"))):
+            busy.append((address[:80], "not an address like /ip4/0.0.0.0/tcp/31330"))
+        if match is None or not 0 < (port := port or kept) < 65_536:
+            continue
+        family = socket.AF_INET if match["kind"] == "4" else socket.AF_INET6
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((match["host"], port))
+        except OSError as error:
+            shown = f"/ip{match['kind']}/{match['host']}/tcp/{port}"
+            busy.append((shown, (error.strerror or str(error)).lower()))
+    return tuple(busy)
+
+
+def read_ticket(text: str, home: Home, now: float) -> Paper:
+    """Until when a ticket admits, or why it does not."""
+    try:
+        return Paper(parse_ticket(text, now).expires)
+    except TicketExpiredError as error:
+        member = home.has_swarm and home.swarm().swarm_id == error.swarm_id
+        return Paper(None, str(error), needed=not member)
+    except TicketError as error:
+        return Paper(None, str(error))
+
+
+def read_membership(home: Home) -> Paper | None:
+    """Until when the home's node is a member of its swarm; None where it belongs to none."""
+    try:
+        if not home.has_swarm:
+            return None
+        opened = home.membership().opened()
+    except HomeError as error:
+        return Paper(None, str(error))
+    if isinstance(opened, Rejected):
+        return Paper(None, f"{opened.detail or opened.reason}: join again with a ticket")
+    return Paper(opened[1].not_after)
+
+
+def _has_nvidia() -> bool:
+    """Whether Linux lists a display controller (class 03) of NVIDIA."""
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            kind, vendor = (device / "class").read_text(), (device / "vendor").read_text()
+        except OSError:  # it was unplugged
+            continue
+        if kind.startswith("0x03") and vendor.strip() == "0x10de":
+            return True
+    return False
+
+
+def _synchronized() -> bool | None:
+    answer, _ = _asked(["timedatectl", "show", "-p", "NTPSynchronized", "--value"], _CLOCK_SECONDS)
+    return {"yes": True, "no": False}.get((answer or "").strip())
+
+
+def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
+    """What a program printed, None if it failed; and the last line of its complaint."""
+    try:
+        done = bounded_run(command, seconds)
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, str(error)[:200]
+    said = done.stdout[:_MOST_CHARS].decode(errors="replace")
+    complaint = done.stderr[-_MOST_CHARS:].decode(errors="replace").strip()
+    if done.returncode:
+        return None, (complaint or said.strip()).rpartition("\n")[2][:300]
+    return said, complaint.rpartition("\n")[2][:300]

@@ -1,0 +1,103 @@
+"""The first lines of `join`: what the node trains, on what, and where. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from swarm_node.config import Settings
+from swarm_node.node.preflight.doctor import Finding, amount, gib
+from swarm_node.node.preflight.facts import Facts
+from swarm_node.node.preflight.fit import Fit, Machine, job_of
+from swarm_node.policy.memory.footprint import footprint, longest_tokens
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.models.hub import Download
+
+
+class Line(NamedTuple):
+    """One line: its first word, the rest for people, and the same as fields for programs."""
+
+    event: str
+    text: str
+    fields: Mapping[str, object]
+    warning: bool = False
+
+
+def start_lines(
+    settings: Settings, facts: Facts, machine: Machine, found: Fit, shape: Qwen2Config
+) -> Iterator[Line]:
+    """What a node will do that trains a model of `shape` as `found` says."""
+    name, device = settings.model, found.where.device
+    card = None if device == "cpu" else facts.card
+    told = device.upper() if card is None else f"{card} ({device})"
+    if machine.gpu is not None:
+        told += f", {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
+    fields = {} if card is None else {"gpu": card.name, "driver": card.driver}
+    told += f", {amount(facts.memory)} of main memory free"
+    yield Line("device", told, {"device": device, **fields})
+    engine = str(facts.vllm) if found.vllm else "built in"
+    yield Line("sampler", f"{engine}: {found.why}", {"engine": engine, "why": found.why})
+    million = f"{shape.weight_count / 1e6:,.1f} million weights"
+    yield Line("model", f"{name}, {million}", {"model": name, "weights": shape.weight_count})
+    yield from _training(settings, machine, found, shape)
+    table = settings.environment
+    families = ", ".join(table.families) or "all"
+    options = ", ".join(f"{key} {value}" for key, value in table.options.items())
+    yield Line(
+        "tasks",
+        f"{table.name}, {options or 'default options'}, families: {families}",
+        {"environment": table.name, "options": table.options, "families": table.families},
+    )
+    yield Line("home", str(facts.home), {"home": str(facts.home)})
+
+
+def _training(
+    settings: Settings, machine: Machine, found: Fit, shape: Qwen2Config
+) -> Iterator[Line]:
+    plan, job = found.plan, job_of(settings, machine, found.engine, shape)
+    if plan is not None:
+        how, parts, total, rows = plan.described(), plan.parts, plan.total, plan.rows
+    else:
+        rows, on_cpu = job.rows, found.where.device == "cpu"
+        parts = footprint(
+            shape,
+            found.training,
+            device="cpu" if on_cpu else "cuda",
+            rows=rows,
+            max_new_tokens=job.max_new_tokens,
+            one_base=job.one_base,
+        )
+        rank = found.training.lora_rank
+        what = f"LoRA rank {rank}" if rank else "all weights"
+        how, total = f"{what} in {job.dtype}, {rows} answers at once", parts.total()
+    longest, rate = longest_tokens(shape, job.max_new_tokens), settings.training.learning_rate
+    told = f"{how}, answers of up to {job.max_new_tokens:,} tokens in contexts of up to "
+    told += f"{longest:,}, learning rate {rate:g}"
+    fields = {"how": how, "rows": rows, "context": longest, "learning_rate": rate}
+    yield Line("trains", told, fields)
+    summary = parts.summary()
+    unit, shown = (" GiB", gib) if found.where.device != "cpu" else ("", amount)
+    each = ", ".join(f"{part} {shown(size)}" for part, size in summary.items())
+    yield Line(
+        "memory", f"{shown(total)}{unit} at the peak: {each}", {"bytes": total, "parts": summary}
+    )
+
+
+def download_line(download: Download) -> Line:
+    """The line of a download that begins."""
+    told = f"{download.files} files, {amount(download.size)} to {download.cache}"
+    return Line("download", told, {**download._asdict(), "cache": str(download.cache)})
+
+
+def invite_line(swarm: str, home: Path, default: Path) -> Line:
+    """What the founder of a swarm types, elsewhere, to admit the next node."""
+    option = "" if home == default else f" --home {home}"
+    command = f"swarm-node invite{option} --name NAME --out NAME.ticket"
+    told = f"founded swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
+    return Line("invite", told, {"swarm": swarm, "command": command})
+
+
+def finding_line(finding: Finding) -> Line:
+    """The line of something that is wrong."""
+    return Line(finding.subject, f"{finding.found}\n→ {finding.remedy}", finding._asdict(), True)

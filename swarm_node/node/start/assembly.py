@@ -1,0 +1,397 @@
+"""Assembles a node from its parts. A real node and a simulated one differ in the parts alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from swarm_node.clock import Clock
+from swarm_node.config import Settings
+from swarm_node.environments.host import EnvironmentInfo
+from swarm_node.node.home.home import Membership
+from swarm_node.node.loops.company import Company
+from swarm_node.node.loops.coordinating import Coordinating
+from swarm_node.node.loops.evaluation import Evaluator
+from swarm_node.node.loops.harvest import Harvest
+from swarm_node.node.loops.learner import Learner
+from swarm_node.node.loops.mixing import Mixer
+from swarm_node.node.loops.node import Node
+from swarm_node.node.loops.overview import name_of
+from swarm_node.node.loops.parts import Parts, Shared, Tally
+from swarm_node.node.loops.rollout_maker import RolloutMaker
+from swarm_node.node.loops.tasks import SeededTasks
+from swarm_node.node.loops.work import Work
+from swarm_node.node.start.derive import mixture_settings, peers_wants, replay_settings
+from swarm_node.p2p.exchange.exchange import Exchange, open_exchange
+from swarm_node.p2p.exchange.meeting import Meeting
+from swarm_node.p2p.exchange.serving import Answer, Server
+from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
+from swarm_node.p2p.limits.budgets import Effort, Traffic
+from swarm_node.p2p.limits.gates import SizeGate
+from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.members import Keeper, Members, nobody
+from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.reach.probe import PROBE, PROBE_FOR, Prober, ProbeServer
+from swarm_node.p2p.reach.punch import MAX_BODY, PUNCH, Puncher, place_of
+from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.reach.verdict import Relay
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.models.codec import check_tokens
+from swarm_node.policy.sampling.sampler import InterruptibleSampler
+
+#: Answers to each of the unseen tasks by which pass@k is measured.
+_EVAL_TRIES = 4
+
+
+def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
+    """A node of these parts, which does nothing until `Node.run`."""
+    shared = make_shared(
+        settings, membership, parts.clock, parts.office, parts.banned, parts.buffer
+    )
+    reaching = _reaching(settings, membership, parts, shared)
+    parts = replace(parts, transport=reaching)
+    parts.reach.relays = lambda: [
+        Relay(name_of(shared.members, relay)) for relay in reaching.relays.kept()
+    ]
+    return Node(
+        settings=settings,
+        membership=membership,
+        parts=parts,
+        shared=shared,
+        reaching=reaching,
+        learner=make_learner(settings, membership.identity.peer_id, parts, shared),
+        open_work=partial(_open_work, settings, membership, parts, shared, reaching),
+    )
+
+
+def make_shared(
+    settings: Settings,
+    membership: Membership,
+    clock: Clock,
+    keeper: Keeper | None = None,
+    banned: Callable[[], frozenset[str]] = nobody,
+    make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
+) -> Shared:
+    """What the loops of the node of `membership` share, empty."""
+    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
+    members = Members(membership.swarm, clock.wall, keeper, banned)
+    return Shared(
+        tally=Tally(),
+        directory=Directory(membership.identity.peer_id),
+        members=members,
+        traffic=Traffic(wants, members.issuer),
+        effort=Effort(wants.external, members.issuer),
+        buffer=buffer,
+        slots=Slots(buffer, settings.sampling.tasks_per_call),
+    )
+
+
+def make_learner(settings: Settings, peer_id: str, parts: Parts, shared: Shared) -> Learner:
+    """The learner of the node `peer_id`."""
+    return Learner(
+        parts,
+        shared,
+        Mixer(mixture_settings(settings), shared.tally, shared.buffer),
+        _rng("train", settings, peer_id),
+        correction=settings.experience.correction,
+        advantage=settings.training.advantage,
+        group_size=settings.sampling.group_size,
+        checkpoint_updates=settings.run.checkpoint_updates,
+    )
+
+
+def _open_work(
+    settings: Settings,
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    reaching: ReachingTransport,
+    info: EnvironmentInfo,
+    families: tuple[str, ...],
+) -> Work:
+    peer_id = membership.identity.peer_id
+    tasks = SeededTasks(
+        info,
+        families,
+        parts.storage,
+        parts.clock,
+        seed=settings.run.seed,
+        peer_id=peer_id,
+        swarm_id=membership.swarm.swarm_id,
+        common_share=settings.sampling.common_share,
+    )
+    sampler, max_lag = parts.sampler, settings.experience.max_lag
+    harvest = Harvest(sampler, max_lag) if isinstance(sampler, InterruptibleSampler) else None
+    maker = RolloutMaker(
+        settings.sampling,
+        parts,
+        shared.tally,
+        shared.effort,
+        tasks,
+        shared.slots,
+        harvest,
+        seed=settings.run.seed,
+        peer_id=peer_id,
+    )
+    evaluator = _evaluator(settings, parts, shared, info, families)
+    verifier = GroupVerifier(
+        membership.swarm.swarm_id,
+        _expected(settings, peer_id, parts, info),
+        parts.storage,
+        maker.judge,
+        partial(check_tokens, parts.codec),
+        parts.codec.encode_answer,
+    )
+    # Server and exchange draw from one generator.
+    rng = _rng("share", settings, peer_id)
+    own = _credentials(membership, parts, shared.members)
+    exchange = _exchange(own, membership, parts, shared, verifier, rng, reaching)
+    probing = _rng("probe", settings, peer_id)
+    further, prober, puncher = _probing(exchange, parts, shared, reaching, probing)
+    _serve(own, parts, shared, rng, further)
+    company = _company(settings, parts, shared, exchange.meeting, reaching, puncher)
+    coordinating = _coordinating(settings, membership, parts, shared, own, exchange.meeting)
+    return Work(maker, evaluator, exchange, company, prober, coordinating)
+
+
+def _evaluator(
+    settings: Settings,
+    parts: Parts,
+    shared: Shared,
+    info: EnvironmentInfo,
+    families: tuple[str, ...],
+) -> Evaluator:
+    evals = shared.tally.evals
+    return Evaluator(
+        sampling=settings.sampling,
+        parts=parts,
+        info=info,
+        own_families=families,
+        tasks=settings.run.eval_tasks,
+        earlier=evals[-1].seconds if evals else 0.0,
+        drawing=shared.tally.drawing,
+        least=settings.run.eval_seconds,
+        tries=_EVAL_TRIES,
+    )
+
+
+def _reaching(
+    settings: Settings, membership: Membership, parts: Parts, shared: Shared
+) -> ReachingTransport:
+    """The node's transport, with relays where peers cannot be dialled."""
+    return ReachingTransport(
+        parts.transport,
+        membership.identity,
+        membership.swarm.swarm_id,
+        mode=settings.network.relay,
+        dialable=parts.dialable,
+        members=shared.members,
+        directory=shared.directory,
+        wants=peers_wants(settings),
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=_rng("reach", settings, membership.identity.peer_id),
+        lan=parts.lan,
+        answered=parts.answered,
+    )
+
+
+def _company(
+    settings: Settings,
+    parts: Parts,
+    shared: Shared,
+    meeting: Meeting,
+    reaching: ReachingTransport,
+    puncher: Puncher | None,
+) -> Company:
+    return Company(
+        meeting,
+        reaching=reaching,
+        puncher=puncher,
+        storage=parts.storage,
+        directory=shared.directory,
+        clock=parts.clock,
+        bootstrap=settings.network.bootstrap,
+        poll_seconds=settings.network.poll_seconds,
+        version=lambda: parts.trainer.version,
+    )
+
+
+def _coordinating(
+    settings: Settings,
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    own: Credentials,
+    meeting: Meeting,
+) -> Coordinating | None:
+    """The loop with the coordinator, if the settings or the ticket name one."""
+    url = settings.network.coordinator
+    if not url:
+        return None
+    return Coordinating(
+        url,
+        membership.identity,
+        membership.swarm.swarm_id,
+        credentials=own,
+        meeting=meeting,
+        directory=shared.directory,
+        keeper=parts.office,
+        clock=parts.clock,
+        rng=_rng("coordinate", settings, membership.identity.peer_id),
+        tally=shared.tally,
+    )
+
+
+def _expected(settings: Settings, peer_id: str, parts: Parts, info: EnvironmentInfo) -> Expected:
+    sampling = settings.sampling
+    return Expected(
+        info.name,
+        info.version,
+        frozenset(info.families),
+        parts.policy,
+        SizeGate.of(sampling.group_size, sampling.max_new_tokens),
+        own_tasks="" if sampling.common_share else peer_id,
+    )
+
+
+def _credentials(membership: Membership, parts: Parts, members: Members) -> Credentials:
+    return Credentials(
+        membership.identity,
+        membership.swarm,
+        membership.chain,
+        members=members,
+        office=parts.office,
+        wall=parts.clock.wall,
+        use_secret=parts.transport.use_secret,
+    )
+
+
+def _serve(
+    own: Credentials,
+    parts: Parts,
+    shared: Shared,
+    rng: random.Random,
+    further: Mapping[str, Answer],
+) -> None:
+    """Answer peers over the node's transport, which holds the server."""
+
+    def on_pull() -> None:
+        shared.tally.groups.taken += 1
+
+    Server(
+        transport=parts.transport,
+        credentials=own,
+        storage=parts.storage,
+        members=shared.members,
+        directory=shared.directory,
+        traffic=shared.traffic,
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=rng,
+        further=further,
+        on_pull=on_pull,
+    )
+
+
+def _probing(
+    exchange: Exchange,
+    parts: Parts,
+    shared: Shared,
+    reaching: ReachingTransport,
+    rng: random.Random,
+) -> tuple[Mapping[str, Answer], Prober | None, Puncher | None]:
+    """What answers members that ask for a probe or a direct link, and what asks them for one."""
+    if parts.knock is None:
+        return {}, None, None
+    asker, transport, directory = exchange.asker, parts.transport, shared.directory
+    server = ProbeServer(
+        asker,
+        transport=transport,
+        directory=directory,
+        members=shared.members,
+        knock=parts.knock,
+        clock=parts.clock,
+        rng=rng,
+    )
+    prober = Prober(
+        asker,
+        parts.reach,
+        transport=transport,
+        directory=directory,
+        members=shared.members,
+        clock=parts.clock,
+        rng=rng,
+    )
+    puncher = _puncher(exchange, parts, shared, reaching)
+    answers = {PROBE: server.answer, PROBE_FOR: server.answer_for, PUNCH: puncher.answer}
+    return answers, prober, puncher
+
+
+def _puncher(
+    exchange: Exchange, parts: Parts, shared: Shared, reaching: ReachingTransport
+) -> Puncher:
+    """What opens direct links between nodes behind NAT."""
+
+    async def ask(peer_id: str, payload: bytes) -> bytes | None:
+        peer = shared.directory.get(peer_id)
+        if peer is None:
+            return None
+        return await exchange.asker.ask(peer, PUNCH, payload, max_reply=MAX_BODY)
+
+    puncher = Puncher(
+        reaching.peer_id,
+        partial(place_of, parts.reach),
+        ask=ask,
+        dial=partial(parts.transport.dial, held=True),
+        issuer=shared.members.issuer,
+        clock=parts.clock,
+    )
+    reaching.punch = puncher.punch
+    return puncher
+
+
+def _exchange(
+    own: Credentials,
+    membership: Membership,
+    parts: Parts,
+    shared: Shared,
+    verifier: GroupVerifier,
+    rng: random.Random,
+    reaching: ReachingTransport,
+) -> Exchange:
+    def let_go(peer_id: str) -> None:
+        peer = shared.directory.get(peer_id)
+        if peer is not None:
+            shared.former[peer_id] = peer
+        shared.directory.forget(peer_id)
+        shared.buffer.forget(peer_id)
+
+    exchange = open_exchange(
+        transport=parts.transport,
+        identity=membership.identity,
+        swarm_id=membership.swarm.swarm_id,
+        credentials=own,
+        let_go=let_go,
+        storage=parts.storage,
+        verifier=verifier,
+        members=shared.members,
+        directory=shared.directory,
+        traffic=shared.traffic,
+        effort=shared.effort,
+        rejected=shared.tally.rejected,
+        clock=parts.clock,
+        rng=rng,
+        relays=lambda: reaching.serves,
+    )
+    reaching.relays.introduce = exchange.asker.introduce
+    return exchange
+
+
+def _rng(purpose: str, settings: Settings, peer_id: str) -> random.Random:
+    """A generator for one purpose. What is drawn for training then does not depend on peers."""
+    seed = f"{purpose}:{settings.run.seed}:{peer_id}"
+    return random.Random(seed)  # noqa: S311 - reproducible, not secret

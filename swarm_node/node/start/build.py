@@ -1,0 +1,245 @@
+"""Builds a real node from its settings: the one place that picks engines and network stacks.
+
+This module makes the parts, and `assembly.py` makes the node of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import Settings
+from swarm_node.config.reloading import Reloaded, Reloading
+from swarm_node.durable import Journal
+from swarm_node.environments.host import ProcessEnvironmentHost
+from swarm_node.errors import ConfigError, ModelError
+from swarm_node.node.control.control import ControlServer
+from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
+from swarm_node.node.figures.snapshot import SCHEMA
+from swarm_node.node.home.home import Home, Membership
+from swarm_node.node.home.logs import set_up_logging
+from swarm_node.node.loops.parts import Parts
+from swarm_node.node.members.bans import Bans
+from swarm_node.node.preflight.fit import Fit, shared_bytes
+from swarm_node.node.start.assembly import assemble
+from swarm_node.node.start.derive import (
+    cache_shape,
+    engine_plan,
+    listen_addresses,
+    trainer_settings,
+)
+from swarm_node.node.start.hangup import on_hangup
+from swarm_node.node.start.screen import Screen
+from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
+from swarm_node.p2p.reach.verdict import Reach
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
+from swarm_node.policy.memory.free import memory_in_use
+from swarm_node.policy.models.model import Model
+from swarm_node.policy.sampling.fallback import FallbackSampler
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.policy.sampling.vllm.sampler import MAX_TEMPERATURE, VllmSampler
+from swarm_node.policy.training.hosts import Hosts, Needs
+from swarm_node.policy.training.process import ProcessTrainer
+from swarm_node.policy.weights.store import shared_memory_dir
+from swarm_node.storage import Storage
+
+
+def build_parts(
+    settings: Settings, home: Home, membership: Membership, model: Model, found: Fit
+) -> Parts:
+    """The parts of a real node that trains `model` as `found` says.
+
+    Raises:
+        ModelError, HomeError: the model or the home cannot be used.
+        ConfigError: settings do not fit together, or the machine.
+        WeightsError: there is no room for policy versions.
+    """
+    sampler = make_sampler(settings, model, found)
+    codec = model.codec.within(sampler.positions)
+    if not codec.fits((), settings.sampling.max_new_tokens + 1):
+        raise ModelError(
+            f"sampling.max_new_tokens is {settings.sampling.max_new_tokens} and the model has "
+            f"{codec.positions} positions, for prompt and answer together: lower it"
+        )
+    trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
+    reach = Reach()
+    transport = _make_transport(settings, home, membership, reach)
+    table = settings.environment
+    environment = ProcessEnvironmentHost(table.name, table.options, table.families)
+    storage = Storage(home.database)
+    storage.begin_epoch()
+    metrics = MetricsFile(home.metrics)
+
+    def processes() -> dict[str, int]:
+        """Process ids of the running ones, by name."""
+        pids = {"trainer": trainer.pid, "network": transport.daemon_pid, **environment.pids}
+        if isinstance(sampler, FallbackSampler):
+            pids["engine"] = sampler.pid
+        return {name: pid for name, pid in pids.items() if pid is not None}
+
+    return Parts(
+        transport=transport,
+        sampler=sampler,
+        trainer=trainer,
+        environment=environment,
+        storage=storage,
+        codec=codec,
+        policy=model.policy,
+        clock=SYSTEM_CLOCK,
+        processes=processes,
+        office=home,
+        engine=lambda: sampler.described if isinstance(sampler, FallbackSampler) else "torch",
+        banned=Bans(home).covered,
+        knock=knock,
+        reach=reach,
+        dialable=reach.dialable,
+        lan=Lan(
+            membership.identity, membership.swarm.swarm_id, membership.swarm.secret, SYSTEM_CLOCK
+        ),
+        answered=Journal(home.path / "answered", JOURNAL_BYTES),
+        memory=memory_in_use,
+        metrics=metrics,
+        history=Ring(metrics.read()),
+    )
+
+
+def _make_transport(
+    settings: Settings, home: Home, membership: Membership, reach: Reach
+) -> HivemindTransport | Libp2pTransport:
+    listen = listen_addresses(settings, home.port)
+    network, rng = settings.network, random.Random()  # noqa: S311 - spreads retries, no secret
+    if network.stack == "libp2p":
+        return Libp2pTransport(
+            membership.identity,
+            listen=listen,
+            announce=network.announce,
+            configured=network.bootstrap,
+            found=reach.found,
+            rng=rng,
+        )
+    return HivemindTransport(
+        membership.identity,
+        swarm_id=membership.swarm.swarm_id,
+        secret=membership.swarm.secret,
+        listen=listen,
+        announce=network.announce,
+        configured=network.bootstrap,
+        found=reach.found,
+        state_dir=home.path,
+        rng=rng,
+    )
+
+
+def _make_trainer(
+    settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
+) -> ProcessTrainer:
+    run, hosts = settings.run, None
+    if run.trainer_hosts:
+        needs = Needs(model.policy.model, run.trainer_processes, run.device, run.threads)
+        hosts = Hosts(run.trainer_hosts, home.site_key(), needs)
+    return ProcessTrainer(
+        model.directory,
+        home.checkpoints,
+        shared_memory_dir(peer_id, need=shared_bytes(model.config, found)),
+        trainer_settings(settings, found),
+        digest=model.policy.model,
+        threads=run.threads,
+        hosts=hosts,
+    )
+
+
+def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler | FallbackSampler:
+    """The sampler; `found` says which one, and how much of the GPU it may take.
+
+    Raises:
+        ModelError: the model cannot be sampled by it, or vLLM is not installed.
+        ConfigError: it cannot do what the settings ask.
+    """
+    if not found.vllm:
+        return make_built_in(settings, model, found)
+    if settings.sampling.temperature > MAX_TEMPERATURE:
+        raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
+    plan = engine_plan(settings, model.config, found)
+    engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
+    return FallbackSampler(engine, partial(make_built_in, settings, model, found))
+
+
+def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
+    """The built-in sampler, by choice or in the place of an engine that failed.
+
+    Raises:
+        ModelError, ConfigError: see `TorchSampler.from_directory`.
+    """
+    return TorchSampler.from_directory(
+        model.directory,
+        found.where,
+        codec=model.codec,
+        shape=cache_shape(settings, model.config, found),
+        threads=settings.run.threads,
+        shares=found.shares_base,
+        nf4=found.training.nf4,
+    )
+
+
+async def run_node(
+    settings: Settings,
+    home: Home,
+    membership: Membership,
+    model: Model,
+    found: Fit,
+    screen: Screen,
+    reloading: Reloading,
+    on_running: Callable[[Sequence[str]], None] | None = None,
+) -> None:
+    """Run a node with its control API until it is stopped (by API, SIGINT or SIGTERM).
+    `screen` tells how it goes, and `on_running` is told the node's addresses once others can dial
+    it. `reloading` reads its settings again (by API or SIGHUP).
+
+    Raises:
+        SwarmNodeError: it cannot start.
+    """
+    parts = build_parts(settings, home, membership, model, found)
+    node = assemble(settings, membership, parts)
+
+    def reload() -> Reloaded:
+        changed, told = reloading.reload(node.settings)
+        node.adopt(changed)
+        set_up_logging(changed.verbose, changed.log_format, warnings_only=screen.draws)
+        return told
+
+    control = ControlServer(
+        home.control_file,
+        snapshot=node.snapshot,
+        history=lambda since: HistoryReport(SCHEMA, parts.history.since(since)),
+        network=node.network,
+        evaluate=node.evaluate,
+        stop=node.stop,
+        samples=node.samples,
+        reload=reload,
+    )
+    loop = asyncio.get_running_loop()
+    handlers = {signal.SIGINT: node.stop, signal.SIGTERM: node.stop}
+    for number, handler in {**handlers, signal.SIGHUP: on_hangup(reload, node.stop)}.items():
+        with suppress(NotImplementedError):  # no signal handlers on this platform's loop
+            loop.add_signal_handler(number, handler)
+    screen.attach(loop, node.snapshot, node.stop)
+    try:
+        await control.start()
+    except BaseException:
+        await node.close()
+        raise
+    else:
+        ended = await node.run(on_running, screen.step)
+        if ended is not None:
+            screen.ended(ended)
+    finally:
+        screen.detach()
+        await control.close()

@@ -1,0 +1,70 @@
+"""Where the start, the life and the end of a node are told: this one writes log lines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
+import structlog
+
+from swarm_node.node.figures.snapshot import Ended, Snapshot
+from swarm_node.node.home.logs import SAID
+from swarm_node.node.preflight.first_lines import Line
+
+_log = structlog.get_logger(__name__)
+
+
+def end_text(ended: Ended) -> str:
+    """How a node ended, for its owner, and what to type next."""
+    if not ended.stored:
+        return (
+            f"update {ended.updates:,} finished, but the checkpoint could not be stored: the next "
+            "start continues from the one before"
+        )
+    return (
+        f"update {ended.updates:,} finished, checkpoint stored ({ended.seconds:.1f} s). "
+        "Go on: swarm-node join · Take it: swarm-node export DIR"
+    )
+
+
+class Screen(AbstractContextManager[None]):
+    """Tells by log lines. `cli/live.py` draws on a terminal instead."""
+
+    #: Whether it draws: then only warnings are worth a log line beside it.
+    draws = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def step(self, name: str) -> None:
+        """The start has come to this part."""
+        _log.info("starting", part=name)
+
+    def done(self) -> None:
+        """The start has come to its end."""
+
+    def tell(self, lines: Sequence[Line]) -> None:
+        """Lines about the start."""
+        for line in lines:
+            said = {SAID: " ".join(line.text.split("\n"))}
+            (_log.warning if line.warning else _log.info)(line.event, **line.fields, **said)
+
+    def attach(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        snapshot: Callable[[], Snapshot],
+        stop: Callable[[], None],
+    ) -> None:
+        """A node runs in `loop`; `stop` ends it."""
+
+    def detach(self) -> None:
+        """The node runs no more."""
+
+    def ended(self, ended: Ended) -> None:
+        """The node has ended as it should."""
+        _log.info("stopped", **msgspec.structs.asdict(ended), said=end_text(ended))

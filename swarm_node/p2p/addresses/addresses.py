@@ -1,0 +1,203 @@
+"""Parses multiaddrs to dial or to listen on. No hivemind here.
+
+Addresses come from tickets and from other peers. Only /ip4|ip6|dns4|dns6/<host>/tcp/<port> is
+accepted; an address to dial must end in /p2p/<peer id>.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.wire.identity import public_key_of
+
+_MAX_ADDRESS_CHARS = 256
+_RESOLVE_SECONDS = 3.0
+#: Peers choose the names, and a lookup holds its thread for longer than anybody waits for it. So
+#: lookups have threads of their own, and slow names delay only other names.
+_LOOKUPS = ThreadPoolExecutor(4, "lookup")
+_HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
+#: A coordinator's URL, and the multiaddr under which a ticket carries it.
+COORDINATOR_URL = r"https?://([A-Za-z0-9.-]{1,120}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?/?"
+_COORDINATOR = re.compile(r"/(ip4|ip6|dns)/([A-Za-z0-9.:-]{1,120})/tcp/([0-9]{1,5})/(https?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A dialable address: multiaddr text without its peer id, and the peer id (base58)."""
+
+    multiaddr: str
+    peer_id: str
+
+
+def parse_address(text: str) -> Address | None:
+    """A dialable multiaddr ending in an Ed25519 peer id, None for anything else.
+
+    /ip4|ip6|dns4|dns6/<host>/tcp/<port>/p2p/<peer id>; no relays, no other transports.
+    """
+    endpoint, _, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
+    if len(text) > _MAX_ADDRESS_CHARS or not is_peer_id(peer_id):
+        return None
+    parsed = split_endpoint(endpoint)
+    return None if parsed is None or parsed[2] == 0 else Address(endpoint, peer_id)
+
+
+async def resolve(address: Address) -> list[Address]:
+    """`address` with the IP addresses of its name, two at most, and as it is if it has none. So
+    what is checked is what is dialled."""
+    kind, host, port = split_endpoint(address.multiaddr) or ("", "", 0)
+    if kind not in ("dns4", "dns6"):
+        return [address]
+    family = socket.AF_INET if kind == "dns4" else socket.AF_INET6
+    look_up = functools.partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+    try:
+        async with asyncio.timeout(_RESOLVE_SECONDS):
+            found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, look_up)
+    except (OSError, UnicodeError, TimeoutError):
+        return []
+    ips = list(dict.fromkeys(str(item[4][0]) for item in found))[:2]
+    return [Address(f"/ip{kind[3]}/{ip}/tcp/{port}", address.peer_id) for ip in ips]
+
+
+async def accepts(address: Address, patience: float) -> bool:
+    """Whether anything accepts a TCP connection there, within `patience` seconds."""
+    _, host, port = split_endpoint(address.multiaddr) or ("", "", 0)
+    try:
+        async with asyncio.timeout(patience):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, UnicodeError, TimeoutError):
+        return False
+    writer.transport.abort()
+    return True
+
+
+def is_here(text: str) -> bool:
+    """Whether an IP address, or that of a multiaddr, is one of this machine."""
+    _, ip, _ = split_endpoint(text) or ("", text, 0)
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
+            own.bind((ip, 0))
+    except OSError:  # this machine may have no IPv6 at all
+        return False
+    return True
+
+
+def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
+    """`listen` with each port 0 replaced by the port of the `known` addresses of the same kind (ip4
+    or ip6), if they have exactly one."""
+    ports: dict[str, set[int]] = {}
+    for text in known:
+        parsed = endpoint_of(text)
+        if parsed is not None:
+            ports.setdefault(parsed[0], set()).add(parsed[2])
+    pinned = []
+    for text in listen:
+        kind, host, port = split_endpoint(text) or ("", "", 1)
+        bound = ports.get(kind, set())
+        same = port == 0 and len(bound) == 1
+        pinned.append(f"/{kind}/{host}/tcp/{min(bound)}" if same else text)
+    return pinned
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether `text` is a TCP multiaddr without a peer id; port 0 means any."""
+    return split_endpoint(text) is not None
+
+
+def split_endpoint(text: str) -> tuple[str, str, int] | None:
+    """(ip4|ip6|dns4|dns6, host, port) of a TCP multiaddr without a peer id."""
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[3] != "tcp":
+        return None
+    _, kind, host, _, port = parts
+    if not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
+        return None
+    return (kind, host, int(port)) if _is_host(kind, host) else None
+
+
+def endpoint_of(address: str) -> tuple[str, str, int] | None:
+    """`split_endpoint` of an address that ends in a peer id."""
+    return split_endpoint(address.rpartition("/p2p/")[0])
+
+
+def endpoint_text(raw: bytes) -> str | None:
+    """The text of a binary multiaddr of an IP address and a TCP port, None for any other."""
+    for code, size in ((4, 4), (41, 16)):
+        if len(raw) == size + 4 and raw[0] == code and raw[-3] == 6:
+            ip, port = ipaddress.ip_address(raw[1:-3]), int.from_bytes(raw[-2:], "big")
+            return f"/ip{ip.version}/{ip}/tcp/{port}"
+    return None
+
+
+def coordinator_address(url: str) -> str:
+    """The multiaddr of a coordinator's URL (COORDINATOR_URL).
+
+    Raises:
+        ValueError: it has no usable host or port.
+    """
+    parts = urlsplit(url)
+    host, scheme = parts.hostname or "", parts.scheme
+    if not re.fullmatch(COORDINATOR_URL, url):
+        raise ValueError("a coordinator's URL is like https://HOST or https://HOST:PORT")
+    kind = next((k for k in ("ip4", "ip6") if _is_host(k, host)), "dns")
+    if kind == "dns" and not _is_host("dns4", host):
+        raise ValueError(f"{host!r} is no host")
+    return f"/{kind}/{host}/tcp/{parts.port or (443 if scheme == 'https' else 80)}/{scheme}"
+
+
+def coordinator_url(address: str) -> str | None:
+    """The URL of a coordinator's multiaddr, None for any other address."""
+    match = _COORDINATOR.fullmatch(address)
+    if match is None or not 0 < int(match[3]) < 65_536:
+        return None
+    host = f"[{match[2]}]" if match[1] == "ip6" else match[2]
+    return f"{match[4]}://{host}:{match[3]}"
+
+
+def require_free_ports(listen: Iterable[str]) -> None:
+    """
+    Raises:
+        TransportError: an address is not of this machine, or another process listens there. p2pd
+            would share it (SO_REUSEPORT), and each of two nodes would get connections meant for the
+            other.
+    """
+    for text in listen:
+        kind, host, port = split_endpoint(text) or ("", "", 0)
+        if kind not in ("ip4", "ip6"):
+            continue
+        family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is no listener
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                why = f"{error.strerror}; choose another address or port"
+                raise TransportError(f"cannot listen on {text}: {why}") from error
+
+
+def _is_host(kind: str, host: str) -> bool:
+    try:
+        if kind == "ip4":
+            return str(ipaddress.IPv4Address(host)) == host
+        if kind == "ip6":
+            return ipaddress.IPv6Address(host).scope_id is None
+    except ValueError:
+        return False
+    return kind in ("dns4", "dns6") and _HOST_NAME.match(host) is not None
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether `text` is the base58 peer id of an Ed25519 key."""
+    try:
+        public_key_of(text)
+    except ValueError:
+        return False
+    return True

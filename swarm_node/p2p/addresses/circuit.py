@@ -1,0 +1,103 @@
+"""Circuit addresses: how to reach a peer through a relay. Pure.
+
+`/ip4/HOST/tcp/PORT/p2p/RELAY/p2p-circuit` means: dial RELAY there, and ask it to forward. It is the
+notation of libp2p. In a heartbeat and a greeting the target's id is left out, as it is the
+author's. Where addresses of several peers stand together, `/p2p/TARGET` follows.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from swarm_node.p2p.wire.identity import public_key_of
+from swarm_node.p2p.wire.wire import MAX_ADDRESS_CHARS, MAX_HEARTBEAT_ADDRESS_CHARS
+
+_CIRCUIT = "/p2p-circuit"
+_PEER = "/p2p/"
+_MAX_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """`address` of `relay`, with its id at the end, and the id of the `target`, "" if left out."""
+
+    address: str
+    relay: str
+    target: str
+
+    def __str__(self) -> str:
+        return self.address + _CIRCUIT + (_PEER + self.target if self.target else "")
+
+
+def parse(text: str) -> Circuit | None:
+    """The circuit that a text names, None for anything else. Whoever dials the relay checks the
+    host in its address."""
+    address, _, target = text[:_MAX_CHARS].partition(_CIRCUIT)
+    endpoint, _, relay = address.rpartition(_PEER)
+    circuit = Circuit(address, relay, target.removeprefix(_PEER))
+    if str(circuit) != text or not endpoint.startswith("/") or _PEER in endpoint:
+        return None
+    known = _is_peer(relay) and (not circuit.target or _is_peer(circuit.target))
+    return circuit if known and relay != circuit.target else None
+
+
+def completed(addresses: Iterable[str], peer_id: str) -> list[str]:
+    """The addresses that a peer states of itself, with its id at the end of each circuit."""
+    found = ((text, parse(text)) for text in addresses)
+    return [str(Circuit(c.address, c.relay, peer_id)) if c else text for text, c in found]
+
+
+def stated(addresses: Iterable[str]) -> list[str]:
+    """The addresses of a node as it states them: circuits first and without its id."""
+    found = [(text, parse(text)) for text in addresses]
+    circuits = [str(Circuit(c.address, c.relay, "")) for _, c in found if c]
+    return circuits + [text for text, c in found if not c]
+
+
+def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The first of a node's addresses that fit into a heartbeat: two circuits and two others."""
+    chosen: list[str] = []
+    left = MAX_HEARTBEAT_ADDRESS_CHARS
+    room = {True: 2, False: 2}
+    for address in stated(addresses):
+        kind = address.endswith(_CIRCUIT)
+        if room[kind] and len(address) <= min(left, MAX_ADDRESS_CHARS):
+            chosen.append(address)
+            left -= len(address)
+            room[kind] -= 1
+    return tuple(chosen)
+
+
+def dialled(addresses: Iterable[str]) -> list[str]:
+    """The addresses that a dial goes to: a relay's for each circuit."""
+    found = ((text, parse(text)) for text in addresses)
+    return [circuit.address if circuit else text for text, circuit in found]
+
+
+def reachable_first(addresses: Iterable[str]) -> list[str]:
+    """Direct addresses only, those of the Internet before those of a private network."""
+    return sorted((text for text in addresses if not parse(text)), key=is_private)
+
+
+def host_of(address: str) -> str:
+    """The host in a multiaddr, "" if it has none."""
+    parts = address.split("/")
+    return parts[2] if len(parts) > 4 else ""
+
+
+def is_private(address: str) -> bool:
+    """Whether the host in a multiaddr is no address of the Internet; a name may be one."""
+    try:
+        return not ipaddress.ip_address(host_of(address)).is_global
+    except ValueError:
+        return False  # a name
+
+
+def _is_peer(text: str) -> bool:
+    try:
+        public_key_of(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,231 @@
+"""What members and a coordinator sign: requests, reports and numbered batches. Pure.
+
+A member's request carries a CALL, which one request fits and no other. A report is a member's own
+word and stays verifiable wherever it is stored. A coordinator signs a BATCH for every set of
+reports that it took in; each names the one before, so that a coordinator that shows two members two
+histories leaves two signed heads of one number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+from msgspec import Meta
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.membership.membership import Chain
+from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.wire import (
+    Agent,
+    Body,
+    Certificate,
+    Counter,
+    Digest,
+    Label,
+    Milliseconds,
+    Sequence1,
+    Version1,
+    pack,
+    unpack,
+)
+
+MAX_TARGET_CHARS: Final = 256
+MAX_CALL_BYTES: Final = 576
+#: A call, two certificates and their headers.
+MAX_SHOWN_BYTES: Final = MAX_CALL_BYTES + 2 * 320 + 10
+MAX_REPORT_BYTES: Final = 32 * 1024
+MAX_REPORTED_PEERS: Final = 64
+MAX_REPORTED_FAMILIES: Final = 64
+MAX_REASONS: Final = 12
+MAX_BATCH_BYTES: Final = 320
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Nonce = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class Call(Body, frozen=True):
+    """Kind.CALL: the owner of the sealing key asks for `target` (path and query) by `method`, with
+    a body whose sha256 is `digest`."""
+
+    v: Version1
+    method: Annotated[str, Meta(pattern=r"\A[A-Z]{3,7}\Z")]
+    target: Annotated[str, Meta(min_length=1, max_length=MAX_TARGET_CHARS)]
+    issued_ms: Milliseconds
+    nonce: Nonce
+    digest: Digest
+
+
+class Shown(Body, frozen=True):
+    """A sealed call with the certificates of who sealed it."""
+
+    call: Annotated[bytes, Meta(max_length=MAX_CALL_BYTES)]
+    issuer: Certificate
+    member: Certificate
+
+
+class Finding(Body, frozen=True):
+    """What a node's own checks found of the peer with this `key`: groups received from it, and
+    refused ones by reason."""
+
+    key: Digest
+    received: Counter
+    refused: Annotated[tuple[tuple[Label, Counter], ...], Meta(max_length=MAX_REASONS)]
+
+
+class Report(Body, frozen=True):
+    """Kind.REPORT: what a member says of itself and of its peers. `held_out` has the mean reward by
+    family. Of two reports of a member, the one of the greater `issued_ms` counts."""
+
+    v: Version1
+    issued_ms: Milliseconds
+    agent: Agent
+    model: Label
+    reach: Label
+    version: Counter
+    updates: Counter
+    published: Counter
+    taken: Counter
+    received: Counter
+    trained_own: Counter
+    trained_external: Counter
+    held_out: Annotated[tuple[tuple[Label, Share], ...], Meta(max_length=MAX_REPORTED_FAMILIES)]
+    peers: Annotated[tuple[Finding, ...], Meta(max_length=MAX_REPORTED_PEERS)]
+
+
+class Batch(Body, frozen=True):
+    """Kind.BATCH, sealed by a coordinator: batch `number` holds reports whose digest is `content`
+    (`content_digest`). `previous` is sha256 of the sealed batch before it, zeros for the first."""
+
+    v: Version1
+    number: Sequence1
+    previous: Digest
+    content: Digest
+    issued_ms: Milliseconds
+
+
+B = TypeVar("B", bound=Body)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A statement with a valid signature by `author` (peer id), with its sealed bytes."""
+
+    author: str
+    author_key: bytes
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBatch(Signed):
+    body: Batch
+
+    @property
+    def digest(self) -> bytes:
+        """What the next batch names as `previous`."""
+        return hashlib.sha256(self.raw).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedReport(Signed):
+    body: Report
+
+
+@dataclass(frozen=True, slots=True)
+class SignedCall(Signed):
+    body: Call
+    chain: Chain
+
+
+def show_call(identity: Identity, swarm_id: bytes, chain: Chain, call: Call) -> bytes:
+    """The packed `Shown` of a call."""
+    return pack(Shown(seal(identity, swarm_id, Kind.CALL, pack(call)), *chain))
+
+
+def open_call(data: bytes, swarm_id: bytes) -> SignedCall | Rejected:
+    """The call in a packed `Shown`. Membership, time and what it asks for are not checked."""
+    shown = unpack(Shown, data, max_bytes=MAX_SHOWN_BYTES)
+    if isinstance(shown, Rejected):
+        return shown
+    opened = _open(shown.call, swarm_id, Kind.CALL, Call, MAX_CALL_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    signed, call = opened
+    chain = (shown.issuer, shown.member)
+    return SignedCall(signed.author, signed.author_key, signed.raw, call, chain)
+
+
+def open_report(data: bytes, swarm_id: bytes) -> SignedReport | Rejected:
+    """A report and its author."""
+    opened = _open(data, swarm_id, Kind.REPORT, Report, MAX_REPORT_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    return SignedReport(opened[0].author, opened[0].author_key, data, opened[1])
+
+
+def open_batch(data: bytes, swarm_id: bytes) -> SignedBatch | Rejected:
+    """A batch and the coordinator that sealed it."""
+    opened = _open(data, swarm_id, Kind.BATCH, Batch, MAX_BATCH_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    return SignedBatch(opened[0].author, opened[0].author_key, data, opened[1])
+
+
+def next_batch(
+    key: Identity, swarm_id: bytes, last: SignedBatch | None, items: Sequence[bytes], issued_ms: int
+) -> bytes:
+    """The sealed batch after `last`, of `items` (see `content_digest`)."""
+    body = Batch(
+        1,
+        1 if last is None else last.body.number + 1,
+        bytes(32) if last is None else last.digest,
+        content_digest(items),
+        issued_ms,
+    )
+    return seal(key, swarm_id, Kind.BATCH, pack(body))
+
+
+def content_digest(items: Sequence[bytes]) -> bytes:
+    """sha256 over the sorted sha256 digests of sealed reports."""
+    return hashlib.sha256(b"".join(sorted(items))).digest()
+
+
+def follow(
+    held: SignedBatch | None, batches: Sequence[SignedBatch]
+) -> tuple[SignedBatch | None, str]:
+    """The batch to hold after these, and what is wrong with them ("" for nothing). `batches` are in
+    order, from the number held on, or the newest one if that is lower. A fork or a step back leaves
+    the old batch held, so that it is found again; where batches are missing, a new trail begins."""
+    gap = ""
+    for batch in batches:
+        if held is None:
+            held = batch
+            continue
+        number, last = batch.body.number, held.body.number
+        if batch.author_key != held.author_key:
+            return held, "another key signs its batches"
+        if number < last:
+            return held, f"it went back from batch {last} to {number}"
+        if number == last and batch.raw != held.raw:
+            return held, f"two batches have the number {number}"
+        if number == last + 1 and batch.body.previous != held.digest:
+            return held, f"batch {number} does not continue batch {last}"
+        if number > last + 1:
+            gap = f"batches {last + 1} to {number - 1} are missing"
+        held = batch
+    return held, gap
+
+
+def _open(
+    data: bytes, swarm_id: bytes, kind: Kind, body_type: type[B], most: int
+) -> tuple[Signed, B] | Rejected:
+    opened = open_sealed(data, swarm_id, kind, max_bytes=most)
+    if isinstance(opened, Rejected):
+        return opened
+    body = unpack(body_type, opened.body, max_bytes=most)
+    if isinstance(body, Rejected):
+        return body
+    return Signed(opened.author, opened.author_key, data), body

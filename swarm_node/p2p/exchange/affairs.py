@@ -1,0 +1,121 @@
+"""Keeps this node and its peers up to date on who is a member: hands on revocation lists and new
+secrets, asks a steward for a renewal in time, and lets go of peers that are members no more."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.exchange.serving import RENEW, REVOKED, SECRET
+from swarm_node.p2p.membership.credentials import Credentials, Shelf
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
+from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.wire import wire
+
+#: Peers that a node tells of a new statement; each tells as many. Three beats reach 4,096 nodes.
+_TOLD = 16
+#: Peers of those that claim to know more, or to renew, that are asked in one beat.
+_ASKED = 3
+_log = structlog.get_logger(__name__)
+
+
+class Affairs:
+    """`tend` is called at every heartbeat. `let_go` is told the peer ids of former members."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        credentials: Credentials,
+        members: Members,
+        directory: Directory,
+        let_go: Callable[[str], None],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._asker = asker
+        self._credentials = credentials
+        self._members = members
+        self._directory = directory
+        self._let_go = let_go
+        self._clock = clock
+        self._rng = rng
+
+    async def tend(self) -> None:
+        """Bring this node up to date, then its peers. The list comes before the secret, so that
+        nobody hands the secret to a peer that the list expels."""
+        own = self._credentials
+        own.refresh()
+        self.dismiss()
+        await self._spread(own.lists, REVOKED, self._members.holding(revoked=own.lists.number))
+        self.dismiss()
+        await self._spread(own.secrets, SECRET, self._members.holding(secret=own.secrets.number))
+        await self._renew()
+
+    def dismiss(self) -> None:
+        """Let go of all peers that are members no more."""
+        for peer_id in self._members.dismiss():
+            _log.info("a peer is no member any more", peer=peer_id)
+            self._let_go(peer_id)
+
+    async def _spread(self, shelf: Shelf[Any], protocol: str, knowing: list[str]) -> None:
+        """Tell peers of a new statement, or ask those that say that they know a newer one."""
+        peers = self._some(knowing, _ASKED)
+        if shelf.fresh:
+            shelf.fresh = False
+            peers += self._directory.draw(self._rng, _TOLD, self._clock.now())
+        offers = (self._offer(shelf, protocol, peer) for peer in peers)
+        await asyncio.gather(*offers)
+
+    async def _offer(self, shelf: Shelf[Any], protocol: str, peer: Peer) -> None:
+        raw = shelf.raw
+        reply = await self._asker.ask(peer, protocol, raw, max_reply=MAX_STATEMENT_BYTES)
+        refused = shelf.offer(reply) if reply else None
+        if refused is not None:
+            self._asker.reject(refused, peer.peer_id)
+
+    async def _renew(self) -> None:
+        """In the last third of its membership, ask a steward for a new one."""
+        me = self._credentials.me()
+        if isinstance(me, Rejected):
+            _log.error("this node is no member: no peer talks to it", reason=me.reason)
+            return
+        if not self._credentials.ends_soon(me):
+            return
+        for peer in self._some(self._members.stewards(), _ASKED):
+            reply = await self._asker.ask(peer, RENEW, b"", max_reply=MAX_SMALL_REPLY)
+            if reply is None:
+                continue
+            renewed = wire.unpack(wire.RenewReply, reply, max_bytes=MAX_SMALL_REPLY)
+            refused = (
+                renewed
+                if isinstance(renewed, Rejected)
+                else self._credentials.adopt((renewed.issuer, renewed.member))
+            )
+            if refused is None:
+                return
+            self._asker.reject(refused, peer.peer_id)
+        days = max(0.0, me.until - self._clock.wall()) / 86_400
+        _log.warning("the membership of this node ends soon", days=round(days, 1))
+
+    def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
+        """Some of these peers, as far as this node knows how to reach them: of each issuer one
+        before a second of any. They say themselves what they know, and a ticket can make many."""
+        known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
+        peers = [peer for peer in known if peer is not None]
+        self._rng.shuffle(peers)
+        before: Counter[str] = Counter()
+        turns: dict[str, int] = {}
+        for peer in peers:
+            issuer = self._members.issuer(peer.peer_id)
+            turns[peer.peer_id] = before[issuer]
+            before[issuer] += 1
+        return sorted(peers, key=lambda peer: turns[peer.peer_id])[:count]

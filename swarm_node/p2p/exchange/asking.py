@@ -1,0 +1,169 @@
+"""Asks peers: one request with a deadline, after a greeting if needed. Every failure is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+
+import structlog
+
+from swarm_node.clock import Clock
+from swarm_node.errors import OversizeError, RefusedError, Rejected, TransportError
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.serving import HELLO, NO_MEMBER, NOT_HERE, UNKNOWN_MEMBER, hello_body
+from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.members import Member, Members
+from swarm_node.p2p.peers.peers import Directory, Peer
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed
+from swarm_node.p2p.wire.transport import Transport
+
+MAX_SMALL_REPLY = 64 * 1024
+_REQUEST_SECONDS = 10.0
+#: For a peer that is no partner now; TCP, Noise and the greeting take six round trips.
+_FEEL_SECONDS = 5.0
+_log = structlog.get_logger(__name__)
+
+
+class Asker:
+    """Sends this node's requests to members, and counts what it refuses of their answers."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        swarm_id: bytes,
+        credentials: Credentials,
+        members: Members,
+        directory: Directory,
+        rejected: Counter[str],
+        clock: Clock,
+    ) -> None:
+        self._transport = transport
+        self._swarm_id = swarm_id
+        self._credentials = credentials
+        self._members = members
+        self._directory = directory
+        self._rejected = rejected
+        self._clock = clock
+
+    async def ask(
+        self,
+        peer: Peer,
+        protocol: str,
+        payload: bytes,
+        *,
+        max_reply: int,
+        seconds: float = _REQUEST_SECONDS,
+        stated_by: str | None = None,
+    ) -> bytes | None:
+        """Send one request to a member, after a greeting if needed. A failure is counted: None.
+        `stated_by` is the peer that stated `max_reply`, None where the protocol does."""
+        if self.ended(peer.peer_id):
+            return None
+        try:
+            async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
+                if not peer.greeted:
+                    await self._greet(peer)
+                ask = functools.partial(
+                    self._transport.request, peer.peer_id, protocol, payload, max_reply=max_reply
+                )
+                try:
+                    reply = await ask()
+                except RefusedError as error:
+                    if UNKNOWN_MEMBER not in str(error):
+                        raise
+                    await self._greet(peer)  # it restarted and forgot us
+                    reply = await ask()
+        except (TransportError, TimeoutError) as error:
+            if isinstance(error, RefusedError) and NOT_HERE in str(error):
+                peer.answered(self._clock.now())  # no failure: a peer need not hold a group
+                self._rejected["not_here"] += 1
+                return None
+            if isinstance(error, OversizeError):  # a holder may be honest where the author is not
+                at_fault = peer.peer_id if stated_by in (None, peer.peer_id) else None
+                self.reject(Rejected("size", str(error)), at_fault)
+                return None
+            if isinstance(error, RefusedError) and NO_MEMBER in str(error):
+                peer.refusal = wire.printable(str(error), 80)
+            peer.failed(self._clock.now())
+            self._rejected["unreachable"] += 1
+            _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
+            return None
+        peer.answered(self._clock.now())
+        peer.refusal = ""
+        return reply
+
+    async def greet(self, peer: Peer) -> bool:
+        """Whether a peer that this node does not work with now, or no longer, answers a greeting as
+        a member. A failure is counted."""
+        try:
+            async with asyncio.timeout(_FEEL_SECONDS):
+                await self._greet(peer)
+        except (TransportError, TimeoutError) as error:
+            peer.failed(self._clock.now())
+            self._rejected["unreachable"] += 1
+            _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
+            return False
+        peer.answered(self._clock.now())
+        return True
+
+    async def introduce(self, peer_id: str) -> bool:
+        """Whether a peer that is connected answers a greeting as a member."""
+        now = self._clock.now()
+        return await self.greet(self._directory.get(peer_id) or Peer(peer_id, now))
+
+    def ended(self, peer_id: str) -> bool:
+        """Whether a peer was a member and is none any more. That is counted."""
+        checked = self._members.check(peer_id)
+        if isinstance(checked, Member) or checked.reason == "unknown_member":
+            return False
+        self.reject(checked, None)
+        return True
+
+    def reject(self, rejected: Rejected, peer_id: str | None) -> None:
+        """Count a refusal, in total and for the peer that sent the message, with what follows for
+        that peer."""
+        self._rejected[rejected.reason] += 1
+        _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
+        if peer_id is None:
+            return
+        cut = self._directory.refused(peer_id, rejected.reason, self._clock.now())
+        if cut:
+            self._transport.sever(peer_id, cut)
+
+    def opened(self, raw: bytes, kind: Kind, most: int, author: str | None) -> Opened | None:
+        """An envelope of at most `most` bytes by `author`, or by anybody for None. If it is
+        refused, that is counted."""
+        opened = open_sealed(raw, self._swarm_id, kind, max_bytes=most)
+        if isinstance(opened, Opened) and author not in (None, opened.author):
+            opened = Rejected("author", f"a {kind.name} envelope of another peer")
+        if isinstance(opened, Opened):
+            return opened
+        self.reject(opened, author)
+        return None
+
+    async def _greet(self, peer: Peer) -> None:
+        """Exchange certificate chains; raises TransportError if the peer is no member."""
+        reached = not peer.addresses or await self._transport.dial(
+            circuit.completed(peer.addresses, peer.peer_id)
+        )
+        # A request would dial the same addresses again. Members that missed a change of the secret
+        # do not answer when dialled, and are connected all the same.
+        if not reached and not await self._transport.connected(peer.peer_id):
+            raise TransportError(f"{peer.peer_id} answers at none of its addresses")
+        body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
+        raw = await self._transport.request(peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY)
+        hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
+        if isinstance(hello, Rejected):
+            self.reject(hello, peer.peer_id)
+            raise TransportError(f"{peer.peer_id} sent a malformed greeting: {hello.detail}")
+        member = self._members.admit(hello.chain, peer.peer_id)
+        if isinstance(member, Rejected):
+            self.reject(member, peer.peer_id)
+            raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
+        self._members.note(peer.peer_id, hello.revoked, hello.secret)
+        peer.greeted = True
+        if hello.addresses:
+            peer.addresses = hello.addresses

@@ -1,0 +1,312 @@
+"""Meets peers: publishes this node's heartbeat, learns of others, and tries those it was told of.
+
+Peers are sampled by asking each other, as in Brahms (Bortnikov et al., 2009, doi
+10.1016/j.comnet.2009.03.008): a node pulls a few heartbeats from a random partner, takes who
+greets it (pushes) for at most half of its draws, and keeps a part of its partners for long (the
+history sample). benchmarks/peer_sampling.py compares it with Cyclon and HyParView. The transport's
+table of heartbeats (the DHT) is where a node without partners begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.exchange.affairs import Affairs
+from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.exchange.serving import PEERS
+from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.addressbook import AddressBook, Known
+from swarm_node.p2p.peers.peers import ANCHORS, PARTNERS, Directory, Peer
+from swarm_node.p2p.peers.revisits import Revisits
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import Transport
+from swarm_node.schema import KnownPeer
+from swarm_node.storage import MAX_PEERS, Storage
+
+_PEERS_LIMIT = 8
+#: Heartbeats of the transport's table that are checked per read, and beats from read to read once
+#: there are FEW peers. The cost then depends on neither the swarm nor the table.
+_HEARD_PER_READ = 32
+_BEATS_PER_READ = 128
+_HEARTBEAT_LIVES = 3
+#: With fewer peers than this a node looks for more with all it has.
+FEW = 4
+#: Seconds between two new peers that a node tries once it has all partners. Bitcoin Core's
+#: FEELER_INTERVAL is 120; a greeting with two certificates costs more than its handshake.
+_FEELER_SECONDS = 300.0
+
+
+class Meeting:
+    """Makes this node known, and finds the others."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        book: AddressBook,
+        *,
+        transport: Transport,
+        identity: Identity,
+        credentials: Credentials,
+        members: Members,
+        affairs: Affairs,
+        swarm_id: bytes,
+        storage: Storage,
+        directory: Directory,
+        clock: Clock,
+        rng: random.Random,
+        relays: Callable[[], bool],
+    ) -> None:
+        self._asker = asker
+        self._book = book
+        self._transport = transport
+        self._identity = identity
+        self._credentials = credentials
+        self._members = members
+        self._affairs = affairs
+        self._swarm_id = swarm_id
+        self._storage = storage
+        self._directory = directory
+        self._clock = clock
+        self._rng = rng
+        self._relays = relays
+        self._revisits = Revisits(rng)
+        self._unread = 0  # further beats before the next read of the transport's table
+        self._next_feeler = 0.0
+        self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
+
+    async def open(self, bootstraps: Sequence[str]) -> None:
+        """Take up the peers of earlier runs and the addresses that the settings and the ticket
+        name. Anchors and these addresses are tried first."""
+        now, wall = self._clock.now(), self._clock.wall()
+        for row in await self._storage.run(self._storage.known_peers, MAX_PEERS):
+            known = Known(row.peer_id, row.addresses, row.issuer, "", failures=row.failures)
+            known.answered = now - max(0.0, wall - row.last_seen)
+            self._book.restore(known, anchor=row.anchor)
+        self.name(bootstraps)
+
+    def name(self, addresses: Sequence[str]) -> None:
+        """Try the peers of these addresses first."""
+        peers: dict[str, list[str]] = {}
+        for address in addresses:
+            peers.setdefault(address.rpartition("/")[2], []).append(address)
+        self._book.configure(peers.items(), self._clock.now())
+
+    async def beat(self, version: int, seconds: float) -> None:
+        """Publish this node's heartbeat, ask a peer for those of others, and store which peers
+        answer. With few peers, read heartbeats from the transport and try the peers at once."""
+        await self._affairs.tend()
+        own = self._credentials
+        heartbeat = wire.pack(
+            wire.Heartbeat(
+                v=1,
+                addresses=circuit.fit_heartbeat(self._transport.addresses()),
+                policy_version=version,
+                epoch=self._storage.epoch,
+                head=await self._storage.run(self._storage.head),
+                issued_ms=int(self._clock.wall() * 1000),
+                agent="swarm-node",
+                revoked=own.lists.number,
+                secret=own.secrets.number,
+                steward=own.steward is not None,
+                relays=self._relays(),
+            )
+        )
+        sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
+        presence = wire.pack(wire.Presence(sealed, *own.chain))
+        self._directory.heartbeat = presence
+        await self._transport.publish_heartbeat(presence, seconds * _HEARTBEAT_LIVES)
+        await self._read()
+        now = self._clock.now()
+        for peer in self._directory.live(now, seconds):
+            issuer = self._members.issuer(peer.peer_id)
+            self._book.welcome(peer.peer_id, peer.addresses, now, issuer)
+        # Without a table peers are all that it hears of others, so it asks more of them.
+        count = 1 if self._transport.has_table else FEW
+        asked = self._directory.draw(self._rng, count, self._clock.now())
+        await asyncio.gather(*map(self._exchange_peers, asked))
+        await self._save()
+
+    def hear(self, presences: Iterable[bytes]) -> None:
+        """Take presences that a coordinator gave, as those of the transport's table."""
+        for raw in presences:
+            self._hear(raw, expected=None, teller=None)
+
+    async def feel(self) -> bool | None:
+        """Try one peer: one that stopped answering, or one that this node was told of. Returns
+        whether it answered, None if there is none to try now.
+
+        This is all that a dead peer ever costs. The caller awaits one call at a time, and a few at
+        once while there are FEW peers.
+        """
+        now = self._clock.now()
+        if self._revisits.due(now):
+            early = self._revisits.next(self._silent(now), now)
+            if early is not None:
+                return await self._revisit(early)
+        lost = self._directory.lost(self._rng, now)
+        if lost is not None and (self._rng.random() < 0.5 or not self._searching(now)):
+            return await self._retry(lost)
+        if not self._searching(now):
+            return None
+        known = self._book.pick(self._rng, now, self._passed)
+        if known is None:
+            return None
+        self._next_feeler = now + _FEELER_SECONDS
+        return await self._try(known)
+
+    def _silent(self, now: float) -> dict[str, float]:
+        """When each peer that stopped answering last did."""
+        known = self._book.silent().items()
+        left = {peer: answered for peer, answered in known if self._directory.get(peer) is None}
+        return left | self._directory.silent(now)
+
+    async def _revisit(self, peer_id: str) -> bool | None:
+        """Whether a peer that stopped answering does now, though it is not its turn."""
+        peer, known = self._directory.get(peer_id), self._book.get(peer_id)
+        if peer is not None and peer.silent:
+            return await self._retry(peer)
+        return await self._try(known, early=True) if known is not None else None
+
+    async def _retry(self, lost: Peer) -> bool:
+        """Whether a peer that stopped answering does now."""
+        asked_before, since = lost.felt_at, lost.last_seen
+        lost.feel(self._clock.now())
+        answered = await self._asker.greet(lost)
+        self._note(lost.peer_id, answered, since)
+        self._directory.dismiss(lost, asked_before)
+        if answered:
+            self._came_back(since)
+        return answered
+
+    def _came_back(self, since: float) -> None:
+        """A peer that had been silent `since` then answers again."""
+        now = self._clock.now()
+        self._revisits.returned(self._silent(now), since, now)
+
+    async def _try(self, known: Known, *, early: bool = False) -> bool:
+        """Whether a peer of the book answers. An `early` try that fails says nothing new of it."""
+        now = self._clock.now()
+        since = known.answered if known.tried and known.failures else None
+        peer = self._directory.get(known.peer_id)
+        if peer is None:
+            peer = Peer(known.peer_id, now, known.addresses)
+            answered = await self._asker.greet(peer)
+            if answered or not early:
+                self._note(known.peer_id, answered)
+            if not answered:
+                return False
+            met = self._directory.meet(known.peer_id, self._clock.now())  # it may have greeted us
+            met.greeted, met.addresses = True, peer.addresses
+            met.answered(self._clock.now())
+            peer = met
+        self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
+        if known.heartbeat:
+            self._hear(known.heartbeat, expected=known.peer_id, teller=None)
+        if since is not None:
+            self._came_back(since)
+        return True
+
+    def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:
+        """Tell the book how a try went of a peer that was silent `since` then."""
+        now = self._clock.now()
+        if answered:
+            self._book.answered(peer_id, now, self._members.issuer(peer_id))
+        else:
+            self._book.failed(peer_id, now, self._directory.heard(), since)
+
+    def _searching(self, now: float) -> bool:
+        """Whether it is time for a peer of the book."""
+        return now >= self._next_feeler or self._directory.fewer(PARTNERS, now, partners=True)
+
+    def _passed(self, peer_id: str) -> bool:
+        """Whether the book need not name this peer: a partner, or one that is left alone."""
+        peer = self._directory.get(peer_id)
+        return peer is not None and (
+            peer.partner_since is not None or peer.retry_at > self._clock.now()
+        )
+
+    async def _read(self) -> None:
+        """Read some heartbeats from the transport, if it is time."""
+        few = self._directory.fewer(FEW, self._clock.now())
+        if self._unread and not few:
+            self._unread -= 1
+            return
+        self._unread = _BEATS_PER_READ
+        found = await self._transport.heartbeats()
+        heard = self._rng.sample(sorted(found), min(len(found), _HEARD_PER_READ))
+        for peer_id in heard:
+            self._hear(found[peer_id], expected=peer_id, teller=None)
+        if few:
+            await asyncio.gather(*(self.feel() for _ in range(FEW)))
+
+    def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
+        """Check a presence, from the DHT or from the peer `teller`, and note what it says. An
+        honest peer has checked what it passes on, so it answers for all but times and lists."""
+        heard = self._members.hear(raw, expected)
+        if isinstance(heard, Rejected):
+            return self._asker.reject(heard, teller)
+        beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
+        issuer = heard.member.admitted_by.hex()
+        self._book.tell(
+            peer_id,
+            beat.addresses,
+            now,
+            issuer=issuer,
+            # The table does not say who told it: its members share one teller per issuer.
+            teller=teller or "",
+            telling_issuer=self._members.issuer(teller) if teller else issuer,
+            heartbeat=raw,
+            issued_ms=beat.issued_ms,
+        )
+        peer = self._directory.get(peer_id)
+        if peer is None or beat.issued_ms <= peer.issued_ms:
+            return
+        peer.issued_ms, peer.heartbeat, peer.last_seen = beat.issued_ms, raw, now
+        peer.addresses, peer.version = beat.addresses, beat.policy_version
+        peer.epoch, peer.head = beat.epoch, beat.head
+
+    async def _exchange_peers(self, peer: Peer) -> None:
+        request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
+        reply = await self._asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY)
+        if reply is None:
+            return
+        peers = wire.unpack(wire.PeersReply, reply, max_bytes=MAX_SMALL_REPLY)
+        if isinstance(peers, Rejected):
+            return self._asker.reject(peers, peer.peer_id)
+        for raw in peers.presences[:_PEERS_LIMIT]:
+            self._hear(raw, expected=None, teller=peer.peer_id)
+
+    async def _save(self) -> None:
+        """Store the peers that answered, and which of them are anchors."""
+        now, wall = self._clock.now(), self._clock.wall()
+        partners = self._directory.partners(now)
+        anchors = {peer.peer_id for peer in partners[:ANCHORS]}
+        tried = self._book.tried()
+        saved = [
+            (k.peer_id, k.addresses, k.issuer, k.failures, k.peer_id in anchors) for k in tried
+        ]
+        if saved == self._saved:
+            return
+        self._saved = saved
+        seen = {peer.peer_id: peer.last_seen for peer in partners}
+        rows = [
+            KnownPeer(
+                known.peer_id,
+                known.addresses,
+                last_seen=wall - (now - max(known.answered, seen.get(known.peer_id, 0.0))),
+                issuer=known.issuer,
+                failures=known.failures,
+                anchor=known.peer_id in anchors,
+            )
+            for known in tried
+        ]
+        await self._storage.run(self._storage.remember_peers, rows)

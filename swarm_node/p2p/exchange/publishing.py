@@ -1,0 +1,92 @@
+"""Publishes own groups: sealed, stored and announced in this node's log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from swarm_node.clock import Clock
+from swarm_node.p2p.exchange.verify import GroupVerifier, stored_group
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, content_id, seal
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.rollout import Provenance, RolloutGroup, VerifiedGroup
+from swarm_node.storage import Storage, StoredGroup
+
+
+class Publisher:
+    """Writes this node's log."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        swarm_id: bytes,
+        storage: Storage,
+        verifier: GroupVerifier,
+        clock: Clock,
+    ) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._storage = storage
+        self._verifier = verifier
+        self._clock = clock
+        #: Groups announced since the start.
+        self.announced = 0
+
+    async def publish(
+        self, scored: Sequence[tuple[RolloutGroup, str]], version: int
+    ) -> list[VerifiedGroup]:
+        """Seal and store own groups, each with its prompt; on return they survive a crash.
+
+        Groups that peers can learn from are announced: their rewards differ and peers accept their
+        tokens (a model may sample special tokens inside an answer). This node computed the
+        `claimed` rewards of its own groups, so they are the verified rewards as well.
+
+        Raises:
+            HomeError: the disk is full or the database damaged.
+        """
+        created_ms = int(self._clock.wall() * 1000)
+        epoch = self._storage.epoch
+        published: list[VerifiedGroup] = []
+        entries: list[tuple[StoredGroup, bytes | None]] = []
+        first = await self._storage.run(self._storage.next_seq)
+        for seq, (group, prompt) in enumerate(scored, start=first):
+            body = wire.pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
+            sealed = seal(self._identity, self._swarm_id, Kind.ROLLOUT, body)
+            verified = VerifiedGroup(
+                id=content_id(sealed),
+                author=self._identity.peer_id,
+                provenance=Provenance.OWN,
+                group=group,
+                prompt=prompt,
+                rewards=group.claimed,
+                arrived=version,
+            )
+            published.append(verified)
+            useful = verified.informative and self._verifier.accepts_tokens(group)
+            announcement = self._announce(verified, seq, sealed) if useful else None
+            self.announced += useful
+            entries.append((stored_group(verified, epoch, seq, sealed), announcement))
+        await self._storage.run(self._storage.publish, entries)
+        return published
+
+    def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
+        group = verified.group
+        body = wire.pack(
+            wire.Announcement(
+                v=1,
+                epoch=self._storage.epoch,
+                seq=seq,
+                id=verified.id,
+                size=len(sealed),
+                environment=group.task.environment,
+                version=group.task.version,
+                family=group.task.family,
+                model=group.policy.model,
+                tokenizer=group.policy.tokenizer,
+                policy_version=group.policy.version,
+                completions=len(group.completions),
+                mixed=True,
+            )
+        )
+        return seal(self._identity, self._swarm_id, Kind.RECORD, body)

@@ -1,0 +1,218 @@
+"""Lists, draws and pulls the groups of peers; `verify.py` decides on their admission."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected
+from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.exchange.serving import LIST, PULL
+from swarm_node.p2p.exchange.verify import GroupVerifier
+from swarm_node.p2p.limits.budgets import Effort, Traffic
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.peers.peers import Directory, Offer, Peer
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind
+from swarm_node.rollout import VerifiedGroup
+
+_LIST_LIMIT = 128
+_MAX_LIST_REPLY = _LIST_LIMIT * (wire.MAX_ANNOUNCEMENT_BYTES + 8) + 64
+_PULL_SECONDS = 60.0
+_LIST_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A peer may be listed, up to `limit` announcements. `asked` are the peers that the turns of
+    one round have asked."""
+
+    limit: int
+    asked: set[str]
+
+
+class Puller:
+    """Fetches peers' groups."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        *,
+        verifier: GroupVerifier,
+        directory: Directory,
+        members: Members,
+        traffic: Traffic,
+        effort: Effort,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._asker = asker
+        self._verifier = verifier
+        self._directory = directory
+        self._members = members
+        self._traffic = traffic
+        self._effort = effort
+        self._clock = clock
+        self._rng = rng
+        self._pulling: Counter[str] = Counter()
+        self._listing: set[str] = set()
+
+    def turns(self, count: int, wanted: int) -> list[Turn]:
+        """Turns to list `count` different peers, or all if there are fewer, about `wanted`
+        announcements in all.
+
+        The limit keeps the cost independent of the swarm's size: in a large swarm a peer has
+        announced many groups since it was last listed. If none is wanted, one peer is still asked
+        for its newest announcement, so that the offers do not all become stale.
+        """
+        now, count = self._clock.now(), count if wanted > 0 else 1
+        while count > 1 and self._directory.fewer(count, now):
+            count -= 1
+        limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
+        asked: set[str] = set()
+        return [Turn(limit, asked) for _ in range(count)]
+
+    async def list_one(self, turn: Turn) -> int:
+        """List a random peer. One that does not answer costs this call ten seconds, and then
+        another is asked. Returns how many new offers the peer states."""
+        for _ in range(_LIST_TRIES):
+            without = turn.asked | self._listing
+            drawn = self._directory.draw(self._rng, 1, self._clock.now(), without)
+            if not drawn:
+                break
+            peer_id = drawn[0].peer_id
+            turn.asked.add(peer_id)
+            self._listing.add(peer_id)
+            try:
+                offered = await self._list(drawn[0], turn.limit)
+            finally:
+                self._listing.discard(peer_id)
+            if offered is not None:
+                return offered
+        return 0
+
+    def on_offer(self, slots: Callable[[str | None], int]) -> int:
+        """How many more groups could be pulled now. Together with the pulls under way they take at
+        most `slots(author)` of each author and `slots(None)` in all."""
+        free = slots(None) - self._pulling.total()
+        if free <= 0:
+            return 0
+        return min(free, self._directory.offered(self._left(slots), self._clock.now()))
+
+    async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
+        """Draw one offer at random, pull the group and verify it. None if there is no offer, if
+        nobody answered, or if the group was refused, which is counted."""
+        while True:
+            now = self._clock.now()
+            offer = self._directory.draw_offer(
+                self._rng, self._left(slots), self._members.issuer, now
+            )
+            if offer is None:
+                return None
+            if self._effort.left(offer.author, now) and self._traffic.pulls(
+                offer.author, now, offer.size
+            ):
+                break
+            self._directory.postpone(offer, now)  # its author has had its share
+        self._pulling[offer.author] += 1
+        try:
+            return await self._pull(offer, version)
+        finally:
+            self._pulling[offer.author] -= 1
+            if not self._pulling[offer.author]:
+                del self._pulling[offer.author]
+
+    def _left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
+        return lambda author: slots(author) - self._pulling[author]
+
+    async def _list(self, peer: Peer, limit: int) -> int | None:
+        epoch, since = peer.cursor
+        # Older announcements are too stale to pull, so a newcomer lists only the newest.
+        since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
+        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
+        reply = await self._asker.ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
+        if reply is None:
+            return None
+        listed = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
+        if isinstance(listed, Rejected):
+            self._asker.reject(listed, peer.peer_id)
+            return 0
+        since = since if listed.epoch == peer.epoch else 0
+        peer.epoch, peer.head = listed.epoch, listed.head
+        before = peer.offered
+        for raw in listed.items:
+            if self._clock.now() < peer.standing.off_until:
+                break  # it was dropped for what it listed
+            since = max(since, self._note(peer, raw))
+        peer.cursor = (listed.epoch, since)
+        # The peer alone states how many it left out, so the number is bounded.
+        return peer.offered - before + min(listed.left_out, _LIST_LIMIT)
+
+    def _note(self, peer: Peer, raw: bytes) -> int:
+        """Check one announcement, and keep it as an offer if its group is new and mixed. Returns
+        its sequence number, 0 if it was refused."""
+        opened = self._asker.opened(raw, Kind.RECORD, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
+        if opened is None:
+            return 0
+        entry = wire.unpack(wire.Announcement, opened.body, max_bytes=wire.MAX_ANNOUNCEMENT_BYTES)
+        if isinstance(entry, Rejected):
+            self._asker.reject(entry, peer.peer_id)
+            return 0
+        peer.environment = entry.environment, entry.version
+        seen = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
+        if seen is not None and seen.reason not in BLAMELESS:
+            self._asker.reject(seen, peer.peer_id)
+        if entry.mixed and seen is None:
+            refused = self._verifier.refuse_announced(entry)
+            if refused is not None:
+                self._asker.reject(refused, peer.peer_id)
+                return entry.seq
+            peer.offered += 1
+            peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
+        return entry.seq
+
+    async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
+        if self._verifier.seen(offer.author, offer.epoch, offer.seq) is not None:
+            return None  # admitted, or outside the replay window, since it was listed
+        if self._asker.ended(offer.author):
+            return None
+        request = wire.pack(wire.PullRequest(id=offer.id))
+        for peer in self._holders(offer):
+            sealed = await self._asker.ask(
+                peer,
+                PULL,
+                request,
+                max_reply=offer.size,
+                seconds=_PULL_SECONDS,
+                stated_by=offer.author,
+            )
+            if sealed is None:
+                continue
+            result = await self._verifier.verify(offer, sealed, version)
+            if isinstance(result, Rejected):
+                if result.reason == "hash":  # the fault of this holder, not of the author
+                    self._asker.reject(result, peer.peer_id)
+                    continue
+                self._asker.reject(result, offer.author)
+                return None
+            if self._asker.ended(offer.author):  # while it was judged
+                return None
+            author = self._directory.get(offer.author)
+            if author is not None:
+                author.received += 1
+            return result
+        self._directory.give_back(offer)
+        return None
+
+    def _holders(self, offer: Offer) -> list[Peer]:
+        """The author, then two other peers: a hash names the group, so anyone may send it."""
+        now = self._clock.now()
+        others = [p for p in self._directory.draw(self._rng, 3, now) if p.peer_id != offer.author]
+        author = self._directory.get(offer.author)
+        reachable = author is not None and author.retry_at <= now
+        return ([author] if author is not None and reachable else []) + others[:2]

@@ -1,0 +1,231 @@
+"""Answers peers' requests: greeting, the own log, groups by hash, heartbeats of others.
+
+Membership is checked before the request is parsed; a greeting brings the proof. The link
+authenticates the caller's key, and a certificate chain must lead from the swarm's root to that
+key. `budgets.py` says how much is answered. Who breaks the protocol is cut off.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from swarm_node.clock import Clock
+from swarm_node.errors import Rejected, TransportError
+from swarm_node.p2p.addresses import circuit
+from swarm_node.p2p.limits.budgets import Traffic
+from swarm_node.p2p.membership.credentials import Credentials
+from swarm_node.p2p.membership.members import Members
+from swarm_node.p2p.peers.conduct import REASONS, Blame
+from swarm_node.p2p.peers.peers import Directory
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES, Handler, Transport
+from swarm_node.storage import Storage
+
+HELLO = "/swarm-node/hello/1"
+LIST = "/swarm-node/list/1"
+PULL = "/swarm-node/pull/1"
+PEERS = "/swarm-node/peers/1"
+REVOKED = "/swarm-node/revoked/1"
+SECRET = "/swarm-node/secret/1"  # noqa: S105 - the name of a protocol
+RENEW = "/swarm-node/renew/1"
+UNKNOWN_MEMBER = "say hello first"
+NO_MEMBER = "no member of this swarm"
+NOT_HERE = "not here (any more)"
+#: How long the link of a stranger that breaks the protocol is cut.
+_STRANGER_SECONDS = 60.0
+
+#: (caller, payload) -> the reply, or what is wrong with the request.
+Answer = Callable[[str, bytes], Awaitable[bytes | Rejected]]
+Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
+Body = TypeVar("Body", bound=wire.Body)
+
+
+def hello_body(kind: type[Hello], own: Credentials, transport: Transport) -> Hello:
+    """This node's greeting, with up to eight of its addresses that are short enough."""
+    own_addresses = circuit.stated(transport.addresses())
+    stated = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
+    return kind(
+        chain=own.chain,
+        agent="swarm-node",
+        addresses=tuple(stated[:8]),
+        revoked=own.lists.number,
+        secret=own.secrets.number,
+    )
+
+
+class Server:
+    """Serves the protocols; the constructor registers the handlers."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        credentials: Credentials,
+        storage: Storage,
+        members: Members,
+        directory: Directory,
+        traffic: Traffic,
+        rejected: Counter[str],
+        clock: Clock,
+        rng: random.Random,
+        further: Mapping[str, Answer] = MappingProxyType({}),
+        on_pull: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`further` are handlers of protocols for members that need nothing of this class.
+        `on_pull` is called for every group that a peer takes."""
+        self._transport = transport
+        self._credentials = credentials
+        self._storage = storage
+        self._members = members
+        self._directory = directory
+        self._traffic = traffic
+        self._rejected = rejected
+        self._clock = clock
+        self._rng = rng
+        self._on_pull = on_pull
+        for_members: dict[str, Handler] = {
+            LIST: self._list,
+            PULL: self._pull,
+            PEERS: self._peers,
+            REVOKED: self._revoked,
+            SECRET: self._secret,
+            RENEW: self._renew,
+            **{name: functools.partial(self._further, answer) for name, answer in further.items()},
+        }
+        transport.serve(HELLO, functools.partial(self._answer, self._hello))
+        for protocol, handler in for_members.items():
+            admitted = functools.partial(self._admit, handler)
+            transport.serve(protocol, functools.partial(self._answer, admitted))
+        transport.screen(members.vouches, members.is_member, members.issuer)
+
+    async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
+        """Answer a request, if the caller's budget allows, and charge it for the reply."""
+        self._allow(caller)
+        reply = await handler(caller, payload)
+        self._traffic.sent(caller, self._clock.now(), len(reply))
+        return reply
+
+    async def _hello(self, caller: str, payload: bytes) -> bytes:
+        hello = self._parse(caller, wire.HelloRequest, payload)
+        now = self._clock.now()
+        member = self._members.admit(hello.chain, caller)
+        if isinstance(member, Rejected):
+            self._refuse(caller, member)
+            raise TransportError(f"{NO_MEMBER}: {member.reason}")
+        self._members.note(caller, hello.revoked, hello.secret)
+        peer = self._directory.meet(caller, now)
+        peer.last_seen = peer.failed_until = now
+        # The reply is this node's greeting. A peer that did not get it answers UNKNOWN_MEMBER.
+        peer.greeted = True
+        if hello.addresses:
+            peer.addresses = hello.addresses
+        return wire.pack(hello_body(wire.HelloReply, self._credentials, self._transport))
+
+    async def _list(self, caller: str, payload: bytes) -> bytes:
+        request = self._parse(caller, wire.ListRequest, payload)
+        listed = await self._storage.run(
+            self._storage.announcements, request.epoch, request.since, request.limit
+        )
+        return wire.pack(wire.ListReply(*listed))
+
+    async def _pull(self, caller: str, payload: bytes) -> bytes:
+        request = self._parse(caller, wire.PullRequest, payload)
+        sealed = await self._storage.run(self._storage.blob, request.id)
+        if sealed is None:
+            raise TransportError(NOT_HERE)
+        self._directory.took(caller)
+        self._on_pull()
+        return sealed
+
+    async def _peers(self, caller: str, payload: bytes) -> bytes:
+        request = self._parse(caller, wire.PeersRequest, payload)
+        known = [
+            peer.heartbeat
+            for peer in self._directory.draw(self._rng, request.limit - 1, self._clock.now())
+            if peer.heartbeat and peer.peer_id != caller and self._members.is_member(peer.peer_id)
+        ]
+        if self._directory.heartbeat:
+            known.append(self._directory.heartbeat)
+        return wire.pack(wire.PeersReply(presences=tuple(known)))
+
+    async def _revoked(self, caller: str, payload: bytes) -> bytes:
+        return self._exchanged(caller, self._credentials.lists.exchange(payload))
+
+    async def _secret(self, caller: str, payload: bytes) -> bytes:
+        return self._exchanged(caller, self._credentials.secrets.exchange(payload))
+
+    async def _renew(self, caller: str, payload: bytes) -> bytes:
+        chain = self._credentials.renewal_of(caller)
+        if isinstance(chain, Rejected):
+            raise TransportError(f"no renewal: {chain.reason}")
+        return wire.pack(wire.RenewReply(*chain))
+
+    async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
+        return self._exchanged(caller, await answer(caller, payload))
+
+    def _exchanged(self, caller: str, answer: bytes | Rejected) -> bytes:
+        """The answer, if the request is in order. A node answers for statements too: it checks what
+        it passes on."""
+        if isinstance(answer, Rejected):
+            self._refuse(caller, answer)
+            raise TransportError(f"refused: {answer.reason}")
+        return answer
+
+    async def _admit(self, handler: Handler, caller: str, payload: bytes) -> bytes:
+        """Answer a request, if its caller has greeted this node and is a member now."""
+        peer = self._directory.get(caller)
+        if peer is None or not self._members.is_member(caller):
+            raise TransportError(UNKNOWN_MEMBER)
+        peer.heard(self._clock.now())
+        return await handler(caller, payload)
+
+    def _allow(self, caller: str) -> None:
+        now = self._clock.now()
+        peer = self._directory.get(caller)
+        if cut := self._directory.cut(caller, now):
+            self._transport.sever(caller, cut)  # it may have been cut before a restart
+            raise TransportError("you broke the protocol: ask again later")
+        if not self._traffic.asks(caller, now, guest=peer is None or peer.standing.useful < 1.0):
+            self._rejected["rate"] += 1
+            if self._traffic.floods(caller, now):
+                self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
+            raise TransportError("too many requests; slow down")
+
+    def _parse(self, caller: str, kind: type[Body], payload: bytes) -> Body:
+        body = wire.unpack(kind, payload, max_bytes=MAX_REQUEST_BYTES)
+        if isinstance(body, Rejected):
+            self._refuse(caller, body)
+            raise TransportError(f"bad request: {body.reason}")
+        return body
+
+    def _refuse(self, caller: str, rejected: Rejected) -> None:
+        refuse(
+            caller,
+            rejected,
+            self._clock.now(),
+            transport=self._transport,
+            directory=self._directory,
+            counts=self._rejected,
+        )
+
+
+def refuse(
+    caller: str,
+    rejected: Rejected,
+    now: float,
+    *,
+    transport: Transport,
+    directory: Directory,
+    counts: Counter[str],
+) -> None:
+    """Count what is wrong with a request, in total and against the caller, whose link is cut if no
+    honest program sends that."""
+    counts[rejected.reason] += 1
+    cut = directory.refused(caller, rejected.reason, now)
+    if REASONS.get(rejected.reason) is Blame.VIOLATION:
+        transport.sever(caller, cut or _STRANGER_SECONDS)

@@ -1,0 +1,274 @@
+"""The checks that admit a pulled group to training, the cheapest first.
+
+size and hash → signature → author → schema → replay window → task → length → tokens → content →
+verifier. What an announcement states is checked before the group is pulled. The result is a
+`VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from swarm_node.errors import HomeError, Rejected, SlowTaskError, UnknownTaskError
+from swarm_node.p2p.exchange.content import content_digest, digests, task_digest
+from swarm_node.p2p.limits.gates import SizeGate, Windows
+from swarm_node.p2p.peers.peers import Offer
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, content_id, open_sealed
+from swarm_node.rollout import PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
+from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
+
+
+class Judged(Protocol):
+    """The result of judging a group: the derived prompt, one reward per text, and `lost`. `lost` is
+    "", or says how the texts ended the process that judges them."""
+
+    @property
+    def prompt(self) -> str: ...
+    @property
+    def rewards(self) -> tuple[float, ...]: ...
+    @property
+    def lost(self) -> str: ...
+
+
+#: Judges the texts of a group by the author, whose share of the time for judging is limited.
+Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
+#: Whether a kin group's token ids really spell its texts; the policy knows the tokenizer.
+TokenCheck = Callable[[RolloutGroup], Rejected | None]
+#: Spells a foreign answer in this node's tokens.
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What this node trains on: groups of anything else are refused. `own_tasks` is this node's
+    peer id if nobody else samples the tasks that it samples, "" if they may be common ones."""
+
+    environment: str
+    version: str
+    families: frozenset[str]
+    policy: PolicyRef
+    sizes: SizeGate
+    own_tasks: str = ""
+
+
+class GroupVerifier:
+    """Verifies pulled groups and keeps the replay windows, in memory and in storage."""
+
+    def __init__(
+        self,
+        swarm_id: bytes,
+        expected: Expected,
+        storage: Storage,
+        judge: Judge,
+        check_tokens: TokenCheck,
+        encode: Encode,
+    ) -> None:
+        self._swarm_id = swarm_id
+        self._expected = expected
+        self._storage = storage
+        self._judge = judge
+        self._check_tokens = check_tokens
+        self._encode = encode
+        self._windows = Windows(MAX_AUTHORS)
+        for row in storage.windows():
+            try:
+                self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
+            except ValueError:
+                storage.damaged(f"groups of {row.author} are refused until it starts again")
+
+    def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
+        """Why an announced (author, epoch, seq) must not be pulled, or None if it may be."""
+        return self._windows.check(author, epoch, seq)
+
+    def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
+        """Why the group of an announcement is not worth a pull, whoever announces it."""
+        if self._elsewhere(entry.environment, entry.version, entry.family):
+            # Its author broke nothing and cost nothing: it may be about to upgrade.
+            return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
+        return self._expected.sizes.announced(entry.completions, entry.size)
+
+    def accepts_tokens(self, group: RolloutGroup) -> bool:
+        """Whether kin would accept the token ids of an own group."""
+        return self._check_tokens(group) is None
+
+    async def verify(self, offer: Offer, sealed: bytes, version: int) -> VerifiedGroup | Rejected:
+        """Check `sealed`, pulled for `offer`, store it and return it ready for the replay buffer.
+
+        `version` is this node's policy version now. One transaction stores the group and marks its
+        number in the author's replay window, so no restart can admit the group again.
+        """
+        opened = self._open(offer, sealed)
+        if isinstance(opened, Rejected):
+            return opened
+        _, group = opened
+        refused = (
+            self._refuse_task(group)
+            or self._refuse_tokens(group)
+            or await self._refuse_content(group, offer)
+        )
+        if refused is not None:
+            return refused
+        try:
+            judged = await self._judge(
+                group.task, [c.text for c in group.completions], offer.author
+            )
+        except SlowTaskError as error:  # its author may have a faster machine
+            return Rejected("slow_task", str(error))
+        except UnknownTaskError as error:
+            return Rejected("task", str(error))
+        if judged.lost:
+            return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
+        verified = VerifiedGroup(
+            id=offer.id,
+            author=offer.author,
+            provenance=self._provenance(group.policy),
+            group=group,
+            prompt=judged.prompt,
+            rewards=judged.rewards,
+            arrived=version,
+        )
+        return await self._admit(verified, offer, sealed)
+
+    def _open(
+        self, offer: Offer, sealed: bytes
+    ) -> tuple[wire.GroupHeader, RolloutGroup] | Rejected:
+        if content_id(sealed) != offer.id:
+            return Rejected("hash", "not the bytes that were announced")
+        if len(sealed) != offer.size:
+            return Rejected("size", "the announcement states another size")
+        opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT, max_bytes=wire.MAX_SEALED_BYTES)
+        if isinstance(opened, Rejected):
+            return opened
+        if opened.author != offer.author:
+            return Rejected("author", "signed by another key than the announcement")
+        unpacked = wire.unpack_group(opened.body)
+        if isinstance(unpacked, Rejected):
+            return unpacked
+        header, _ = unpacked
+        if (header.epoch, header.seq) != (offer.epoch, offer.seq):
+            return Rejected("sequence", "its epoch or number is not the announced one")
+        return self.seen(offer.author, header.epoch, header.seq) or unpacked
+
+    def _refuse_task(self, group: RolloutGroup) -> Rejected | None:
+        task = group.task
+        if self._elsewhere(task.environment, task.version, task.family):
+            return Rejected("environment", f"{task.environment} {task.version} {task.family}")
+        if task.held_out:
+            return Rejected("held_out", "the task is reserved for evaluation")
+        return None
+
+    def _elsewhere(self, environment: str, version: str, family: str) -> bool:
+        """Whether a task is none of those that this node trains on."""
+        expected = self._expected
+        trained = (environment, version) == (expected.environment, expected.version)
+        return not trained or family not in expected.families
+
+    def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
+        kin = self._provenance(group.policy) is Provenance.KIN
+        lengths = [
+            completion.token_ids.size if kin else len(self._encode(completion.text))
+            for completion in group.completions
+        ]
+        refused = self._expected.sizes.pulled(lengths)
+        return self._check_tokens(group) if refused is None and kin else refused
+
+    async def _refuse_content(
+        self, group: RolloutGroup, offer: Offer, prompt: str = ""
+    ) -> Rejected | None:
+        return await self._storage.run(self._refuse_known, group, offer, prompt)
+
+    def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
+        """Refuse a group that was here before, whoever signed it then."""
+        author, mine = offer.author, self._expected.own_tasks
+        ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)
+        content = content_digest(group, prompt)
+        known = self._storage.authors_of(ours, theirs, content)
+        if mine and ours in known:
+            return Rejected("own_copied", "a task that this node chose for itself")
+        if theirs in known:
+            if self._windows.begins(author, offer.epoch):
+                return Rejected("anew", "its author may have lost what it had made")
+            return Rejected("repeated", "its author made a group of this task before")
+        if content in known:
+            return Rejected("copied", "the same answers to the same question were here before")
+        return None
+
+    def _provenance(self, policy: PolicyRef) -> Provenance:
+        own = self._expected.policy
+        same = (policy.model, policy.tokenizer) == (own.model, own.tokenizer)
+        return Provenance.KIN if same else Provenance.FOREIGN
+
+    async def _admit(
+        self, verified: VerifiedGroup, offer: Offer, sealed: bytes
+    ) -> VerifiedGroup | Rejected:
+        # Judging took time: another pull of the same number may have finished meanwhile. Nothing
+        # is awaited between the look at the window and the mark in it.
+        repeated = await self._refuse_content(verified.group, offer, verified.prompt) or self.seen(
+            verified.author, offer.epoch, offer.seq
+        )
+        if repeated is not None:
+            return repeated
+        marked = self._windows.mark(verified.author, offer.epoch, offer.seq)
+        row = WindowRow(verified.author, offer.epoch, *marked)
+        if not verified.informative:
+            # All its advantages are zero, so no update can learn from it: only its number is kept.
+            await self._storage.run(self._storage.save_window, row)
+            return Rejected("zero_advantage", "all rewards are equal")
+        stored = stored_group(verified, offer.epoch, offer.seq, sealed)
+        if not await self._storage.run(self._storage.accept, stored, row):
+            return Rejected("duplicate", "stored already")
+        return verified
+
+
+def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
+    """The row of a group with its place in its author's log; `restored_group` is the way back."""
+    return StoredGroup(
+        id=verified.id,
+        author=verified.author,
+        epoch=epoch,
+        seq=seq,
+        provenance=verified.provenance,
+        blob=sealed,
+        prompt=verified.prompt,
+        rewards=verified.rewards,
+        arrived=verified.arrived,
+        digests=digests(verified.group, verified.prompt, verified.author),
+    )
+
+
+def restored_groups(storage: Storage) -> list[VerifiedGroup]:
+    """The stored groups that were not trained on, oldest first. Damaged ones are deleted."""
+    groups = []
+    for row in storage.live(1):
+        try:
+            groups.append(restored_group(row))
+        except HomeError:  # one group is no reason to stop
+            storage.forget(row.id)
+    return groups
+
+
+def restored_group(row: StoredGroup) -> VerifiedGroup:
+    """A group that passed all checks before it was stored, as it was then.
+
+    Raises:
+        HomeError: the stored bytes are damaged.
+    """
+    if content_id(row.blob) != row.id:
+        raise HomeError("a stored group is damaged: its bytes have another hash")
+    unpacked = wire.unpack_group(msgspec.msgpack.decode(row.blob)[1])
+    if isinstance(unpacked, Rejected):
+        raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
+    return VerifiedGroup(
+        id=row.id,
+        author=row.author,
+        provenance=row.provenance,
+        group=unpacked[1],
+        prompt=row.prompt,
+        rewards=row.rewards,
+        arrived=row.arrived,
+    )

@@ -1,0 +1,127 @@
+"""Which streams of peers are served: limits per peer and for all, and peers whose links are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.limits.gates import PeerGates
+from swarm_node.p2p.wire.transport import RELAY, RELAYED
+from swarm_node.recent import Recent
+
+#: Streams of one peer that may wait while others of it run, and streams of all peers together.
+MAX_WAITING_PER_PEER = 64
+MAX_STREAMS = 512
+#: Streams of all that are no members: keys cost nothing, so a limit for each of them is none.
+MAX_STRANGERS_STREAMS = MAX_STREAMS // 4
+#: Peers whose links are cut; of more, the one cut longest ago is forgotten.
+_MAX_SEVERED = 4096
+#: What a stream over the limit costs its peer, and streams that end early: more than a few a second
+#: are no accident.
+_JUNK_SECONDS = 60.0
+_EARLY_ENDS = (1.0, 64.0)
+
+
+class BusyError(TransportError):
+    """A stream is refused before its request is read; the caller gets the text."""
+
+
+class PeerSlots:
+    """Limits what runs per key, what waits per key, and what runs or waits in all. A key is a peer
+    id, or a peer id with something that has a limit of its own."""
+
+    def __init__(self) -> None:
+        self._streams: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+        self._working: dict[str, asyncio.Semaphore] = {}
+
+    @contextlib.asynccontextmanager
+    async def hold(self, key: str, most: int, group: str | None = None) -> AsyncGenerator[None]:
+        """Wait until fewer than `most` of this key run. The keys of a `group` hold at most as many
+        as are free, so that those of others always find some.
+
+        Raises:
+            BusyError: its queue, its group's share or the node is full.
+        """
+        if self._streams[key] >= most + MAX_WAITING_PER_PEER:
+            raise BusyError("too many of your requests at once: slow down")
+        free = MAX_STREAMS - self._streams.total()
+        if free <= (0 if group is None else self._groups[group]):
+            raise BusyError("busy: ask again later")
+        self._streams[key] += 1
+        self._groups[group or ""] += 1
+        working = self._working.setdefault(key, asyncio.Semaphore(most))
+        try:
+            async with working:
+                yield
+        finally:
+            self._groups[group or ""] -= 1
+            self._groups += Counter()  # forgets who has none left
+            self._streams[key] -= 1
+            if not self._streams[key]:
+                del self._streams[key]
+                del self._working[key]
+
+
+class Severed:
+    """The peers whose links are cut. `now` is the node's monotonic clock in seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until: Recent[str, float] = Recent(_MAX_SEVERED)
+
+    def sever(self, peer: str, seconds: float) -> None:
+        """Cut a link for so long; a later call replaces an earlier one."""
+        self._until[peer] = self._now() + seconds
+
+    def __contains__(self, peer: object) -> bool:
+        return isinstance(peer, str) and self._until.get(peer, 0.0) > self._now()
+
+
+class Admission:
+    """Decides for one transport. `per_peer` streams of one peer run at once."""
+
+    def __init__(self, per_peer: int, now: Callable[[], float]) -> None:
+        self.severed = Severed(now)
+        self._per_peer = per_peer
+        #: Names who admitted a peer, "" for a stranger.
+        self.issuer: Callable[[str], str] = lambda peer: ""
+        self._now = now
+        self._slots = PeerSlots()
+        self._early_ends = PeerGates(*_EARLY_ENDS)
+        self._open = self._strangers = 0
+
+    def enter(self, peer: str, stranger: bool) -> bool:
+        """Whether a stream is looked at. If so, `leave` follows."""
+        full = self._open >= 2 * MAX_STREAMS  # too many even to refuse each
+        if peer in self.severed or full or (stranger and self._strangers >= MAX_STRANGERS_STREAMS):
+            return False
+        self._open += 1
+        self._strangers += stranger
+        return True
+
+    def leave(self, stranger: bool) -> None:
+        """A stream has ended; `stranger` is what `enter` was told."""
+        self._open -= 1
+        self._strangers -= stranger
+
+    def hold(self, peer: str, protocol: str) -> contextlib.AbstractAsyncContextManager[None]:
+        """Wait for this peer's turn. Requests for a third peer only wait for each other. A relay
+        has twice as many: it limits those of each asker.
+
+        Raises:
+            BusyError: its queue or the node is full.
+        """
+        issuer = self.issuer(peer)
+        if protocol not in (RELAY, RELAYED):
+            return self._slots.hold(peer, self._per_peer, issuer)
+        most = self._per_peer * (2 if protocol == RELAYED else 1)
+        return self._slots.hold(f"{peer} {protocol}", most, issuer)
+
+    def ended_early(self, peer: str, *, junk: bool) -> None:
+        """A stream ended before its reply was taken; `junk` was over the limit."""
+        if junk or not self._early_ends.take(peer, self._now()):
+            self.severed.sever(peer, _JUNK_SECONDS)

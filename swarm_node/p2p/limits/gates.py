@@ -1,0 +1,253 @@
+"""Cheap checks that run before any costly one: replay windows and rate limits. Pure.
+
+Callers pass the time in monotonic seconds. They store state as rows, an accepted group and its
+window in one transaction. A group is new only if `Windows` says so, and the caller must mark it
+there before it uses the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from swarm_node.errors import Rejected
+from swarm_node.recent import Recent
+
+WINDOW: Final = 1024
+#: One message cannot move a window further than this. Otherwise one absurd sequence number would
+#: make every later group of its author look old.
+MAX_ADVANCE: Final = 1_000_000
+#: How much larger than own groups, and longer than own answers, those of peers may be.
+LARGER: Final = 4
+LONGER: Final = 4
+#: Most bytes of a sealed group, besides its answers, of an answer besides its tokens, and of a
+#: token: its id, its log-prob, its version and its text.
+_GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class SizeGate:
+    """What a peer's group may hold: so many `completions`, and so many `tokens` in each. A group of
+    64 gives its only right answer an advantage of √63, and a long answer costs a forward pass in
+    proportion, so both are bounded by what this node makes itself."""
+
+    completions: int
+    tokens: int
+
+    @classmethod
+    def of(cls, group_size: int, max_new_tokens: int) -> Self:
+        """The gate of a node that makes groups of this size with answers up to this length."""
+        return cls(LARGER * group_size, LONGER * max_new_tokens)
+
+    def announced(self, completions: int, size: int) -> Rejected | None:
+        """Why a group of so many completions and sealed bytes is not pulled, None if it may be."""
+        if completions > self.completions:
+            return Rejected("too_large", f"{completions} completions, at most {self.completions}")
+        most = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
+        if size > most:
+            return Rejected("too_long", f"{size} bytes in {completions} completions")
+        return None
+
+    def pulled(self, lengths: Sequence[int]) -> Rejected | None:
+        """Why a group with answers of these `lengths` in tokens is refused, None if it is not."""
+        if len(lengths) > self.completions:
+            return Rejected("too_large", f"{len(lengths)} completions, at most {self.completions}")
+        if max(lengths) > self.tokens:
+            return Rejected("too_long", f"an answer of {max(lengths)} tokens, not {self.tokens}")
+        return None
+
+
+class ReplayWindow:
+    """Which sequence numbers of one author's epoch were seen: the newest, and a bitmap of the 1024
+    up to it (bit i stands for newest - i), as in RFC 4303, 3.4.3.
+
+    Numbers start at 1. The first number seen may be any, because a node may join late."""
+
+    def __init__(self) -> None:
+        self._high = 0
+        self._seen = 0
+
+    @property
+    def high(self) -> int:
+        """The newest number marked, 0 if none."""
+        return self._high
+
+    def check(self, seq: int) -> Rejected | None:
+        """None if `seq` was not seen; "too_old", "duplicate" or "seq_jump" otherwise."""
+        if seq < 1 or seq <= self._high - WINDOW:
+            return Rejected("too_old", f"sequence {seq}, newest {self._high}")
+        if self._high and seq > self._high + MAX_ADVANCE:
+            return Rejected("seq_jump", f"sequence {seq}, newest {self._high}")
+        if seq <= self._high and self._seen >> (self._high - seq) & 1:
+            return Rejected("duplicate", f"sequence {seq}")
+        return None
+
+    def mark(self, seq: int) -> None:
+        """Remember `seq`.
+
+        Raises:
+            ValueError: `check` refuses it; marking it would admit a group twice.
+        """
+        refused = self.check(seq)
+        if refused is not None:
+            raise ValueError(f"cannot mark a refused sequence number: {refused.reason}")
+        if seq > self._high:
+            # A first number can be anywhere: shifting by it would build an integer of that size.
+            shift = min(seq - self._high, WINDOW)
+            self._seen = (self._seen << shift | 1) & ((1 << WINDOW) - 1)
+            self._high = seq
+        else:
+            self._seen |= 1 << (self._high - seq)
+
+    def to_row(self) -> tuple[int, bytes]:
+        """(newest number, bitmap of 128 bytes, little-endian)."""
+        return self._high, self._seen.to_bytes(WINDOW // 8, "little")
+
+    @classmethod
+    def from_row(cls, high: int, bitmap: bytes) -> ReplayWindow:
+        """The window that `to_row` described.
+
+        Raises:
+            ValueError: not a row of `to_row`. An empty window instead would forget what was seen.
+        """
+        window = cls()
+        window._high, window._seen = high, int.from_bytes(bitmap, "little")
+        if len(bitmap) != WINDOW // 8 or high < 0 or (window._seen & 1) != (high > 0):
+            raise ValueError("a stored replay window is damaged")
+        if window._seen >> min(high, WINDOW):
+            raise ValueError("a stored replay window is damaged")
+        return window
+
+
+class Windows:
+    """The greatest epoch of every author and the window in it, of the `capacity` authors marked
+    last.
+
+    An author starts a greater epoch, with an empty `ReplayWindow`, when it cannot know which
+    numbers it has used: at every start. Groups of a lower epoch are refused from then on, because
+    their window is gone. Nobody but an author can announce its groups, so a forgotten author can
+    at most have its own old ones taken again."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        self._known: Recent[str, tuple[int, ReplayWindow]] = Recent(capacity)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def check(self, author: str, epoch: int, seq: int) -> Rejected | None:
+        """None if the group is new; "old_epoch" or a reason of `ReplayWindow.check` otherwise."""
+        newest, window = self._known.get(author, (epoch, ReplayWindow()))
+        if epoch < newest:
+            return Rejected("old_epoch", f"epoch {epoch}, newest {newest}")
+        return (window if epoch == newest else ReplayWindow()).check(seq)
+
+    def begins(self, author: str, epoch: int) -> bool:
+        """Whether `epoch` is greater than all that groups of a known author were taken of."""
+        known = self._known.get(author)
+        return known is not None and epoch > known[0]
+
+    def mark(self, author: str, epoch: int, seq: int) -> tuple[int, bytes]:
+        """Remember the group; the author's row is `epoch` with the pair returned.
+
+        Raises:
+            ValueError: `check` refuses it.
+        """
+        refused = self.check(author, epoch, seq)
+        if refused is not None:
+            raise ValueError(f"cannot mark a refused group: {refused.reason}")
+        newest, window = self._known.get(author, (epoch, ReplayWindow()))
+        window = window if epoch == newest else ReplayWindow()
+        window.mark(seq)
+        self._known[author] = epoch, window
+        return window.to_row()
+
+    def restore(self, author: str, epoch: int, high: int, bitmap: bytes) -> None:
+        """Remember a stored row; the one marked last comes last.
+
+        Raises:
+            ValueError: it is damaged. Then no group of the author's epoch is taken any more.
+        """
+        try:
+            self._known[author] = epoch, ReplayWindow.from_row(high, bitmap)
+        except (ValueError, TypeError) as error:
+            if isinstance(epoch, int):
+                self._known[author] = epoch + 1, ReplayWindow()
+            raise ValueError(f"a stored replay window is damaged: {error}") from error
+
+
+class TokenBucket:
+    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full. A charge of
+    more than is left is a debt."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
+            raise ValueError("a bucket needs a finite rate >= 0 and a finite burst > 0")
+        self.burst = burst
+        self._rate = rate
+        self._tokens = burst
+        self._last: float | None = None
+
+    @property
+    def tokens(self) -> float:
+        """Units left after the last call; at most `burst`, below 0 for a debt."""
+        return self._tokens
+
+    def take(self, now: float, n: float = 1.0) -> bool:
+        """Take `n` units at monotonic second `now`. False, and nothing taken, if fewer are left. A
+        clock that goes backwards adds no units."""
+        if not n >= 0:
+            raise ValueError("only a number >= 0 can be taken")
+        if not self.holds(now, n):
+            return False
+        self._tokens -= n
+        return True
+
+    def holds(self, now: float, n: float) -> bool:
+        """Whether `n` units are left at monotonic second `now`."""
+        if self._last is None:
+            self._last = now
+        if now > self._last:
+            self._tokens = min(self.burst, self._tokens + (now - self._last) * self._rate)
+            self._last = now
+        return n <= self._tokens
+
+    def charge(self, now: float, n: float) -> None:
+        """Take `n` units at monotonic second `now`, also if fewer are left. A negative number is
+        given back."""
+        self.holds(now, n)
+        self._tokens = min(self.burst, self._tokens - n)
+
+
+class PeerGates:
+    """One bucket per peer, for the `capacity` most recent peers.
+
+    Identities cost nothing, so limits per peer bound a careless peer, not an attacker. Callers put
+    one shared bucket in front. A forgotten peer that comes back starts with a full bucket."""
+
+    def __init__(self, rate: float, burst: float, capacity: int = 1024) -> None:
+        if capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        self._rate = rate
+        self._burst = burst
+        self._buckets: Recent[str, TokenBucket] = Recent(capacity)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, peer: str, now: float, n: float = 1.0) -> bool:
+        """Take `n` units from the bucket of `peer` at monotonic second `now`."""
+        return self._bucket(peer).take(now, n)
+
+    def holds(self, peer: str, now: float, n: float) -> bool:
+        """Whether `n` units are left in the bucket of `peer`."""
+        return self._bucket(peer).holds(now, n)
+
+    def charge(self, peer: str, now: float, n: float) -> None:
+        """Take `n` units, also if fewer are left."""
+        self._bucket(peer).charge(now, n)
+
+    def _bucket(self, peer: str) -> TokenBucket:
+        bucket = self._buckets.get(peer) or TokenBucket(self._rate, self._burst)
+        self._buckets[peer] = bucket
+        return bucket

@@ -1,0 +1,246 @@
+"""What a node shows of itself and holds of its swarm: its chain, its steward's key, and the newest
+list and secret, which survive a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import msgpack
+import structlog
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.membership.members import Keeper, Member, Members
+from swarm_node.p2p.membership.membership import Chain, SwarmInfo, open_chain
+from swarm_node.p2p.membership.statements import (
+    MAX_REVOKED,
+    ROOT_ONLY,
+    NewSecret,
+    Revocations,
+    Statement,
+    verify_revocations,
+    verify_secret,
+)
+from swarm_node.p2p.membership.stewards import Signer, in_last_third, issue_renewal, next_list
+from swarm_node.p2p.wire.identity import Identity
+
+_log = structlog.get_logger(__name__)
+T = TypeVar("T", bound=Revocations | NewSecret)
+
+
+class Office(Keeper, Protocol):
+    """A keeper that may also hold a steward's key."""
+
+    def steward(self) -> Signer | None: ...
+
+
+class MemoryOffice:
+    """Keeps nothing beyond its own life."""
+
+    def __init__(self, signer: Signer | None = None) -> None:
+        self._files: dict[str, bytes] = {}
+        self._signer = signer
+
+    def load(self, name: str) -> bytes | None:
+        return self._files.get(name)
+
+    def save(self, name: str, data: bytes) -> None:
+        self._files[name] = data
+
+    def steward(self) -> Signer | None:
+        return self._signer
+
+
+class Shelf(Generic[T]):
+    """The newest statement of one kind, in memory and in a small file. `use` is called with every
+    newer one, `passed` with one in the file that was no newer. `fresh` says that peers have not
+    been told of it."""
+
+    def __init__(
+        self,
+        name: str,
+        keeper: Keeper,
+        verify: Callable[[bytes, float | None], Statement[T] | Rejected],
+        use: Callable[[T], None],
+        wall: Callable[[], float],
+        least: int = 0,
+        passed: Callable[[T], None] = lambda body: None,
+    ) -> None:
+        self._name = name
+        self._keeper = keeper
+        self._verify = verify
+        self._use = use
+        self._wall = wall
+        self._least = least
+        self._passed = passed
+        self._file: bytes | None = None
+        self.held: Statement[T] | None = None
+        self.fresh = False
+
+    @property
+    def number(self) -> int:
+        """Of the newest statement that this node holds or was told of by its ticket."""
+        return self.held.body.number if self.held else self._least
+
+    @property
+    def raw(self) -> bytes:
+        """The packed statement, empty without one."""
+        return self.held.raw if self.held else b""
+
+    def offer(self, raw: bytes) -> Rejected | None:
+        """Take a statement, if it is valid and outranks the one held."""
+        statement = self._verify(raw, self._wall())
+        if isinstance(statement, Rejected):
+            return statement
+        if self._outranks(statement):
+            self.refresh()  # or what a command has just written is overwritten unread
+        if self._take(statement):
+            self._keeper.save(self._name, raw)
+            self._file = raw
+        return None
+
+    def exchange(self, raw: bytes) -> bytes | Rejected:
+        """Answer a peer that offers a statement, or nothing: with the one held, if that is
+        another."""
+        refused = self.offer(raw) if raw else None
+        return refused or (b"" if self.raw == raw else self.raw)
+
+    def refresh(self) -> None:
+        """Take what a command has written into the file."""
+        raw = self._keeper.load(self._name)
+        if raw is None or raw == self._file:
+            return
+        self._file = raw
+        statement = self._verify(raw, None)
+        if isinstance(statement, Rejected):
+            _log.warning("a file of this home is damaged", file=self._name, reason=statement.reason)
+        elif not self._take(statement):
+            self._passed(statement.body)
+
+    def _take(self, statement: Statement[T]) -> bool:
+        if not self._outranks(statement):
+            return False
+        self.held, self.fresh = statement, True
+        self._use(statement.body)
+        return True
+
+    def _outranks(self, statement: Statement[T]) -> bool:
+        return statement.body.number >= self._least and (
+            self.held is None or statement.rank > self.held.rank
+        )
+
+
+class Credentials:
+    """See the module. `use_secret` is told every new secret of the swarm."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm: SwarmInfo,
+        chain: Chain,
+        *,
+        members: Members,
+        office: Office,
+        wall: Callable[[], float],
+        use_secret: Callable[[bytes], None],
+    ) -> None:
+        self.identity = identity
+        self.chain = chain
+        self.steward: Signer | None = None
+        self._swarm = swarm
+        self._members = members
+        self._office = office
+        self._wall = wall
+        self._listed: set[bytes] = set()
+        self.lists = Shelf(
+            "revoked",
+            office,
+            lambda raw, now: verify_revocations(raw, swarm, now),
+            self._obey,
+            wall,
+            passed=self._note_listed,
+        )
+        self.secrets = Shelf(
+            "secret",
+            office,
+            lambda raw, now: verify_secret(raw, swarm, now),
+            lambda body: use_secret(body.secret),
+            wall,
+            swarm.secret_number,
+        )
+        self.refresh()
+        self.me()  # the first that an issuer with limited uses admits, as this node sees it
+
+    def refresh(self) -> None:
+        """Take up what commands have written into the home, and do a steward's duties: renew this
+        node itself, and state the list anew before it ends, or if it lacks keys of earlier ones.
+        Two stewards that expel at once make two lists of one number, and only one of them holds."""
+        self.lists.refresh()
+        self.secrets.refresh()
+        self.steward, now = self._office.steward(), self._wall()
+        if self.steward is None:
+            return
+        held = self.lists.held
+        lost = self._listed.difference(held.body.keys) if held and self._below_root(held) else ()
+        if held and (lost or in_last_third(held.body.issued, held.body.not_after, now)):
+            try:
+                self.lists.offer(next_list(self.steward, self._swarm, held, lost, now).raw)
+            except ValueError as error:
+                _log.warning("the revocation list cannot be stated anew", error=str(error))
+        me = self.me()
+        if isinstance(me, Member) and self.ends_soon(me):
+            chain = issue_renewal(self.steward, self._swarm, me, now)
+            if not isinstance(chain, Rejected):
+                self.adopt(chain)
+
+    def _obey(self, body: Revocations) -> None:
+        self._members.obey(body)
+        self._note_listed(body)
+
+    def _note_listed(self, body: Revocations) -> None:
+        """Remember whom a list named, as many as one list can name."""
+        self._listed.update(body.keys)
+        if len(self._listed) > MAX_REVOKED:
+            self._listed = set(body.keys)
+
+    def _below_root(self, held: Statement[Revocations]) -> bool:
+        """Whether a steward may still add to the list."""
+        return held.body.number + 1 < ROOT_ONLY
+
+    def me(self) -> Member | Rejected:
+        """This node's own membership now, or why it has none."""
+        return self._members.admit(self.chain, self.identity.peer_id)
+
+    def ends_soon(self, me: Member) -> bool:
+        """Whether a membership is in the last third of its time."""
+        return in_last_third(me.body.not_before, me.until, self._wall())
+
+    def renewal_of(self, peer_id: str) -> Chain | Rejected:
+        """A new chain for a member, if this node is a steward."""
+        member = self._members.check(peer_id)
+        if isinstance(member, Rejected):
+            return member
+        if self.steward is None:
+            return Rejected("not_steward", "this node renews nobody")
+        return issue_renewal(self.steward, self._swarm, member, self._wall())
+
+    def adopt(self, chain: Chain) -> Rejected | None:
+        """Use a renewed chain of this node from now on, and keep it. Anybody with a ticket could
+        answer with a chain of that ticket, and this node would be expelled together with it."""
+        own, offered = (
+            open_chain(shown, self._swarm, self.identity.public_key)
+            for shown in (self.chain, chain)
+        )
+        if isinstance(offered, Rejected):
+            return offered
+        if not isinstance(own, Rejected) and own[1].admitted_by != offered[1].admitted_by:
+            return Rejected("unknown_member", "a renewal keeps the issuer that admitted this node")
+        renewed, me = self._members.admit(chain, self.identity.peer_id), self.me()
+        if isinstance(renewed, Rejected):
+            return renewed
+        if isinstance(me, Member) and renewed.until <= me.until:
+            return Rejected("expired", "it ends no later than the one held")
+        self._office.save("membership", msgpack.packb(list(chain)))
+        self.chain = chain
+        _log.info("membership renewed", until=renewed.until)
+        return None

@@ -1,0 +1,353 @@
+"""Who is a member now: the certificates that peers have shown, the revocation list, and the one
+question that all other modules ask. No I/O but the small file of counted admissions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgpack
+import msgspec
+
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p.membership.membership import (
+    CLOCK_SKEW_SECONDS,
+    MAX_USES,
+    IssuerBody,
+    MemberBody,
+    SwarmInfo,
+    check_times,
+    open_chain,
+    verify_issuer,
+)
+from swarm_node.p2p.membership.statements import Revocations
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, open_sealed
+from swarm_node.p2p.wire.identity import peer_id_of, public_key_of
+from swarm_node.recent import Recent
+
+MAX_MEMBERS = 4096
+#: A heartbeat is issued at least every five minutes. One that is older than two of them and a wrong
+#: clock is of a peer that stopped.
+MAX_HEAD_SECONDS: Final = 900
+#: Subjects, of all issuers whose uses are limited.
+_MAX_COUNTED = 65_536
+#: Certificates of issuers that were opened; a ticket has one, and all of its members show it.
+_MAX_ISSUERS = 1024
+#: Peers that are members no more, for their owner to see.
+_MAX_FORMER = 256
+_ADMITTED = "admitted"
+
+
+class Keeper(Protocol):
+    """Small files that survive a restart, of a home or in memory."""
+
+    def load(self, name: str) -> bytes | None: ...
+    def save(self, name: str, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A peer, the certificate that admits it, and the one of the issuer that signed it."""
+
+    peer_id: str
+    issuer: IssuerBody
+    body: MemberBody
+
+    @property
+    def name(self) -> str:
+        """Of the ticket or issuer that first admitted it."""
+        return self.body.name
+
+    @property
+    def admitted_by(self) -> bytes:
+        """The key (32 bytes) of the issuer that first admitted it, also after renewals."""
+        return self.body.admitted_by
+
+    @property
+    def until(self) -> int:
+        """Unix seconds when the membership ends."""
+        return self.body.not_after
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A verified presence: whose it is, and what its heartbeat says."""
+
+    member: Member
+    head: wire.Heartbeat
+
+
+@dataclass(slots=True)
+class _Known:
+    member: Member
+    shown: bool = False  # the peer itself showed its chain; otherwise another peer told of it
+    revoked: int = 0
+    secret: int = 0
+    steward: bool = False
+    relay: tuple[str, ...] = ()
+
+
+def nobody() -> frozenset[str]:
+    """The bans of a node that shuns nobody."""
+    return frozenset()
+
+
+class Members:
+    """The members that this node has met. Of more than MAX_MEMBERS, one of the issuer with most is
+    forgotten, the one admitted longest ago, so no ticket crowds out the members of another."""
+
+    def __init__(
+        self,
+        swarm: SwarmInfo,
+        wall: Callable[[], float],
+        keeper: Keeper | None = None,
+        banned: Callable[[], frozenset[str]] = nobody,
+    ) -> None:
+        """`banned` says whom this node alone shuns now: peer ids, and keys (hex) of issuers whose
+        members are shunned, as far as the issuer was the first to admit them.
+
+        Raises:
+            HomeError: what `keeper` holds is damaged.
+        """
+        self._swarm = swarm
+        self._wall = wall
+        self._keeper = keeper
+        self._banned = banned
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._groups: Counter[bytes] = Counter()
+        self._revoked: frozenset[bytes] = frozenset()
+        self._expelled: set[bytes] = set()
+        self._former: Recent[str, Member] = Recent(_MAX_FORMER)
+        #: What the last walk of `dismiss` went by: the list, the bans, its time; and when the first
+        #: of those known since then ends.
+        self._walked: tuple[frozenset[bytes], frozenset[str]] | None = None
+        self._walked_at = self._ends = 0.0
+        self._admitted = _load_admitted(keeper)
+        self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
+        self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
+        self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
+
+    def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
+        """Check the chain that `peer_id` shows, and remember a member. The reasons are those of
+        `membership.verify_chain`, "revoked", and "used_up" for an issuer that has admitted as many
+        as it may."""
+        opened = self._open(chain, peer_id)
+        if isinstance(opened, Rejected):
+            return opened
+        return self._refused(opened) or self._count(opened) or self._remember(opened, shown=True)
+
+    def check(self, peer_id: str) -> Member | Rejected:
+        """The member of this id, if it is one now; otherwise "unknown_member", or a reason of
+        `admit`."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return Rejected("unknown_member", "it has shown no certificate")
+        return self._refused(known.member) or known.member
+
+    def is_member(self, peer_id: str) -> bool:
+        """Whether `check` finds a member."""
+        return isinstance(self.check(peer_id), Member)
+
+    def shown(self, peer_id: str) -> tuple[Member, str] | None:
+        """What a peer has shown, also a former member, with "member" or the reason why it is none;
+        None for any other peer."""
+        known = self._known.get(peer_id)
+        member = known.member if known else self._former.get(peer_id)
+        if member is None:
+            return None
+        refused = self._refused(member)
+        return member, refused.reason if refused else "member"
+
+    def issuer(self, peer_id: str) -> str:
+        """The key (hex) of who admitted a peer that this node has met, "" for any other."""
+        known = self._known.get(peer_id)
+        return known.member.admitted_by.hex() if known else ""
+
+    def hear(self, presence: bytes, expected: str | None = None) -> Heard | Rejected:
+        """Check a packed presence, of `expected` or of anybody, and remember its member. Besides
+        the reasons of `admit` and `open_sealed`: "author" for another peer's, "future" and
+        "outdated" for a heartbeat more than CLOCK_SKEW_SECONDS ahead or MAX_HEAD_SECONDS old.
+
+        A teller can put another chain beside a member's head, because any holder of a ticket can
+        sign a certificate for any key. So it cannot change by which ticket a peer came that has
+        shown its chain. Signatures of a presence that was read before are not checked again."""
+        heard = self._read(presence)
+        if isinstance(heard, Rejected):
+            return heard
+        member, head = heard.member, heard.head
+        if expected not in (None, member.peer_id):
+            return Rejected("author", "the presence of another peer")
+        age = self._wall() - head.issued_ms / 1000
+        if age < -CLOCK_SKEW_SECONDS:
+            return Rejected("future", f"issued {-age:.0f} s ahead")
+        if age > MAX_HEAD_SECONDS:
+            return Rejected("outdated", f"issued {age:.0f} s ago")
+        known = self._known.get(member.peer_id)
+        if known is not None and known.shown and not self._refused(known.member):
+            same = known.member.admitted_by == member.admitted_by
+            member = member if same else known.member
+        refused = self._refused(member) or self._count(member)
+        if refused is not None:
+            return refused
+        self._remember(member)
+        self.note(member.peer_id, head.revoked, head.secret, steward=head.steward)
+        self._known[member.peer_id].relay = head.addresses if head.relays else ()
+        return Heard(member, head)
+
+    def vouches(self, presence: bytes, peer_id: str) -> bool:
+        """Whether the chain of a presence leads from the root to `peer_id`, at whatever time. A
+        record of the DHT is refused otherwise. This depends on no clock and no list, because a
+        reader drops all that a holder sent together with one record that it refuses."""
+        shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
+        if isinstance(shown, Rejected):
+            return False
+        chain = (shown.issuer, shown.member)
+        if isinstance(self._open(chain, peer_id), Rejected):
+            return False
+        self.admit(chain, peer_id)
+        return True
+
+    def note(self, peer_id: str, revoked: int, secret: int, *, steward: bool | None = None) -> None:
+        """Keep which list and which secret a member says that it holds, and whether it renews."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return
+        known.revoked, known.secret = revoked, secret
+        if steward is not None:
+            known.steward = steward
+
+    def holding(self, *, revoked: int | None = None, secret: int | None = None) -> list[str]:
+        """Members that say that they hold a list or a secret of a greater number."""
+        return [
+            peer_id
+            for peer_id, known in self._known.items()
+            if (revoked is not None and known.revoked > revoked)
+            or (secret is not None and known.secret > secret)
+        ]
+
+    def stewards(self) -> list[str]:
+        """Members that say that they renew memberships."""
+        return [peer_id for peer_id, known in self._known.items() if known.steward]
+
+    def relays(self) -> dict[str, tuple[str, ...]]:
+        """The addresses of members that say that they forward requests."""
+        said = ((peer, known.relay) for peer, known in self._known.items() if known.relay)
+        return {peer: addresses for peer, addresses in said if self.is_member(peer)}
+
+    def obey(self, body: Revocations) -> None:
+        """Refuse whom this list names from now on, and no others."""
+        revoked = frozenset(body.keys)
+        self._expelled |= revoked - self._revoked
+        self._revoked = revoked
+
+    def dismiss(self) -> list[str]:
+        """Forget who is no member any more. The peer ids of those, and of whom the list names since
+        the last call: this node may hold groups of a peer that it has not met since its start."""
+        gone = self._ended()
+        for peer_id in gone:
+            self._former[peer_id] = self._known[peer_id].member
+            self._forget(peer_id)
+        expelled = {peer_id_of(key) for key in self._expelled}
+        self._expelled = set()
+        return sorted(expelled.union(gone))
+
+    def _ended(self) -> list[str]:
+        """Who is no member any more. All are looked at only if the list or the bans changed, if a
+        membership has ended, or if the clock was set back."""
+        state, now = (self._revoked, self._banned()), self._wall()
+        walk = state != self._walked or not self._walked_at <= now <= self._ends
+        self._walked, self._walked_at = state, now
+        if not walk:
+            return []
+        known = [each.member for each in self._known.values()]
+        self._ends = min((m.until for m in known), default=math.inf) + CLOCK_SKEW_SECONDS
+        return [member.peer_id for member in known if self._refused(member)]
+
+    def _refused(self, member: Member) -> Rejected | None:
+        keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
+        if not self._revoked.isdisjoint(keys):
+            return Rejected("revoked", "the swarm's owner has expelled it")
+        if not self._banned().isdisjoint((member.peer_id, member.admitted_by.hex())):
+            return Rejected("banned", "the owner of this node shuns it")
+        return check_times(member.issuer, member.body, self._wall())
+
+    def _count(self, member: Member) -> Rejected | None:
+        """Count a subject of an issuer that may admit only some."""
+        uses, key = member.issuer.uses, member.issuer.issuer_key
+        met = self._admitted.get(key, [])
+        if not uses or member.body.subject in met:
+            return None
+        if len(met) >= uses:
+            return Rejected("used_up", f"its issuer may admit {uses}")
+        self._admitted[key] = [*met, member.body.subject]
+        while sum(map(len, self._admitted.values())) > _MAX_COUNTED:
+            del self._admitted[next(iter(self._admitted))]
+        if self._keeper is not None:
+            self._keeper.save(_ADMITTED, msgpack.packb(list(self._admitted.items())))
+        return None
+
+    def _remember(self, member: Member, *, shown: bool = False) -> Member:
+        """Keep a member; of its certificates the one that ends last, but what it has `shown` itself
+        rather than what others told."""
+        known = self._known.get(member.peer_id)
+        self._ends = min(self._ends, member.until + CLOCK_SKEW_SECONDS)
+        if known is None:
+            if len(self._known) >= MAX_MEMBERS:
+                ((largest, _),) = self._groups.most_common(1)
+                same = (p for p, k in self._known.items() if k.member.admitted_by == largest)
+                self._forget(next(same))
+            self._known[member.peer_id] = _Known(member, shown)
+            self._groups[member.admitted_by] += 1
+            return member
+        another = shown and not known.shown and member.admitted_by != known.member.admitted_by
+        known.shown = known.shown or shown
+        if another or member.until > known.member.until:
+            self._groups[known.member.admitted_by] -= 1
+            self._groups[member.admitted_by] += 1
+            known.member = member
+        return member
+
+    def _forget(self, peer_id: str) -> None:
+        group = self._known.pop(peer_id).member.admitted_by
+        self._groups[group] -= 1
+        if not self._groups[group]:
+            del self._groups[group]
+
+    def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
+        opened = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
+        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened)
+
+    def _heard(self, presence: bytes) -> Heard | Rejected:
+        shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
+        if isinstance(shown, Rejected):
+            return shown
+        opened = open_sealed(
+            shown.head, self._swarm.swarm_id, Kind.HEAD, max_bytes=wire.MAX_HEAD_BYTES
+        )
+        if isinstance(opened, Rejected):
+            return opened
+        head = wire.unpack(wire.Heartbeat, opened.body, max_bytes=wire.MAX_HEAD_BYTES)
+        if isinstance(head, Rejected):
+            return head
+        member = self._open((shown.issuer, shown.member), peer_id_of(opened.author_key))
+        return member if isinstance(member, Rejected) else Heard(member, head)
+
+
+def _load_admitted(keeper: Keeper | None) -> dict[bytes, list[bytes]]:
+    raw = None if keeper is None else keeper.load(_ADMITTED)
+    if raw is None:
+        return {}
+    try:
+        rows = msgspec.msgpack.decode(raw, type=list[tuple[wire.Digest, list[wire.Digest]]])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HomeError(
+            f"the file {_ADMITTED!r} of this home is damaged: restore it from a backup, or remove "
+            "it, and tickets that admit some members are counted anew"
+        ) from error
+    return {issuer: subjects[:MAX_USES] for issuer, subjects in rows}

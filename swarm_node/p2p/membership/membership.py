@@ -1,0 +1,323 @@
+"""Who belongs to a private swarm: the swarm's identity and two-level certificates.
+
+The root key signs issuer certificates, and issuer keys sign member certificates: the depth is
+exactly two. A certificate is an envelope, so its signature binds it to the swarm. Callers pass the
+time in Unix seconds. docs/protocol.md states what the rules leave open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from swarm_node.durable import replace_private
+from swarm_node.errors import HomeError, Rejected
+from swarm_node.p2p.wire.envelope import Kind, is_sound_key, open_sealed, seal
+from swarm_node.p2p.wire.identity import (
+    MAX_PRIVATE_BYTES,
+    Identity,
+    read_private,
+)
+from swarm_node.p2p.wire.wire import (
+    MAX_CERTIFICATE_BYTES,
+    Body,
+    Counter,
+    Digest,
+    Version1,
+    pack,
+    unpack,
+)
+
+#: Tolerated difference between two honest clocks.
+CLOCK_SKEW_SECONDS: Final = 300
+MAX_MEMBER_SECONDS: Final = 10 * 366 * 24 * 3600
+MAX_USES: Final = 1000
+
+_SWARM_DOMAIN = b"swarm-node/swarm/v1"
+_NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
+
+Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
+#: The end of the year 9999, so that every time before it can be shown as a date.
+MAX_UNIX_SECONDS: Final = 253_402_300_800
+UnixSeconds = Annotated[int, Meta(ge=0, lt=MAX_UNIX_SECONDS)]
+MemberSeconds = Annotated[int, Meta(ge=1, le=MAX_MEMBER_SECONDS)]
+Uses = Annotated[int, Meta(ge=0, le=MAX_USES)]
+
+Chain = tuple[bytes, bytes]
+
+
+class IssuerBody(Body, frozen=True):
+    """Kind.ISSUER, sealed by the root: `issuer_key` may admit members during this period, each for
+    at most `member_seconds`.
+
+    A `steward` may also renew members that others admitted, and sign revocation lists and new
+    secrets (statements.py). Every node accepts the first `uses` subjects of the issuer that it
+    meets; 0 stands for no limit."""
+
+    v: Version1
+    issuer_key: Digest
+    name: Name
+    not_before: UnixSeconds
+    not_after: UnixSeconds
+    member_seconds: MemberSeconds
+    steward: bool
+    uses: Uses
+
+
+class MemberBody(Body, frozen=True):
+    """Kind.CERT, sealed by an issuer: `subject` is a member during this period. `name` and
+    `admitted_by` are the name and the key of the issuer that first admitted it. Only a steward, who
+    renews, signs those of another issuer."""
+
+    v: Version1
+    subject: Digest
+    not_before: UnixSeconds
+    not_after: UnixSeconds
+    name: Name
+    admitted_by: Digest
+
+
+class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
+    version: Version1
+    name: Name
+    root_key: str
+    swarm_id: str
+    secret: str
+    secret_number: Counter = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmInfo:
+    """What every member knows of its swarm. `root_key` (32 bytes) is the public key that every
+    certificate chain starts from. `secret` (32 bytes) keeps outsiders from the swarm's records and
+    is never shown; `secret_number` counts how often it was replaced."""
+
+    name: str
+    root_key: bytes
+    secret: bytes = field(repr=False)
+    secret_number: int = 0
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError("a swarm name has 1 to 32 letters, digits, spaces, or any of _ . -")
+        if not is_sound_key(self.root_key):
+            raise ValueError("the root key is not a usable Ed25519 public key")
+        if len(self.secret) != 32:
+            raise ValueError("the swarm secret has 32 bytes")
+
+    @property
+    def swarm_id(self) -> bytes:
+        """sha256 over a domain tag, the root key and the name; every signature covers it."""
+        return hashlib.sha256(_SWARM_DOMAIN + self.root_key + self.name.encode()).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of sha256(root key) in groups of four, for people to compare."""
+        digits = hashlib.sha256(self.root_key).hexdigest()[:16]
+        return " ".join(digits[i : i + 4] for i in range(0, 16, 4))
+
+    def with_secret(self, secret: bytes, number: int) -> SwarmInfo:
+        """The same swarm with its new secret."""
+        return SwarmInfo(self.name, self.root_key, secret, number)
+
+    @classmethod
+    def load(cls, path: Path) -> SwarmInfo:
+        """Read a swarm file.
+
+        Raises:
+            HomeError: missing, readable by others, damaged, or of another version.
+        """
+        data = read_private(path, "swarm file")
+        try:
+            if len(data) > MAX_PRIVATE_BYTES:
+                raise ValueError("it is too long")
+            stored = msgspec.json.decode(data, type=_SwarmFile)
+            info = cls(
+                stored.name,
+                bytes.fromhex(stored.root_key),
+                bytes.fromhex(stored.secret),
+                stored.secret_number,
+            )
+            if info.swarm_id.hex() != stored.swarm_id:
+                raise ValueError("its swarm id does not match its name and root key")
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise HomeError(
+                f"{path} is not a usable swarm file ({error}): join again with a ticket"
+            ) from error
+        return info
+
+    def save(self, path: Path) -> None:
+        """Write the swarm file with mode 0600, durably and atomically.
+
+        A file of this swarm is overwritten if it holds an older secret. A file of another swarm
+        is never overwritten.
+
+        Raises:
+            HomeError: another swarm's file is there, or it cannot be written.
+        """
+        if path.exists():
+            there = SwarmInfo.load(path)
+            if there.swarm_id != self.swarm_id:
+                raise HomeError(f"{path} belongs to another swarm: use another home for this one")
+            if there.secret_number >= self.secret_number:
+                return
+        stored = _SwarmFile(
+            version=1,
+            name=self.name,
+            root_key=self.root_key.hex(),
+            swarm_id=self.swarm_id.hex(),
+            secret=self.secret.hex(),
+            secret_number=self.secret_number,
+        )
+        try:
+            replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+        except OSError as error:
+            raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
+
+
+def create_swarm(name: str, root: Identity, secret: bytes) -> SwarmInfo:
+    """A new swarm under `root`; `secret` is 32 fresh random bytes.
+
+    Raises:
+        ValueError: the name or the secret has the wrong form.
+    """
+    return SwarmInfo(name=name, root_key=root.public_key, secret=secret)
+
+
+def issue_issuer(
+    root: Identity,
+    info: SwarmInfo,
+    issuer_key: bytes,
+    *,
+    name: str,
+    not_before: float,
+    not_after: float,
+    member_seconds: float,
+    steward: bool = False,
+    uses: int = 0,
+) -> bytes:
+    """A sealed issuer certificate; fractions of seconds are cut off. `IssuerBody` has the fields.
+
+    Raises:
+        ValueError: `root` is not the swarm's root, or a field is outside its bounds.
+    """
+    if root.public_key != info.root_key:
+        raise ValueError("only the root key of the swarm can name issuers")
+    if not is_sound_key(issuer_key):
+        raise ValueError("the issuer key is not a usable Ed25519 public key")
+    begin, end = _period(not_before, not_after)
+    body = IssuerBody(1, issuer_key, name, begin, end, int(member_seconds), steward, uses)
+    return seal(root, info.swarm_id, Kind.ISSUER, pack(body))
+
+
+def issue_member(
+    issuer: Identity,
+    info: SwarmInfo,
+    subject_key: bytes,
+    *,
+    name: str,
+    not_before: float,
+    not_after: float,
+    admitted_by: bytes | None = None,
+) -> bytes:
+    """A sealed member certificate; fractions of seconds are cut off. `name` is the issuer's own,
+    unless a steward renews what the issuer key `admitted_by` began. `verify_chain`, which every
+    peer runs, checks it against the issuer's own certificate.
+
+    Raises:
+        ValueError: the key cannot be used, or a field is outside its bounds.
+    """
+    if not is_sound_key(subject_key):
+        raise ValueError("the subject key is not a usable Ed25519 public key")
+    first = issuer.public_key if admitted_by is None else admitted_by
+    body = MemberBody(1, subject_key, *_period(not_before, not_after), name, first)
+    return seal(issuer, info.swarm_id, Kind.CERT, pack(body))
+
+
+def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
+    """The body of an issuer certificate that the root of `info` signed. Times are not checked."""
+    opened = open_sealed(certificate, info.swarm_id, Kind.ISSUER, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    if opened.author_key != info.root_key:
+        return Rejected("wrong_root", "the issuer certificate is not signed by the swarm's root")
+    body = unpack(IssuerBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(body, IssuerBody) and not is_sound_key(body.issuer_key):
+        return Rejected("key", "the issuer key is not a usable Ed25519 public key")
+    return body
+
+
+def verify_chain(
+    chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
+) -> MemberBody | Rejected:
+    """The body of the member certificate, if the owner of `subject_key`, which the link
+    authenticated, is a member at `now`.
+
+    `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
+    "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "not_steward", "outside_issuer",
+    "too_long_period", "not_yet_valid", "expired".
+    """
+    opened = open_chain(chain, info, subject_key)
+    if isinstance(opened, Rejected):
+        return opened
+    issuer, member = opened
+    return check_times(issuer, member, now) or member
+
+
+def open_chain(
+    chain: tuple[bytes, ...],
+    info: SwarmInfo,
+    subject_key: bytes,
+    open_issuer: Callable[[bytes, SwarmInfo], IssuerBody | Rejected] = verify_issuer,
+) -> tuple[IssuerBody, MemberBody] | Rejected:
+    """The bodies of a chain for `subject_key` that the root of `info` began. Times are not
+    checked; the reasons are those of `verify_chain`. `open_issuer` may remember what
+    `verify_issuer` found."""
+    if len(chain) != 2:
+        return Rejected("chain_depth", "a chain has an issuer and a member certificate")
+    issuer = open_issuer(chain[0], info)
+    if isinstance(issuer, Rejected):
+        return issuer
+    opened = open_sealed(chain[1], info.swarm_id, Kind.CERT, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    if opened.author_key != issuer.issuer_key:
+        return Rejected("wrong_issuer", "another issuer signed the member certificate")
+    member = unpack(MemberBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(member, Rejected):
+        return member
+    if member.subject != subject_key or not is_sound_key(subject_key):
+        return Rejected("wrong_subject", "the certificate is for another key")
+    own = member.name == issuer.name and member.admitted_by == issuer.issuer_key
+    if not (own or issuer.steward):
+        return Rejected("not_steward", "only a steward renews what another issuer began")
+    return issuer, member
+
+
+def _period(not_before: float, not_after: float) -> tuple[int, int]:
+    begin, end = int(not_before), int(not_after)
+    if end <= begin:
+        raise ValueError("a certificate must end after it begins")
+    return begin, end
+
+
+def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
+    """Why the owner of these certificates is no member at `now`, None if it is one. Two honest
+    clocks may differ by CLOCK_SKEW_SECONDS, in both directions."""
+    earliest = issuer.not_before - CLOCK_SKEW_SECONDS
+    if not earliest <= member.not_before <= issuer.not_after:
+        return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")
+    if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
+        return Rejected("too_long_period", f"at most {issuer.member_seconds} s were allowed")
+    if now < member.not_before - CLOCK_SKEW_SECONDS:
+        return Rejected("not_yet_valid", f"valid from {member.not_before}")
+    if not now <= member.not_after + CLOCK_SKEW_SECONDS:
+        return Rejected("expired", f"valid until {member.not_after}")
+    return None

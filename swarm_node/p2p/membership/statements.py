@@ -1,0 +1,174 @@
+"""What the root or a steward states to the whole swarm: revocation lists and new secrets.
+
+A statement travels as `Signed`: the sealed body, and the certificate of the steward that sealed it.
+Of each kind a node keeps the one of the greatest rank. The rank is a total order, so all nodes end
+with the same one, whatever the order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Generic, TypeVar
+
+from msgspec import Meta
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.membership.membership import (
+    CLOCK_SKEW_SECONDS,
+    SwarmInfo,
+    UnixSeconds,
+    verify_issuer,
+)
+from swarm_node.p2p.wire.envelope import Kind, content_id, open_sealed, seal
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.wire import (
+    Body,
+    Certificate,
+    Digest,
+    Sequence1,
+    Version1,
+    pack,
+    unpack,
+)
+
+MAX_REVOKED: Final = 1000
+#: 1,000 keys of 34 packed bytes, and an envelope.
+MAX_LIST_BYTES: Final = 36 * 1024
+#: `Signed` adds a certificate to the sealed list.
+MAX_STATEMENT_BYTES: Final = MAX_LIST_BYTES + 512
+#: Numbers from here on are the root's alone, so that it can outrank whoever stole a steward's key.
+ROOT_ONLY: Final = 1 << 61
+
+
+class Signed(Body, frozen=True):
+    """A statement with the issuer certificate of the steward that sealed it, empty for the root."""
+
+    certificate: Certificate
+    sealed: Annotated[bytes, Meta(max_length=MAX_LIST_BYTES)]
+
+
+class Revocations(Body, frozen=True):
+    """Kind.REVOKE: the keys, in ascending order, of members that are members no more. The key of an
+    issuer stands for all whom it admitted or renewed."""
+
+    v: Version1
+    number: Sequence1
+    issued: UnixSeconds
+    not_after: UnixSeconds
+    keys: Annotated[tuple[Digest, ...], Meta(max_length=MAX_REVOKED)]
+
+    def __post_init__(self) -> None:
+        if any(a >= b for a, b in zip(self.keys, self.keys[1:], strict=False)):
+            raise ValueError("the keys must ascend")
+        if self.not_after <= self.issued:
+            raise ValueError("a list must end after it begins")
+
+
+class NewSecret(Body, frozen=True):
+    """Kind.SECRET: the secret of the swarm from now on. Only members may see it."""
+
+    v: Version1
+    number: Sequence1
+    issued: UnixSeconds
+    secret: Digest
+
+    def __repr__(self) -> str:
+        return f"NewSecret(number={self.number})"
+
+
+T = TypeVar("T", bound=Revocations | NewSecret)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement(Generic[T]):
+    """A verified statement. `raw` is the packed `Signed`, as it is stored and sent on. The one of
+    the greatest `rank` holds: by number, then the root's before a steward's, then by content id."""
+
+    body: T
+    raw: bytes = field(repr=False)
+    rank: tuple[int, bool, bytes]
+
+
+def state(
+    signer: Identity, certificate: bytes, info: SwarmInfo, body: Revocations | NewSecret
+) -> bytes:
+    """The packed `Signed` of `body`. `certificate` is the steward's, empty if the root signs.
+
+    Raises:
+        ValueError: a field is outside its bounds, or peers would refuse the signer.
+    """
+    kind = Kind.REVOKE if isinstance(body, Revocations) else Kind.SECRET
+    sealed = seal(signer, info.swarm_id, kind, pack(body))
+    raw = pack(Signed(certificate, sealed))
+    checked = (verify_revocations if kind is Kind.REVOKE else verify_secret)(raw, info)
+    if isinstance(checked, Rejected):
+        raise ValueError(f"peers would refuse this statement: {checked.reason}, {checked.detail}")
+    return raw
+
+
+def revocations(number: int, issued: float, not_after: float, keys: Iterable[bytes]) -> Revocations:
+    """The body of a list. Fractions of seconds are cut off.
+
+    Raises:
+        ValueError: it is outside its bounds.
+    """
+    return Revocations(1, number, int(issued), int(not_after), tuple(sorted(set(keys))))
+
+
+def verify_revocations(
+    raw: bytes, info: SwarmInfo, now: float | None = None
+) -> Statement[Revocations] | Rejected:
+    """The list in a packed `Signed`. Besides the reasons of `open_sealed`: "wrong_root",
+    "wrong_issuer", "not_steward", "outside_issuer", "content", and if `now` is given
+    "not_yet_valid" and "expired". A list that a node holds stays in force after its end."""
+    checked = _verify(raw, info, Kind.REVOKE, Revocations)
+    if isinstance(checked, Rejected):
+        return checked
+    if info.root_key in checked.body.keys:
+        return Rejected("content", "nobody revokes the root")
+    if now is not None and not now <= checked.body.not_after + CLOCK_SKEW_SECONDS:
+        return Rejected("expired", f"the list ended at {checked.body.not_after}")
+    return _from_the_past(checked, now)
+
+
+def verify_secret(
+    raw: bytes, info: SwarmInfo, now: float | None = None
+) -> Statement[NewSecret] | Rejected:
+    """The secret in a packed `Signed`; reasons as in `verify_revocations`."""
+    checked = _verify(raw, info, Kind.SECRET, NewSecret)
+    return checked if isinstance(checked, Rejected) else _from_the_past(checked, now)
+
+
+def _from_the_past(statement: Statement[T], now: float | None) -> Statement[T] | Rejected:
+    if now is not None and now < statement.body.issued - CLOCK_SKEW_SECONDS:
+        return Rejected("not_yet_valid", f"issued at {statement.body.issued}")
+    return statement
+
+
+def _verify(raw: bytes, info: SwarmInfo, kind: Kind, body_type: type[T]) -> Statement[T] | Rejected:
+    signed = unpack(Signed, raw, max_bytes=MAX_STATEMENT_BYTES)
+    if isinstance(signed, Rejected):
+        return signed
+    opened = open_sealed(signed.sealed, info.swarm_id, kind, max_bytes=MAX_LIST_BYTES)
+    if isinstance(opened, Rejected):
+        return opened
+    body = unpack(body_type, opened.body, max_bytes=MAX_LIST_BYTES)
+    if isinstance(body, Rejected):
+        return body
+    by_root = not signed.certificate
+    if by_root and opened.author_key != info.root_key:
+        return Rejected("wrong_root", "neither the root nor a steward signed it")
+    if not by_root:
+        steward = verify_issuer(signed.certificate, info)
+        if isinstance(steward, Rejected):
+            return steward
+        if opened.author_key != steward.issuer_key:
+            return Rejected("wrong_issuer", "another issuer signed it")
+        if not steward.steward:
+            return Rejected("not_steward", "its issuer is no steward")
+        if not steward.not_before - CLOCK_SKEW_SECONDS <= body.issued <= steward.not_after:
+            return Rejected("outside_issuer", "issued when its steward was none")
+        if body.number >= ROOT_ONLY:
+            return Rejected("content", "only the root uses such a number")
+    return Statement(body, raw, (body.number, by_root, content_id(signed.sealed)))

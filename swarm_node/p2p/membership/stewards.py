@@ -1,0 +1,116 @@
+"""What a steward signs: renewals, revocation lists and new secrets. The root signs the latter two
+as well. Pure: callers pass the time in Unix seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.membership.members import Member
+from swarm_node.p2p.membership.membership import (
+    Chain,
+    SwarmInfo,
+    check_times,
+    issue_member,
+    open_chain,
+    verify_issuer,
+)
+from swarm_node.p2p.membership.statements import (
+    ROOT_ONLY,
+    NewSecret,
+    Revocations,
+    Statement,
+    revocations,
+    state,
+    verify_revocations,
+    verify_secret,
+)
+from swarm_node.p2p.wire.identity import Identity
+
+#: A list is stated anew before this time is over, by the steward that runs.
+LIST_SECONDS: Final = 366 * 24 * 3600
+#: No steward states a list anew that outranks it, and this is longer than a stolen one is valid.
+ROOT_LIST_SECONDS: Final = 10 * LIST_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A steward's key with its certificate, or the root's key with an empty one."""
+
+    key: Identity
+    certificate: bytes
+
+
+def in_last_third(begin: float, end: float, now: float) -> bool:
+    """Whether it is time to renew what holds from `begin` to `end`."""
+    return now >= end - (end - begin) / 3
+
+
+def issue_renewal(steward: Signer, info: SwarmInfo, member: Member, now: float) -> Chain | Rejected:
+    """A chain for a member of now: as long as its last one, if the steward may, with its name and
+    first issuer."""
+    issuer = verify_issuer(steward.certificate, info)
+    if isinstance(issuer, Rejected):
+        return issuer
+    old = member.body
+    seconds = min(old.not_after - old.not_before, issuer.member_seconds)
+    certificate = issue_member(
+        steward.key,
+        info,
+        old.subject,
+        name=old.name,
+        not_before=now,
+        not_after=int(now) + seconds,
+        admitted_by=old.admitted_by,
+    )
+    chain = (steward.certificate, certificate)
+    opened = open_chain(chain, info, old.subject)
+    if isinstance(opened, Rejected):
+        return opened
+    return check_times(*opened, now) or chain
+
+
+def next_list(
+    signer: Signer,
+    info: SwarmInfo,
+    held: Statement[Revocations] | None,
+    keys: Collection[bytes],
+    now: float,
+    *,
+    outrank: bool = False,
+    anew: bool = False,
+) -> Statement[Revocations]:
+    """The list after `held`: its keys and `keys`, or with `anew` only `keys`. With `outrank` the
+    root takes a number that no steward can use, because a steward's key was stolen. Only the root
+    makes lists from then on.
+
+    Raises:
+        ValueError: the list is full, or peers would refuse the signer.
+    """
+    number = held.body.number + 1 if held else 1
+    if outrank:
+        number = max(number, ROOT_ONLY)
+    old = held.body.keys if held and not anew else ()
+    seconds = LIST_SECONDS if number < ROOT_ONLY else ROOT_LIST_SECONDS
+    body = revocations(number, now, now + seconds, {*old, *keys})
+    made = verify_revocations(state(signer.key, signer.certificate, info, body), info)
+    assert isinstance(made, Statement)  # `state` has checked it
+    return made
+
+
+def next_secret(
+    signer: Signer, info: SwarmInfo, secret: bytes, now: float, *, outrank: bool = False
+) -> Statement[NewSecret]:
+    """The statement of the 32 bytes `secret`, numbered after the one that `info` holds. `outrank`
+    is as in `next_list`.
+
+    Raises:
+        ValueError: peers would refuse the signer.
+    """
+    number = max(info.secret_number + 1, ROOT_ONLY if outrank else 1)
+    body = NewSecret(1, number, int(now), secret)
+    made = verify_secret(state(signer.key, signer.certificate, info, body), info)
+    assert isinstance(made, Statement)  # `state` has checked it
+    return made

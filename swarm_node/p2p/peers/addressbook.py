@@ -1,0 +1,278 @@
+"""The peers that a node has been told of, and which of them it tries next. Pure state, no I/O.
+
+The design is that of Bitcoin Core's address manager (src/addrman.h and addrman_impl.h, v27), with
+smaller tables, and issuers of certificates in the place of networks (a member with a ticket makes
+keys at no cost, and an issuer certificate costs a signature of the root key):
+
+- A peer that was only told of is in the *new* table. Its bucket follows from who told of it, so a
+  teller reaches 4 buckets of 128, and all tellers of one issuer reach 32.
+- A peer that answered under an address of its own is in the *tried* table. Its bucket follows from
+  its issuer, which reaches 16 buckets of 64. A peer that answers is never displaced from there.
+- A secret key chooses the buckets, so nobody can aim at the bucket of another.
+- A new peer is tried once. If it fails, it is ignored for an hour, or until it states other
+  addresses: who found a relay is reached from then on. A tried peer leaves after MAX_FAILURES
+  failures in a row, unless the settings or the ticket name it. Failures while nobody answers are
+  this node's own.
+
+Each draw takes a random bucket, then a peer of it, so the buckets bound the share of draws too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+from swarm_node.recent import Recent
+
+NEW_BUCKETS: Final = 128
+BUCKETS_PER_TELLING_ISSUER: Final = 32
+BUCKETS_PER_TELLER: Final = 4
+TRIED_BUCKETS: Final = 64
+BUCKETS_PER_ISSUER: Final = 16
+SLOTS: Final = 8
+#: ADDRMAN_MAX_FAILURES is 10 there, over at least a week. Peers of a swarm come back by greeting.
+MAX_FAILURES: Final = 8
+IGNORED_SECONDS: Final = 3600.0
+#: The teller of addresses that this node's settings, ticket or earlier runs name.
+CONFIGURED: Final = "configured"
+_MAX_IGNORED = 2048
+_RETRY_SECONDS = (60.0, 3600.0)
+#: While the peers that one teller names do not answer, the next of them waits so long: twice as
+#: long after each, until one answers.
+_MUTED_SECONDS = (2.0, 60.0)
+_MAX_TELLERS = 1024
+_NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class Known:
+    """A peer in the book. `teller` is the id of the peer that told of it. `heartbeat` is the newest
+    one heard. Times are seconds of the node's monotonic clock."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    issuer: str
+    teller: str
+    heartbeat: bytes = b""
+    tried: bool = False
+    failures: int = 0
+    answered: float = _NEVER
+    retry_at: float = _NEVER
+    counted: float = _NEVER
+    bucket: int = 0
+    issued_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Table:
+    """Buckets of at most SLOTS peer ids each, in the order in which they came."""
+
+    buckets: dict[int, OrderedDict[str, Known]] = field(default_factory=dict)
+
+    def bucket(self, index: int) -> OrderedDict[str, Known]:
+        return self.buckets.setdefault(index, OrderedDict())
+
+    def remove(self, known: Known) -> None:
+        bucket = self.buckets[known.bucket]
+        del bucket[known.peer_id]
+        if not bucket:
+            del self.buckets[known.bucket]
+
+
+class AddressBook:
+    """Both tables. `key` is secret and the same after a restart."""
+
+    def __init__(self, own_id: str, key: bytes) -> None:
+        self._own_id = own_id
+        self._key = hashlib.blake2b(key, digest_size=32, person=b"swarm-node/book").digest()
+        self._known: dict[str, Known] = {}
+        self._new = _Table()
+        self._tried = _Table()
+        self._first: deque[str] = deque()
+        self._ignored: Recent[str, tuple[float, tuple[str, ...]]] = Recent(_MAX_IGNORED)
+        self._muted: Recent[tuple[str, str], tuple[int, float]] = Recent(_MAX_TELLERS)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, peer_id: str) -> Known | None:
+        return self._known.get(peer_id)
+
+    def tell(
+        self,
+        peer_id: str,
+        addresses: Sequence[str],
+        now: float,
+        *,
+        issuer: str,
+        teller: str,
+        telling_issuer: str,
+        heartbeat: bytes = b"",
+        issued_ms: int = 0,
+    ) -> None:
+        """Note that `teller` told of this peer. A newer heartbeat of a known peer is taken over. In
+        a full bucket the peer told of longest ago makes room, but no configured one does."""
+        if peer_id == self._own_id or not addresses:
+            return
+        known = self._known.get(peer_id)
+        if known is not None:
+            if issued_ms > known.issued_ms:
+                if known.addresses != tuple(addresses):
+                    known.retry_at = min(known.retry_at, now)
+                known.addresses, known.heartbeat = tuple(addresses), heartbeat
+                known.issued_ms = issued_ms
+            return
+        ignored_until, failed = self._ignored.get(peer_id, (_NEVER, ()))
+        if ignored_until > now and failed == tuple(addresses):
+            return
+        known = Known(peer_id, tuple(addresses), issuer, teller, heartbeat, issued_ms=issued_ms)
+        slot = self._hash("slot", teller, peer_id) % BUCKETS_PER_TELLER
+        reach = self._hash("teller", teller, str(slot)) % BUCKETS_PER_TELLING_ISSUER
+        known.bucket = self._hash("new", telling_issuer, str(reach)) % NEW_BUCKETS
+        bucket = self._new.bucket(known.bucket)
+        if len(bucket) >= SLOTS:
+            oldest = next((other for other in bucket.values() if other.teller != CONFIGURED), None)
+            if oldest is None:
+                return
+            self._remove(oldest)
+        self._new.bucket(known.bucket)[peer_id] = self._known[peer_id] = known
+
+    def configure(self, peers: Iterable[tuple[str, Sequence[str]]], now: float) -> None:
+        """Try these (peer id, addresses) before all others; they are never ignored."""
+        for peer_id, addresses in peers:
+            self._ignored.pop(peer_id, None)
+            self.tell(peer_id, addresses, now, issuer="", teller=CONFIGURED, telling_issuer="")
+            if peer_id in self._known and peer_id not in self._first:
+                self._first.append(peer_id)
+
+    def restore(self, known: Known, *, anchor: bool) -> None:
+        """Put a peer that answered in an earlier run into the tried table. Anchors are the first
+        that are tried, as the anchors.dat of Bitcoin Core, so that an attacker gains nothing by
+        making a node restart."""
+        if known.peer_id == self._own_id or known.peer_id in self._known:
+            return
+        self._enter_tried(known)
+        if known.tried and anchor:
+            self._first.append(known.peer_id)
+
+    def pick(self, rng: random.Random, now: float, passed: Callable[[str], bool]) -> Known | None:
+        """A peer to try now, None if there is none. Peers for which `passed` holds are left out.
+        The caller reports how it went to `answered` or `failed`; until then, or for a minute, the
+        peer is not picked again."""
+        chosen = None
+        while self._first and chosen is None:
+            first = self._known.get(self._first.popleft())
+            if first is not None and not passed(first.peer_id):
+                chosen = first
+        for table in rng.sample((self._tried, self._new), 2):
+            chosen = chosen or self._draw(table, rng, now, passed)
+        if chosen is not None:
+            chosen.retry_at = now + _RETRY_SECONDS[0]
+        return chosen
+
+    def answered(self, peer_id: str, now: float, issuer: str) -> None:
+        """The peer answered at an address of its own: it is tried, if its bucket has room or holds
+        one that fails."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return
+        self._muted.pop((known.teller, known.issuer), None)
+        known.failures, known.answered = 0, now
+        if not known.tried:
+            self._new.remove(known)
+            del self._known[peer_id]
+            bucket = known.bucket
+            known.issuer = issuer
+            if not self._enter_tried(known):
+                known.bucket = bucket
+                self._new.bucket(bucket)[peer_id] = self._known[peer_id] = known
+
+    def failed(self, peer_id: str, now: float, heard: float, seen: float = _NEVER) -> None:
+        """The peer, last `seen` then, did not answer. It counts only if somebody has been `heard`
+        since this peer's last failure that counted; otherwise the fault may be this node's own."""
+        known = self._known.get(peer_id)
+        if known is None:
+            return
+        if known.tried:
+            known.answered = max(known.answered, seen)
+        if heard > known.counted:
+            known.counted = now
+            known.failures += 1
+        shortest, longest = _RETRY_SECONDS
+        known.retry_at = now + min(longest, shortest * 2.0**known.failures)
+        if known.teller == CONFIGURED:
+            return
+        if not known.tried:
+            self._mute(known, now)
+        if known.failures >= (MAX_FAILURES if known.tried else 1):
+            self._remove(known)
+            self._ignored[peer_id] = now + IGNORED_SECONDS, known.addresses
+
+    def silent(self) -> dict[str, float]:
+        """When each peer that answered once, and not the last time, did so."""
+        return {k.peer_id: k.answered for k in self._known.values() if k.tried and k.failures}
+
+    def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
+        """The peer came by itself and named these addresses. It is no longer ignored."""
+        self._ignored.pop(peer_id, None)
+        if peer_id not in self._known:
+            self.tell(peer_id, addresses, now, issuer=issuer, teller=peer_id, telling_issuer=issuer)
+
+    def tried(self) -> list[Known]:
+        """The tried peers, in a stable order."""
+        tried = (known for known in self._known.values() if known.tried)
+        return sorted(tried, key=attrgetter("peer_id"))
+
+    def new(self) -> list[Known]:
+        """The new peers, in a stable order."""
+        return [known for _, known in sorted(self._known.items()) if not known.tried]
+
+    def _draw(
+        self, table: _Table, rng: random.Random, now: float, passed: Callable[[str], bool]
+    ) -> Known | None:
+        due = [
+            found
+            for _, bucket in sorted(table.buckets.items())
+            if (
+                found := [k for k in bucket.values() if self._due(k, now) and not passed(k.peer_id)]
+            )
+        ]
+        return rng.choice(rng.choice(due)) if due else None
+
+    def _due(self, known: Known, now: float) -> bool:
+        if known.retry_at > now:
+            return False
+        _, muted_until = self._muted.get((known.teller, known.issuer), (0, _NEVER))
+        return known.tried or muted_until <= now
+
+    def _mute(self, known: Known, now: float) -> None:
+        key = known.teller, known.issuer
+        times, _ = self._muted.get(key, (0, 0.0))
+        shortest, longest = _MUTED_SECONDS
+        self._muted[key] = min(times + 1, 16), now + min(longest, shortest * 2.0**times)
+
+    def _enter_tried(self, known: Known) -> bool:
+        slot = self._hash("slot", known.peer_id) % BUCKETS_PER_ISSUER
+        index = self._hash("tried", known.issuer, str(slot)) % TRIED_BUCKETS
+        bucket = self._tried.bucket(index)
+        if len(bucket) >= SLOTS:
+            failing = [other for other in bucket.values() if other.failures]
+            if not failing:
+                return False
+            self._remove(min(failing, key=lambda other: other.answered))
+        known.tried, known.bucket = True, index
+        self._tried.bucket(index)[known.peer_id] = self._known[known.peer_id] = known
+        return True
+
+    def _remove(self, known: Known) -> None:
+        (self._tried if known.tried else self._new).remove(known)
+        del self._known[known.peer_id]
+
+    def _hash(self, *parts: str) -> int:
+        text = "\0".join(parts).encode()
+        return int.from_bytes(hashlib.blake2b(text, key=self._key, digest_size=8).digest(), "big")

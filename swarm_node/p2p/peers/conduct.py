@@ -1,0 +1,166 @@
+"""What a peer's deeds lead to: the class of every reason of refusal, and a peer's standing. Pure.
+
+A violation of the protocol is binary: the peer is cut off for a minute, and for twice as long after
+each further one. A group that broke no rule and is of no use is a strike: the peer is asked for
+nothing for a while, and STRIKES in a row drop it. Useful groups raise its score, which sets how
+often its offers are drawn. Only what this node checked itself counts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+
+class Blame(Enum):
+    """What a refusal says about the peer that caused it."""
+
+    NONE = auto()  # nothing: bad luck, a full buffer, a clock
+    USELESS = auto()  # a group that an honest peer with other settings might send
+    VIOLATION = auto()  # no honest program sends it
+
+
+def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
+    return dict.fromkeys(reasons.split(), blame)
+
+
+#: Every reason of a refusal. tests/p2p/peers/test_conduct.py finds those that are missing here.
+REASONS: Final = {
+    **_table(
+        Blame.NONE,
+        "altered anew banned capacity copied duplicate elsewhere expired future not_here "
+        "not_yet_valid old_epoch outdated quota rate revoked stale too_old unknown_member "
+        "unreachable used_up",
+    ),
+    **_table(
+        Blame.USELESS,
+        "environment implausible own_copied repeated slow_task too_large too_long zero_advantage",
+    ),
+    **_table(
+        Blame.VIOLATION,
+        "author chain_depth content encoding flood hash held_out judging key kind not_steward "
+        "outside_issuer route schema seq_jump sequence signature size task tokens too_long_period "
+        "wrong_issuer wrong_root wrong_subject",
+    ),
+}
+BLAMELESS: Final = frozenset(reason for reason, blame in REASONS.items() if blame is Blame.NONE)
+
+#: Useless groups in a row that drop a peer. Before that it is left alone for 4 s, and for half as
+#: long at each earlier one: 8 s in all, and hardly at all for an honest peer's single one.
+STRIKES: Final = 10
+_LAST_STRIKE_SECONDS = 4.0
+#: How long a violation cuts a peer off at first and at most. After the latter in peace, all is
+#: forgotten.
+FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS = 60.0, 86_400.0
+#: The prior of a peer's useful share. Earlier groups count half after this many later ones.
+_PRIOR = (1.0, 4.0)
+_HALF_LIFE = 256.0
+#: A peer with less evidence than this many groups is a newcomer. All newcomers share this part of
+#: the draws while others offer something.
+_NEWCOMER_GROUPS = 16.0
+NEWCOMERS_SHARE: Final = 0.2
+#: A reputation that others state lowers a peer's weight to this part of it, at most.
+LEAST_HINT: Final = 0.5
+_Z = 1.6448536269514722  # the normal distribution's 95% quantile
+
+
+@dataclass(slots=True)
+class Standing:
+    """What this node found of one peer. Times are seconds of the node's monotonic clock. `useful`
+    and `useless` are decayed counts of groups. The peer is asked for nothing until `left_until`,
+    is dropped until `off_until`, and gets no answer until `cut_until`."""
+
+    useful: float = 0.0
+    useless: float = 0.0
+    strikes: int = 0
+    offences: int = 0
+    left_until: float = 0.0
+    off_until: float = 0.0
+    cut_until: float = 0.0
+    #: What a coordinator's reputation does to the weight in draws: in [LEAST_HINT, 1].
+    hint: float = 1.0
+
+    def refused(self, reason: str, now: float) -> Blame:
+        """Take in a refusal."""
+        blame = REASONS.get(reason, Blame.USELESS)
+        if blame is Blame.NONE:
+            return blame
+        self._count(useless=1.0)
+        self.strikes += 1
+        if blame is Blame.VIOLATION or self.strikes >= STRIKES:
+            self._drop(now)
+        else:
+            pause = _LAST_STRIKE_SECONDS * 2.0 ** (self.strikes - STRIKES + 1)
+            self.left_until = max(self.left_until, now + pause)
+        if blame is Blame.VIOLATION:
+            self.cut_until = self.off_until
+        return blame
+
+    def served(self) -> None:
+        """Take in a group that was of use."""
+        self._count(useful=1.0)
+        self.strikes = 0
+
+    @property
+    def weight(self) -> float:
+        """What the peer's offers weigh in a draw. A hint can halve it, and never raises it."""
+        return self.score * min(1.0, max(LEAST_HINT, self.hint))
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether too little is known of the peer."""
+        return self.useful + self.useless < _NEWCOMER_GROUPS
+
+    @property
+    def score(self) -> float:
+        """The lower 5% quantile of its useful share, in (0, 1)."""
+        return lower_quantile(_PRIOR[0] + self.useful, _PRIOR[1] + self.useless)
+
+    def _drop(self, now: float) -> None:
+        self.strikes = 0
+        if now < self.off_until:
+            return  # what was under way when it was dropped prolongs nothing
+        if now > self.off_until + LONGEST_OFF_SECONDS:
+            self.offences = 0
+        off = FIRST_OFF_SECONDS * 2.0**self.offences
+        self.off_until = now + min(LONGEST_OFF_SECONDS, off)
+        self.left_until = max(self.left_until, self.off_until)
+        self.offences = min(self.offences + 1, 16)
+
+    def _count(self, useful: float = 0.0, useless: float = 0.0) -> None:
+        kept = 0.5 ** (1.0 / _HALF_LIFE)
+        self.useful = self.useful * kept + useful
+        self.useless = self.useless * kept + useless
+
+
+def lower_quantile(a: float, b: float) -> float:
+    """The 5% quantile of Beta(a, b) for a, b >= 1, by formula 26.5.22 of Abramowitz and Stegun."""
+    one, other = 1.0 / (2.0 * a - 1.0), 1.0 / (2.0 * b - 1.0)
+    mean = 2.0 / (one + other)
+    curve = (_Z * _Z - 3.0) / 6.0
+    spread = _Z * math.sqrt(mean + curve) / mean
+    shift = (other - one) * (curve + 5.0 / 6.0 - 2.0 / (3.0 * mean))
+    return a / (a + b * math.exp(2.0 * (spread - shift)))
+
+
+def draw(rng: random.Random, offering: Sequence[tuple[str, Standing]]) -> int:
+    """The index of one of the (issuer, standing) of the peers that offer something.
+
+    Newcomers share NEWCOMERS_SHARE of the draws. The issuer is drawn first, with the weight of its
+    best member, so that further keys of one ticket buy nothing. Then a member is drawn by score.
+    """
+    every = range(len(offering))
+    new = [index for index in every if offering[index][1].newcomer]
+    known = [index for index in every if not offering[index][1].newcomer]
+    pool = new if not known or (new and rng.random() < NEWCOMERS_SHARE) else known
+    scores = {index: offering[index][1].weight for index in pool}
+    issuers: dict[str, list[int]] = {}
+    for index in pool:
+        issuers.setdefault(offering[index][0], []).append(index)
+    best = [max(scores[index] for index in members) for members in issuers.values()]
+    (members,) = rng.choices(list(issuers.values()), best)
+    return rng.choices(members, [scores[index] for index in members])[0]

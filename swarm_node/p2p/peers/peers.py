@@ -1,0 +1,357 @@
+"""The peers that a node works with and the groups they offer. Pure state, no I/O.
+
+A peer is here because it answered this node or greeted it; `addressbook.py` keeps those that the
+node was told of. Partners are the peers that this node chose. Whoever greets it is here too, and
+cannot displace a partner. A peer that stops answering is asked for nothing until it answers a
+retry, and leaves after LOST_TRIES of them.
+
+Both are bounded: peers by `limit` (of those that are no partners, the one silent for longest is
+forgotten first), offers per peer by `OFFERS_PER_PEER` (the oldest is forgotten first, because the
+newest are the least stale).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import attrgetter
+
+from swarm_node.p2p.peers.conduct import Blame, Standing, draw
+from swarm_node.recent import Recent
+
+OFFERS_PER_PEER = 64
+#: A node keeps this many partners, of as many issuers as it can.
+PARTNERS = 32
+#: With this many partners, at least half of the draws are from them, however many others greet it.
+_ENOUGH = 8
+#: Partners that are kept over a restart: those that were partners for longest.
+ANCHORS = 8
+#: Retries of a peer that stopped answering.
+LOST_TRIES = 5
+#: How often a node requests a group before it forgets the offer.
+TRIES = 3
+_BACKOFF_SECONDS = (1.0, 60.0)
+#: Between two retries of a peer that is heard, or while nobody answers. A retry takes five seconds.
+_SOON_SECONDS = 6.0
+#: Standings of forgotten peers that a node remembers: those that were dropped once.
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A group that a peer announced and that this node may pull. `tries` counts failed pulls."""
+
+    id: bytes
+    author: str
+    epoch: int
+    seq: int
+    size: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of one peer. Times are seconds of the node's monotonic clock. `refusal` is why
+    the peer takes this node for no member, in its words. `environment` is the name and the version
+    that it announced last, if it announced a group."""
+
+    peer_id: str
+    last_seen: float
+    addresses: tuple[str, ...] = ()
+    version: int = 0
+    epoch: int = 0
+    head: int = 0
+    heartbeat: bytes = b""
+    issued_ms: int = 0
+    greeted: bool = False
+    cursor: tuple[int, int] = (0, 0)
+    offered: int = 0
+    received: int = 0
+    took: int = 0
+    environment: tuple[str, str] | None = None
+    rejected: Counter[str] = field(default_factory=Counter)
+    standing: Standing = field(default_factory=Standing)
+    failures: int = 0
+    failed_until: float = 0.0
+    refusal: str = ""
+    #: Since when it is a partner; last and next retry, and whether one is under way.
+    partner_since: float | None = None
+    felt_at: float = 0.0
+    feel_at: float = 0.0
+    feeling: bool = False
+    offers: deque[Offer] = field(default_factory=lambda: deque(maxlen=OFFERS_PER_PEER))
+
+    @property
+    def retry_at(self) -> float:
+        """When the peer may be asked again."""
+        return max(self.failed_until, self.standing.left_until)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it stopped answering, and is asked for nothing but retries."""
+        return self.failed_until == math.inf
+
+    def may_be_retried(self, now: float) -> bool:
+        """Whether it is silent, not being retried, and not left alone for what it did."""
+        return self.silent and not self.feeling and self.standing.left_until <= now
+
+    def feel(self, now: float) -> None:
+        """A retry of it begins."""
+        self.felt_at, self.feeling = now, True
+
+    def failed(self, now: float) -> None:
+        """Ask the peer nothing until it answers a retry. Each comes twice as late as the last. Of
+        requests that were under way together, one failure counts."""
+        if self.silent and not self.feeling:
+            return
+        shortest, longest = _BACKOFF_SECONDS
+        self.failed_until, self.feeling = math.inf, False
+        self.feel_at = now + min(longest, shortest * 2.0**self.failures)
+        self.failures = min(self.failures + 1, 16)
+        if self.failures > 1:  # after a single lost message no new greeting is needed
+            self.greeted = False
+
+    def heard(self, now: float) -> None:
+        """It asks this node, so it is there."""
+        self.last_seen = now
+        self.hurry(now)
+
+    def hurry(self, now: float) -> None:
+        """Retry it soon, if it stopped answering."""
+        if self.silent:
+            self.feel_at = min(self.feel_at, max(now, self.felt_at + _SOON_SECONDS))
+
+    def answered(self, now: float) -> None:
+        self.failures, self.feeling = 0, False
+        self.failed_until = self.last_seen = now
+
+
+class Directory:
+    """All known peers."""
+
+    def __init__(self, own_id: str, limit: int = 128) -> None:
+        self._own_id = own_id
+        self._limit = limit
+        self._peers: dict[str, Peer] = {}
+        self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
+        self._hints: Mapping[str, float] = {}
+        #: This node's newest heartbeat, for peers that ask for some.
+        self.heartbeat = b""
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, peer_id: str) -> Peer | None:
+        return self._peers.get(peer_id)
+
+    def meet(self, peer_id: str, now: float) -> Peer:
+        """The record of `peer_id`, made if new."""
+        if peer_id == self._own_id:
+            raise ValueError("a node is not its own peer")
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            if len(self._peers) >= self._limit:
+                stalest = min(
+                    self._peers.values(),
+                    key=lambda known: (known.partner_since is not None, known.last_seen),
+                )
+                del self._peers[stalest.peer_id]
+            standing = self._dropped.get(peer_id) or Standing()
+            standing.hint = self._hints.get(peer_id, 1.0)
+            peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
+        return peer
+
+    def take_hints(self, hints: Mapping[str, float]) -> None:
+        """Weigh offers by what a coordinator says of their authors, in place of what it said
+        before. `conduct.Standing.weight` bounds it."""
+        self._hints = hints
+        for peer_id, peer in self._peers.items():
+            peer.standing.hint = hints.get(peer_id, 1.0)
+
+    def forget(self, peer_id: str) -> None:
+        """Drop a peer that is no member any more, with its offers."""
+        self._peers.pop(peer_id, None)
+
+    def refused(self, peer_id: str, reason: str, now: float) -> float:
+        """Take in a refusal of what `peer_id` sent. Returns for how many seconds its link must be
+        cut, 0 if it stays."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return 0.0
+        peer.rejected[reason] += 1
+        blame = peer.standing.refused(reason, now)
+        if now < peer.standing.off_until:
+            peer.offers.clear()
+            self.recall(peer_id, peer.standing)
+        return self.cut(peer_id, now) if blame is Blame.VIOLATION else 0.0
+
+    def recall(self, peer_id: str, standing: Standing) -> None:
+        """Remember the standing of a peer that was dropped, also when the peer is forgotten."""
+        self._dropped[peer_id] = standing
+
+    def dropped(self) -> dict[str, Standing]:
+        """The standings of all peers that were dropped once, the latest last."""
+        return dict(self._dropped)
+
+    def cut(self, peer_id: str, now: float) -> float:
+        """For how many more seconds a peer gets no answer; 0 for all that broke no rule lately."""
+        standing = self._dropped.get(peer_id)
+        return max(0.0, standing.cut_until - now) if standing is not None else 0.0
+
+    def took(self, peer_id: str) -> None:
+        """Take in that `peer_id` pulled a group from this node."""
+        if peer_id in self._peers:
+            self._peers[peer_id].took += 1
+
+    def live(self, now: float, patience: float) -> list[Peer]:
+        """Peers seen within `patience` seconds, in a stable order."""
+        return [
+            self._peers[key]
+            for key in sorted(self._peers)
+            if now - self._peers[key].last_seen <= patience
+        ]
+
+    def draw(
+        self, rng: random.Random, count: int, now: float, without: Collection[str] = ()
+    ) -> list[Peer]:
+        """Up to `count` random peers that answered last time, none of them in `without`."""
+        partners, others = self._answering(now, without)
+        share = len(partners) / max(1, len(partners) + len(others))
+        if len(partners) >= _ENOUGH:
+            share = max(share, 0.5)
+        drawn: list[Peer] = []
+        while len(drawn) < count and (partners or others):
+            first = not others or (bool(partners) and rng.random() < share)
+            pool = partners if first else others
+            index = rng.randrange(len(pool))
+            pool[index], pool[-1] = pool[-1], pool[index]
+            drawn.append(pool.pop())
+        return drawn
+
+    def fewer(self, least: int, now: float, *, partners: bool = False) -> bool:
+        """Whether fewer than `least` peers, or `partners`, may be asked now. It looks at no more
+        peers than it must, because callers ask it every second."""
+        found = (
+            1
+            for peer in self._peers.values()
+            if peer.failed_until <= now
+            and peer.standing.left_until <= now
+            and (peer.partner_since is not None or not partners)
+        )
+        return sum(islice(found, least)) < least
+
+    def heard(self) -> float:
+        """When anybody was last heard."""
+        return max((peer.last_seen for peer in self._peers.values()), default=-math.inf)
+
+    def partners(self, now: float) -> list[Peer]:
+        """The partners that may be asked now; first those that have been partners for longest."""
+        found, _ = self._answering(now, ())
+        return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
+
+    def lost(self, rng: random.Random, now: float) -> Peer | None:
+        """A random peer that stopped answering and may be retried now. While nobody answers, the
+        fault may be this node's own, and no retry waits for long."""
+        alone = self.fewer(1, now)
+        due = [
+            peer
+            for peer in self._peers.values()
+            if peer.may_be_retried(now)
+            and (peer.feel_at <= now or (alone and peer.felt_at + _SOON_SECONDS <= now))
+        ]
+        return rng.choice(due) if due else None
+
+    def silent(self, now: float) -> dict[str, float]:
+        """When each peer that stopped answering, and may be retried, was last heard."""
+        return {
+            key: peer.last_seen for key, peer in self._peers.items() if peer.may_be_retried(now)
+        }
+
+    def hurry(self, now: float) -> None:
+        """Retry all that stopped answering soon: the fault was this node's own."""
+        for peer in self._peers.values():
+            peer.hurry(now)
+
+    def befriend(
+        self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
+    ) -> None:
+        """Make `peer`, which answered, a partner. With enough of them it takes the place of a
+        random one that is no anchor, of the `issuer` that admits most of them. So partners come to
+        be of many issuers, and an attacker that came first does not stay the only one."""
+        if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
+            return
+        partners = self.partners(now)
+        if len(partners) >= PARTNERS:
+            admitted = Counter(issuer(partner.peer_id) for partner in partners)
+            most = max(admitted.values())
+            newer = [p for p in partners[ANCHORS:] if admitted[issuer(p.peer_id)] == most]
+            rng.choice(newer or partners[ANCHORS:]).partner_since = None
+        peer.partner_since = now
+
+    def dismiss(self, peer: Peer, asked_before: float) -> None:
+        """Forget a peer that answered none of LOST_TRIES retries, if anybody else was heard since
+        this node `asked_before`: otherwise the fault may be its own."""
+        if peer.failures > LOST_TRIES and self.heard() > asked_before:
+            self._peers.pop(peer.peer_id, None)
+
+    def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
+        """Partners and others that may be asked now, in the order in which they came."""
+        partners: list[Peer] = []
+        others: list[Peer] = []
+        for key, peer in self._peers.items():
+            # As `retry_at`, in a quarter of its time: every list looks at all peers.
+            if peer.failed_until <= now and peer.standing.left_until <= now and key not in without:
+                (others if peer.partner_since is None else partners).append(peer)
+        return partners, others
+
+    def offered(self, slots: Callable[[str], int], now: float) -> int:
+        """How many groups could be drawn now, at most `slots(author)` of each author."""
+        return sum(
+            min(len(peer.offers), max(0, slots(peer.peer_id))) for peer in self._offering(now)
+        )
+
+    def _offering(self, now: float) -> Iterator[Peer]:
+        """The peers that offer groups and may be asked now. Only theirs are the slots that callers
+        look up: a node counts its buffer for each."""
+        return (peer for peer in self._peers.values() if peer.offers and peer.retry_at <= now)
+
+    def give_back(self, offer: Offer) -> None:
+        """Keep a drawn offer that nobody answered, for TRIES pulls in all."""
+        author = self._peers.get(offer.author)
+        if author is not None and offer.tries + 1 < TRIES:
+            author.offers.append(replace(offer, tries=offer.tries + 1))
+
+    def postpone(self, offer: Offer, now: float) -> None:
+        """Keep a drawn offer, and ask its author for nothing for a moment."""
+        author = self._peers.get(offer.author)
+        if author is not None:
+            author.offers.append(offer)
+            author.failed_until = max(author.failed_until, now + _BACKOFF_SECONDS[0])
+
+    def draw_offer(
+        self,
+        rng: random.Random,
+        slots: Callable[[str], int],
+        issuer: Callable[[str], str],
+        now: float,
+    ) -> Offer | None:
+        """Remove and return one offer of an author with `slots(author)` left, None without any.
+
+        `conduct.draw` picks the author, and then all its offers have the same chance, so a peer
+        that announces more is not drawn more often. Peers that may not be asked now are left out.
+        """
+        peers = sorted(self._offering(now), key=attrgetter("peer_id"))
+        offering = [peer for peer in peers if slots(peer.peer_id) > 0]
+        if not offering:
+            return None
+        pool = offering[
+            draw(rng, [(issuer(peer.peer_id), peer.standing) for peer in offering])
+        ].offers
+        index = rng.randrange(len(pool))
+        offer = pool[index]
+        del pool[index]
+        return offer

@@ -1,0 +1,97 @@
+"""Answers a request with what another peer replies: the reply is copied as it comes.
+
+What is held of a reply is one chunk and the buffers of two streams, however slowly its reader takes
+it. The copy is not checked here: the reader at the end has the digest (frames.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.wire.frames import (
+    ACK,
+    DIGEST_BYTES,
+    HEAD,
+    Reply,
+    outcome,
+    read_head,
+    send_reply,
+    send_request,
+    stream_errors,
+)
+from swarm_node.p2p.wire.transport import Onward, Route
+
+#: Bytes that are copied at a time.
+CHUNK_BYTES: Final = 64 * 1024
+#: Until the other peer answers, and until the next chunk is taken over.
+ANSWER_SECONDS: Final = 15.0
+STALL_SECONDS: Final = 10.0
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+#: (peer id, protocol) -> a stream to a peer that is connected. Raises `TransportError`.
+OpenStream = Callable[[str, str], Awaitable[Stream]]
+
+
+async def routed(route: Route, peer: str, protocol: str, payload: bytes) -> Onward | Reply:
+    """Run `route` for one request of `peer`: who answers it, or a refusal."""
+    return await outcome(route(peer, payload), peer, protocol)
+
+
+async def forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> None:
+    """Ask as `onward` says, and write to `sink` what is replied, or a refusal if nothing is.
+
+    Raises:
+        TransportError: a stream broke or stalled in the middle of the reply.
+    """
+    try:
+        refusal = await _forward(onward, open_stream, sink)
+    finally:
+        onward.ended()
+    if refusal is not None:
+        await send_reply(*sink, refusal)
+
+
+async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Reply | None:
+    source, finished = None, False
+    try:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                source = await open_stream(onward.peer, onward.protocol)
+                await send_request(source[1], onward.payload)
+                head = await read_head(source[0], onward.max_reply)
+        except TimeoutError:
+            return Reply.refusal("the other peer did not answer in time")
+        except TransportError as error:
+            return Reply.refusal(str(error))
+        await _copy(head, source, sink, onward.sent)
+        finished = True
+    finally:
+        if source is not None and finished:
+            source[1].close()
+        elif source is not None:
+            source[1].transport.abort()  # close() would wait for a peer that may not read
+    return None
+
+
+async def _copy(
+    head: tuple[int, int], source: Stream, sink: Stream, sent: Callable[[int], None]
+) -> None:
+    """Copy the reply of this `head` (status and length), and its ack back."""
+    with stream_errors():
+        sink[1].write(HEAD.pack(*head))
+        left = head[1] + DIGEST_BYTES
+        while left:
+            async with asyncio.timeout(STALL_SECONDS):
+                chunk = await source[0].read(min(CHUNK_BYTES, left))
+                if not chunk:
+                    raise asyncio.IncompleteReadError(b"", left)
+                sink[1].write(chunk)
+                await sink[1].drain()
+            left -= len(chunk)
+            sent(len(chunk))
+        async with asyncio.timeout(STALL_SECONDS):
+            source[1].write(await sink[0].read(len(ACK)))
+            await source[1].drain()

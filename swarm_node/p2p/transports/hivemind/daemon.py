@@ -1,0 +1,397 @@
+"""The only module that uses hivemind's DHT node; process.py runs the p2pd below it.
+
+It uses private parts of hivemind (`_child`, `_client`), so pyproject.toml pins the exact version.
+Importing hivemind brings torch, so both modules import it inside functions only. Every failure
+below is raised as `TransportError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.addresses.addresses import Address, endpoint_text, is_here
+from swarm_node.p2p.transports.hivemind.process import (
+    CONFIGURATION,
+    private_file,
+    private_key,
+    start_p2pd,
+    terminate,
+)
+from swarm_node.p2p.transports.hivemind.records import (
+    HeartbeatRecords,
+    HeartbeatStore,
+    SwarmAuthorizer,
+)
+from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
+from swarm_node.p2p.wire.identity import Identity
+
+STARTUP_SECONDS = 15.0
+RPC_SECONDS = 3.0
+LOOKUP_SECONDS = 15.0
+#: libp2p's ping: 32 bytes that come back.
+_PING, _PING_BYTES = "/ipfs/ping/1.0.0", 32
+#: Kademlia's k, and as many replicas: in a small swarm every node holds every record.
+REPLICAS = 20
+
+
+def new_store(
+    key: str, wall: Callable[[], float], is_member: Callable[[str], bool]
+) -> tuple[bytes, HeartbeatStore]:
+    """The 20-byte id that hivemind gives `key`, and an empty store for it."""
+    from hivemind.dht.routing import DHTID
+    from hivemind.dht.storage import DictionaryDHTValue
+    from hivemind.utils.timed_storage import ValueWithExpiration
+
+    def pack(records: list[tuple[str, bytes, float]]) -> Any:
+        dictionary = DictionaryDHTValue()
+        for peer_id, value, expires in records:
+            dictionary.store(peer_id, value, expires)
+        return ValueWithExpiration(dictionary, dictionary.latest_expiration_time)
+
+    key_id = DHTID.generate(source=key)
+    return key_id.to_bytes(), HeartbeatStore(key_id, wall, pack, is_member)
+
+
+class DhtNode:
+    """A running hivemind DHT node with its own p2pd."""
+
+    def __init__(self, p2p: Any, node: Any, announces: bool = False) -> None:
+        self._p2p = p2p
+        self._node = node
+        self._announces = announces
+        self._addresses: list[str] = []
+
+    @classmethod
+    async def start(
+        cls,
+        key_file: Path,
+        identity: Identity,
+        *,
+        listen: Sequence[str],
+        announce: Sequence[str],
+        records: HeartbeatRecords,
+        authorizer: SwarmAuthorizer,
+        store: HeartbeatStore,
+    ) -> DhtNode:
+        """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration beside
+        it exist only while p2pd starts.
+
+        Raises:
+            TransportError: p2pd cannot be run or cannot listen.
+        """
+        from hivemind.dht.node import DHTNode
+        from hivemind.dht.routing import DHTID
+
+        _calm_logging()
+        with hivemind_errors("cannot start the network daemon"):
+            configuration = key_file.with_suffix(".json")
+            with (
+                private_file(key_file, private_key(identity)),
+                private_file(configuration, CONFIGURATION),
+            ):
+                p2p = await start_p2pd(
+                    configuration,
+                    host_maddrs=list(listen),
+                    announce_maddrs=list(announce) or None,
+                    identity_path=str(key_file),
+                    check_if_identity_free=False,
+                    auto_nat=False,
+                    nat_port_map=False,
+                    use_relay=False,
+                    startup_timeout=STARTUP_SECONDS,
+                )
+            self = cls(p2p, None, bool(announce))
+            try:
+                self._node = await DHTNode.create(
+                    p2p=p2p,
+                    # From the peer id, so that a restarted node keeps its entry in others' tables.
+                    node_id=DHTID.generate(source=identity.peer_id),
+                    num_replicas=REPLICAS,
+                    wait_timeout=RPC_SECONDS,
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    backoff_rate=1.0,  # hivemind's default bans a flapping peer for hours
+                    record_validator=records,
+                    authorizer=authorizer,
+                )
+                self._node.protocol.storage = store
+                self._node.protocol.cache = store
+                self._addresses = [str(a) for a in await p2p.get_visible_maddrs()]
+            except BaseException:
+                await self.stop()
+                raise
+        return self
+
+    @property
+    def pid(self) -> int:
+        return int(self._p2p._child.pid)
+
+    @property
+    def dead(self) -> bool:
+        """Whether p2pd has exited (hivemind's own `is_alive` never notices)."""
+        return self._p2p._child.returncode is not None
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._addresses)
+
+    @property
+    def lonely(self) -> bool:
+        """Whether the routing table is empty."""
+        return not self._node.protocol.routing_table.uid_to_peer_id
+
+    async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
+        """Call `server` with every stream that a peer opens for one of `protocols`."""
+
+        async def accept(
+            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            await server(info.proto, info.peer_id.to_base58(), reader, writer)
+
+        with hivemind_errors("cannot serve"):
+            for protocol in protocols:
+                await self._p2p.add_binary_stream_handler(protocol, accept)
+
+    async def connect(self, address: Address, patience: float) -> bool:
+        """Connect and ping. Whether a member of this swarm answered within `patience` seconds."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+        from hivemind.utils.multiaddr import Multiaddr
+
+        peer = PeerID.from_base58(address.peer_id)
+        try:
+            async with asyncio.timeout(patience):
+                with hivemind_errors("cannot connect"):
+                    request = p2pd_pb2.Request(
+                        type=p2pd_pb2.Request.CONNECT,
+                        connect=p2pd_pb2.ConnectRequest(
+                            peer=peer.to_bytes(),
+                            addrs=[Multiaddr(address.multiaddr).to_bytes()],
+                            timeout=max(1, round(patience)),
+                        ),
+                    )
+                    _, _, writer = await self._command(request)
+                    writer.close()
+                return await self._node.protocol.call_ping(peer) is not None
+        except (TimeoutError, TransportError):
+            return False
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, patience: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a peer's `protocol`; the caller closes the writer.
+
+        Raises:
+            TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
+        """
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(
+                peer=PeerID.from_base58(peer_id).to_bytes(),
+                proto=[protocol],
+                timeout=max(1, round(patience)),
+            ),
+        )
+        try:
+            async with asyncio.timeout(patience):
+                with hivemind_errors(f"cannot reach {peer_id} for {protocol}"):
+                    _, reader, writer = await self._command(request)
+                    return reader, writer
+        except TimeoutError:
+            raise TransportError(f"{peer_id} did not answer in {patience:g} s") from None
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer; it may open new ones."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        peer = PeerID.from_base58(peer_id).to_bytes()
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=peer)
+        )
+        with contextlib.suppress(TimeoutError, TransportError):  # it has gone, or goes on
+            async with asyncio.timeout(RPC_SECONDS):
+                with hivemind_errors("cannot disconnect"):
+                    _, _, writer = await self._command(request)
+                    writer.close()
+
+    async def answers(self, peer_id: str, patience: float) -> bool:
+        """Whether anything comes back over the link to a peer within `patience` seconds. Its daemon
+        answers a ping alone, however busy the peer is; a refusal is an answer too."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(
+                peer=PeerID.from_base58(peer_id).to_bytes(),
+                proto=[_PING],
+                timeout=round(patience) + 1,
+            ),
+        )
+        try:
+            async with asyncio.timeout(patience):
+                with hivemind_errors(f"cannot ping {peer_id}"):
+                    _, reader, writer = await self._command(request)
+                    try:
+                        writer.write(secrets.token_bytes(_PING_BYTES))
+                        await reader.readexactly(_PING_BYTES)
+                    finally:
+                        writer.transport.abort()
+        except TimeoutError:
+            return False
+        except TransportError:
+            pass  # it was closed meanwhile, or its end does not know this protocol
+        return True
+
+    async def look(self) -> bool:
+        """Read this node's addresses anew; whether they are others now."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+        from hivemind.utils.multiaddr import Multiaddr
+
+        before = set(self._addresses)
+        with contextlib.suppress(TimeoutError, TransportError):  # the next look comes soon
+            async with asyncio.timeout(RPC_SECONDS):
+                with hivemind_errors("the network daemon does not answer"):
+                    request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+                    response, _, writer = await self._command(request)
+                    writer.close()
+                    own = PeerID(response.identify.id).to_base58()
+                    visible = map(str, map(Multiaddr, response.identify.addrs))
+                    # p2pd adds addresses at which others see it, whether they lead to it or not.
+                    self._addresses = [
+                        f"{text}/p2p/{own}" for text in visible if self._announces or is_here(text)
+                    ]
+        return set(self._addresses) != before
+
+    async def connections(self, patience: float) -> dict[str, list[str]] | None:
+        """The peers that p2pd is connected to, each with the other end's TCP multiaddrs; None if it
+        died or does not answer in time."""
+        if self.dead:
+            return None
+        try:
+            async with asyncio.timeout(patience):
+                with hivemind_errors("the network daemon does not answer"):
+                    found: dict[str, list[str]] = {}
+                    for peer, addresses in await self._connected():
+                        found.setdefault(peer.to_base58(), []).extend(addresses)
+                    return found
+        except (TimeoutError, TransportError):
+            return None
+
+    async def ping_known(self) -> None:
+        """Ping every peer that is connected or in the routing table. Members that answer enter the
+        table; the others leave it."""
+        protocol = self._node.protocol
+        with hivemind_errors("cannot list the connected peers"):
+            connected = [peer for peer, _ in await self._connected()]
+            peers = {*connected, *protocol.routing_table.peer_id_to_uid}
+        await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
+        await asyncio.sleep(0)  # hivemind updates its table in a task of its own
+
+    async def fill_table(self, patience: float) -> None:
+        """Look up this node's own id, which makes it known to its neighbours."""
+        with contextlib.suppress(TimeoutError):  # peers that answered in time are in the table
+            async with asyncio.timeout(patience):
+                await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def store(self, key: str, subkey: str, value: bytes, expires: float) -> None:
+        """Store on the nodes nearest to `key`, this one included.
+
+        Raises:
+            TransportError: the lookup did not end in time.
+        """
+        await self._lookup(self._node.store(key, value, expires, subkey=subkey))
+
+    async def find(self, key: str) -> dict[str, bytes]:
+        """subkey -> value, merged from all holders of `key`.
+
+        Raises:
+            TransportError: the lookup did not end in time.
+        """
+        found = await self._lookup(self._node.get(key, latest=True))
+        return {} if found is None else {k: item.value for k, item in found.value.items()}
+
+    async def stop(self, grace: float = STOP_SECONDS) -> None:
+        """Terminate p2pd, kill it after `grace` seconds, and remove its sockets."""
+        if self._node is not None:
+            self._node.is_alive = False
+        # Not `DHTNode.shutdown`: it waits for p2pd's answer, and hangs when p2pd is dead.
+        await terminate(self._p2p, grace)
+
+    async def _lookup(self, operation: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(LOOKUP_SECONDS):
+                return await operation
+        except TimeoutError:
+            raise TransportError("a DHT lookup took too long: the node tries again later") from None
+
+    async def _connected(self) -> list[tuple[Any, list[str]]]:
+        """The PeerID of every connection of p2pd, and the other end's address if it is TCP."""
+        from hivemind.p2p import PeerID
+        from hivemind.proto import p2pd_pb2
+
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        response, _, writer = await self._command(request)
+        writer.close()
+        return [
+            (PeerID(peer.id), [text for raw in peer.addrs if (text := endpoint_text(raw))])
+            for peer in response.peers
+        ]
+
+    async def _command(
+        self, request: Any
+    ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send one command to p2pd. The caller closes the returned connection, which carries the
+        stream if the command opened one. (hivemind's own calls leave their connection open when
+        they fail or are cancelled.)"""
+        from hivemind.p2p.p2p_daemon_bindings import utils
+        from hivemind.proto import p2pd_pb2
+
+        reader, writer = await self._p2p._client.control.daemon_connector.open_connection()
+        try:
+            await utils.write_pbmsg(writer, request)
+            response = p2pd_pb2.Response()
+            await utils.read_pbmsg_safe(reader, response)
+            utils.raise_if_failed(response)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return response, reader, writer
+
+
+def _calm_logging() -> None:
+    """Send hivemind's log records of level WARNING and above to the root logger, and no others."""
+    from hivemind.utils.logging import use_hivemind_log_handler
+
+    use_hivemind_log_handler("nowhere")
+    logging.getLogger("hivemind").setLevel(logging.WARNING)
+    logging.getLogger("hivemind.p2p.p2p_daemon").addFilter(_no_ordinary_end)
+
+
+def _no_ordinary_end(record: logging.LogRecord) -> bool:
+    """p2pd calls it an error that a stop closes the socket at which it listens."""
+    return "use of closed network connection" not in record.getMessage()
+
+
+@contextlib.contextmanager
+def hivemind_errors(what: str) -> Generator[None]:
+    """Turn the errors of hivemind, p2pd and the sockets between them into TransportError."""
+    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+
+    try:
+        yield
+    except (P2PDaemonError, OSError, EOFError, ValueError) as error:
+        raise TransportError(f"{what}: {error}") from error

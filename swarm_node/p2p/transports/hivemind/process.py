@@ -1,0 +1,109 @@
+"""The p2pd process: its files, its start, and its end after any failure.
+
+This module, too, uses private parts of hivemind: `_child`, `_terminate`, `_make_process_args`, its
+tasks and the names of its sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from swarm_node.durable import create_private
+from swarm_node.p2p.wire.identity import Identity
+
+#: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
+_PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
+#: Otherwise p2pd relays for anyone, without the secret. Its flag -relay=0 does not stop that.
+CONFIGURATION = b'{"Relay":{"Enabled":false}}'
+
+
+@contextlib.contextmanager
+def private_file(path: Path, content: bytes) -> Generator[None]:
+    """`content` with mode 0600 at `path`, for p2pd to read."""
+    path.unlink(missing_ok=True)  # left by a crash; a link planted now is refused
+    try:
+        create_private(path, content)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def private_key(identity: Identity) -> bytes:
+    """The key in libp2p's format."""
+    return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
+
+
+async def start_p2pd(configuration: Path, **settings: Any) -> Any:
+    """`P2P.create` with a configuration file. Alone it takes none, and leaves a process behind when
+    it fails or is cancelled."""
+    from hivemind.p2p import P2P
+
+    created = []
+
+    class Observed(P2P):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            created.append(self)
+
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> Any:
+            return P2P._make_process_args(*args, f=configuration, **kwargs)
+
+    try:
+        return await Observed.create(**settings)
+    except BaseException:
+        for p2p in created:
+            if p2p._child is not None:
+                await terminate(p2p, grace=0.0)
+        raise
+
+
+async def terminate(p2p: Any, grace: float) -> None:
+    """End p2pd and hivemind's tasks for it, also after an incomplete start."""
+    tasks = [p2p._listen_task, p2p._reader_task]
+    if p2p._client is not None:
+        control = p2p._client.control
+        tasks += [control._read_task, control._write_task, *control._handler_tasks.values()]
+    pending = [task for task in tasks if task is not None]
+    p2p._terminate()
+    try:
+        await _end(p2p._child, grace)
+    finally:
+        _remove_sockets(p2p._daemon_listen_maddr, p2p._client_listen_maddr)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
+    """Wait for the end of p2pd, which was asked to end; kill it after `grace` seconds.
+
+    If the caller is cancelled, p2pd is killed at once, and the cancellation is raised when it has
+    ended: nobody else holds p2pd, so its process and pipe would outlive the event loop.
+    """
+    transport = child._transport  # type: ignore[attr-defined]
+    cancelled = None
+    patience: float | None = grace
+    while child.returncode is None:
+        try:
+            async with asyncio.timeout(patience):
+                await child.wait()
+        except (TimeoutError, asyncio.CancelledError) as error:
+            cancelled = error if isinstance(error, asyncio.CancelledError) else cancelled
+            patience = None
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            # Nobody reads the pipe any more. With a full pipe asyncio would wait for ever.
+            transport.get_pipe_transport(1).close()
+    transport.close()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _remove_sockets(*multiaddrs: Any) -> None:
+    for multiaddr in multiaddrs:
+        Path(multiaddr["unix"]).unlink(missing_ok=True)

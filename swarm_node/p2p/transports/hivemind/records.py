@@ -1,0 +1,318 @@
+"""Which records hivemind's DHT accepts and stores, and from whom: no I/O, no hivemind.
+
+hivemind calls these objects by name (duck typing), so its types appear as small protocols here:
+`HeartbeatRecords` is its record validator, `SwarmAuthorizer` its authorizer and `HeartbeatStore`
+its storage. The DHT holds one dictionary: peer id -> signed heartbeat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgpack
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
+from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
+from swarm_node.recent import Recent
+
+MAX_TTL_SECONDS = 2 * 3600.0
+#: Records that a holder keeps of one key. A read takes whole dictionaries of up to 20 holders.
+MAX_RECORDS = 128
+#: After a change of the secret. The heartbeats of who has not heard of it by then have ended.
+OVERLAP_SECONDS = MAX_TTL_SECONDS / 2
+MAX_CLOCK_SKEW_SECONDS = 60.0
+_SIGNATURE_BYTES = 64
+_MAX_SUBKEY_BYTES = 80
+#: A MessagePack bin header is at most 3 bytes for values of this size.
+_MAX_VALUE_BYTES = _SIGNATURE_BYTES + 3 + MAX_PRESENCE_BYTES
+_MAX_VERIFIED = 16384
+_MAX_NONCES = 65536
+_NONCE_BYTES = 16
+
+
+class DhtRecord(Protocol):
+    """hivemind's DHTRecord. `key` is the SHA-1 of the DHT key, `subkey` and `value` MessagePack;
+    `expiration_time` is Unix seconds."""
+
+    key: bytes
+    subkey: bytes
+    value: bytes
+    expiration_time: float
+
+
+def heartbeat_key(swarm_id: bytes) -> str:
+    """The DHT key of a swarm's heartbeats."""
+    return hashlib.sha256(b"swarm-node/peers" + swarm_id).hexdigest()
+
+
+class HeartbeatRecords:
+    """Signs own records and accepts records that their owner signed, under one key only, if
+    `vouches` says of the presence in it that the swarm once admitted this peer id.
+
+    `validate` does not depend on the records seen before. When it refuses one record, hivemind
+    drops all that its holder sent, so to refuse an outdated record would lose the fresh ones too.
+    `HeartbeatStore` ignores outdated records.
+    """
+
+    priority = 0
+
+    def __init__(
+        self,
+        identity: Identity,
+        key: bytes,
+        wall: Callable[[], float],
+        vouches: Callable[[bytes, str], bool],
+    ) -> None:
+        self._identity = identity
+        self._key = key
+        self._wall = wall
+        self._vouches = vouches
+        self._verified: Recent[bytes, None] = Recent(_MAX_VERIFIED)
+
+    def sign_value(self, record: DhtRecord) -> bytes:
+        return self._identity.sign(_signed_bytes(record, record.value)) + record.value
+
+    def strip_value(self, record: DhtRecord) -> bytes:
+        return record.value[_SIGNATURE_BYTES:]
+
+    def validate(self, record: DhtRecord) -> bool:
+        """Whether the record is well-formed, within its bounds, signed by its subkey's owner, and
+        carries a certificate chain for it. Never raises."""
+        if record.key != self._key or not self._bounded(record):
+            return False
+        owner, presence = _owner(record.subkey), _presence(self.strip_value(record))
+        if owner is None or presence is None:
+            return False
+        signature = record.value[:_SIGNATURE_BYTES]
+        message = _signed_bytes(record, self.strip_value(record))
+        digest = hashlib.blake2b(signature + message, digest_size=16).digest()
+        if digest in self._verified:
+            self._verified.move_to_end(digest)
+            return True
+        try:
+            Ed25519PublicKey.from_public_bytes(owner).verify(signature, message)
+        except (InvalidSignature, ValueError):
+            return False
+        if not self._vouches(presence, peer_id_of(owner)):
+            return False
+        self._verified[digest] = None
+        return True
+
+    def merge_with(self, other: object) -> bool:
+        return False
+
+    def _bounded(self, record: DhtRecord) -> bool:
+        expires = record.expiration_time
+        return (
+            _SIGNATURE_BYTES < len(record.value) <= _MAX_VALUE_BYTES
+            and len(record.subkey) <= _MAX_SUBKEY_BYTES
+            and isinstance(expires, float)
+            and math.isfinite(expires)
+            and expires <= self._wall() + MAX_TTL_SECONDS
+        )
+
+
+def _owner(subkey: bytes) -> bytes | None:
+    """The public key in a MessagePack subkey, None unless it is a peer id in canonical form."""
+    try:
+        peer_id = msgpack.unpackb(subkey)
+        if not isinstance(peer_id, str):
+            return None
+        public_key = public_key_of(peer_id)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    canonical: bytes = msgpack.packb(peer_id_of(public_key))
+    return public_key if canonical == subkey else None
+
+
+def _presence(packed: bytes) -> bytes | None:
+    try:
+        presence = msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    return presence if isinstance(presence, bytes) else None
+
+
+def _signed_bytes(record: DhtRecord, value: bytes) -> bytes:
+    """All fields that a holder could change, with the lengths that separate them."""
+    head = struct.pack(">dHH", record.expiration_time, len(record.key), len(record.subkey))
+    return b"SWARMNODEv1 dht-record " + head + record.key + record.subkey + value
+
+
+class SwarmAuthorizer:
+    """Proves knowledge of the swarm's secret in every DHT request and response.
+
+    The proof is an HMAC-SHA-256 over message type, message bytes, time and nonce. A request is
+    accepted once and within `MAX_CLOCK_SKEW_SECONDS`, a response only if it repeats the nonce of
+    its request and uses the same secret.
+
+    After `use` a node signs with the new secret. For OVERLAP_SECONDS it also accepts requests under
+    the one before, and answers them under that, so that members that have not heard of the change
+    still find it, and hear of it.
+    """
+
+    def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
+        self._swarm_id = swarm_id
+        self._key = self._derived(secret)
+        self._previous: tuple[bytes, float] | None = None  # with the end of its time
+        self._wall = wall
+        self._nonces: OrderedDict[bytes, float] = OrderedDict()
+
+    def use(self, secret: bytes) -> None:
+        """Change the secret."""
+        key = self._derived(secret)
+        if key != self._key:
+            self._previous = self._key, self._wall() + OVERLAP_SECONDS
+            self._key = key
+
+    async def sign_request(self, request: Any, service_public_key: object) -> None:
+        request.auth.time = self._wall()
+        request.auth.nonce = secrets.token_bytes(_NONCE_BYTES)
+        request.auth.signature = _mac(request, self._key)
+
+    async def validate_request(self, request: Any) -> bool:
+        now = self._wall()
+        # Written so that a NaN fails.
+        if not abs(request.auth.time - now) < MAX_CLOCK_SKEW_SECONDS:
+            return False
+        if len(request.auth.nonce) != _NONCE_BYTES or self._key_of(request) is None:
+            return False
+        return self._unused(request.auth.nonce, now)
+
+    async def sign_response(self, response: Any, request: Any) -> None:
+        response.auth.nonce = request.auth.nonce
+        response.auth.signature = _mac(response, self._key_of(request) or self._key)
+
+    async def validate_response(self, response: Any, request: Any) -> bool:
+        if response.auth.nonce != request.auth.nonce:
+            return False
+        key = self._key_of(request)
+        return key is not None and _is_tag(response, key)
+
+    def _key_of(self, message: Any) -> bytes | None:
+        """The key, of those that count now, under which `message` bears its tag."""
+        keys = [self._key]
+        if self._previous is not None and self._wall() < self._previous[1]:
+            keys.append(self._previous[0])
+        return next((key for key in keys if _is_tag(message, key)), None)
+
+    def _derived(self, secret: bytes) -> bytes:
+        return hmac.digest(secret, b"swarm-node/dht/1" + self._swarm_id, "sha256")
+
+    def _unused(self, nonce: bytes, now: float) -> bool:
+        """Whether `nonce` is new; it is then remembered. At most _MAX_NONCES are, which honest
+        members never reach."""
+        while self._nonces:
+            oldest, forgotten_at = next(iter(self._nonces.items()))
+            if forgotten_at > now and len(self._nonces) < _MAX_NONCES:
+                break
+            del self._nonces[oldest]
+        if nonce in self._nonces:
+            return False
+        # The time of a request may be one skew ahead; the request is then valid for two.
+        self._nonces[nonce] = now + 2 * MAX_CLOCK_SKEW_SECONDS
+        return True
+
+
+def _is_tag(message: Any, key: bytes) -> bool:
+    return hmac.compare_digest(_mac(message, key), message.auth.signature)
+
+
+def _mac(message: Any, key: bytes) -> bytes:
+    """The tag of `message` without its signature field."""
+    signature, message.auth.signature = message.auth.signature, b""
+    body = message.SerializeToString(deterministic=True)
+    message.auth.signature = signature
+    kind = message.DESCRIPTOR.full_name.encode()
+    return hmac.digest(key, struct.pack(">H", len(kind)) + kind + body, "sha256")
+
+
+class HeartbeatStore:
+    """The part of hivemind's DHTLocalStorage that its protocol and node use, for one key.
+
+    hivemind's own store shortens a record's life when it refuses an older one later, returns its
+    inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
+    hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
+    latest expiration. Records of peers that are no members now are not shown, and a reader ends
+    them.
+
+    Of more than MAX_RECORDS peers, those with the least keyed hashes are kept, a uniform sample of
+    all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So who comes early,
+    or offers often, hides nobody who comes later, and each holder keeps another sample.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        wall: Callable[[], float],
+        pack: Callable[[list[tuple[str, bytes, float]]], Any],
+        is_member: Callable[[str], bool],
+    ) -> None:
+        self._key = key
+        self._wall = wall
+        self._pack = pack
+        self._is_member = is_member
+        self._records: dict[str, tuple[bytes, float, bytes]] = {}
+        self._salt = secrets.token_bytes(16)
+
+    def store(
+        self, key: int, value: bytes, expiration_time: float, subkey: str | None = None
+    ) -> bool:
+        """As `store_subkey`; values without a subkey are refused."""
+        if subkey is None:
+            return False
+        return self.store_subkey(key, subkey, value, expiration_time)
+
+    def store_subkey(self, key: int, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """Keep a validated record if it expires later than the one held.
+
+        Returns whether the record is for this key. hivemind stops copying a dictionary at the
+        first False, so one that is not kept is none.
+        """
+        if key != self._key:
+            return False
+        now, held = self._wall(), self._records.get(subkey)
+        if expiration_time <= now or (held and held[1] >= expiration_time):
+            return True
+        if not self._is_member(subkey):
+            return True
+        rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
+        self._records[subkey] = (value, expiration_time, rank)
+        if len(self._records) > MAX_RECORDS:
+            # Expired ones first. A holder is offered a record of every peer of the swarm, so only
+            # readers ask of all that are held whether they are members.
+            of = self._records
+            del of[max(of, key=lambda peer: (of[peer][1] <= now, of[peer][2]))]
+        return True
+
+    def get(self, key: int) -> Any:
+        """A fresh copy of the dictionary as hivemind's value with expiration, None when empty."""
+        if key != self._key:
+            return None
+        self._forget_expired()
+        if not self._records:
+            return None
+        records = self._records.items()
+        return self._pack([(peer, value, expires) for peer, (value, expires, _) in records])
+
+    def items(self) -> Iterator[tuple[int, Any]]:
+        found = self.get(self._key)
+        return iter([] if found is None else [(self._key, found)])
+
+    def __contains__(self, key: int) -> bool:
+        return self.get(key) is not None
+
+    def _forget_expired(self) -> None:
+        now = self._wall()
+        for peer, (_, expires, _) in list(self._records.items()):
+            if expires <= now or not self._is_member(peer):
+                del self._records[peer]

@@ -1,0 +1,132 @@
+"""The hivemind transport: libp2p streams for requests, a Kademlia DHT for heartbeats.
+
+A Go daemon (p2pd) carries TCP, Noise and the streams; hivemind's DHT node runs on this process's
+own loop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.p2p.addresses.addresses import require_free_ports
+from swarm_node.p2p.transports.hivemind.daemon import DhtNode, new_store
+from swarm_node.p2p.transports.hivemind.links import cut_silent
+from swarm_node.p2p.transports.hivemind.records import (
+    MAX_TTL_SECONDS,
+    HeartbeatRecords,
+    HeartbeatStore,
+    SwarmAuthorizer,
+    heartbeat_key,
+)
+from swarm_node.p2p.transports.returning import Rounds
+from swarm_node.p2p.transports.streams import StreamTransport
+from swarm_node.p2p.wire.frames import check_size
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
+
+
+class HivemindTransport(StreamTransport[DhtNode]):
+    """Transport on hivemind 1.1.12 (TCP only; p2pd's own relay and NAT help are off).
+
+    `secret` is the swarm's, from its ticket; without it nobody reads or writes the DHT. `state_dir`
+    holds p2pd's copy of the key while p2pd starts. For the rest see `StreamTransport`.
+    """
+
+    has_table = True
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        swarm_id: bytes,
+        secret: bytes,
+        listen: Sequence[str],
+        state_dir: Path,
+        rng: random.Random,
+        announce: Sequence[str] = (),
+        max_concurrent_per_peer: int = 8,
+        clock: Clock = SYSTEM_CLOCK,
+        configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        super().__init__(
+            identity,
+            listen=listen,
+            announce=announce,
+            configured=configured,
+            found=found,
+            max_concurrent_per_peer=max_concurrent_per_peer,
+            rng=rng,
+            clock=clock,
+        )
+        self._state_dir = state_dir
+        self._key = heartbeat_key(swarm_id)
+        self._authorizer = SwarmAuthorizer(secret, swarm_id, clock.wall)
+        self._records: tuple[HeartbeatRecords, HeartbeatStore] | None = None
+        self._published_until = 0.0
+        self._rounds = Rounds()
+
+    def use_secret(self, secret: bytes) -> None:
+        self._authorizer.use(secret)
+
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
+        answered = await super().dial(addresses, patience, held=held)
+        if answered:
+            await self._running().fill_table(patience)
+        return answered
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
+        heartbeat must never expire before the one it replaces. `ttl` is at most an hour."""
+        node = self._running()
+        check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
+        if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half allows for wrong clocks
+            raise ValueError("a heartbeat lives between 0 and 3600 seconds")
+        expires = max(self._clock.wall() + ttl, self._published_until + 0.001)
+        self._published_until = expires
+        await node.store(self._key, self.peer_id, heartbeat, expires)
+
+    async def heartbeats(self) -> dict[str, bytes]:
+        found = await self._running().find(self._key)
+        return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
+
+    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
+        node = self._running()
+        moved = await node.look()
+        pinged = self._rounds.next(linked, self._is_member)
+        silent = await cut_silent(node, pinged, moved)
+        done = "moved" if moved else "cut" if silent else "ok"
+        if len(silent) == len(linked) or node.lonely:
+            await node.ping_known()
+            found = not node.lonely or await self.dial(addresses) > 0
+            done = done if done != "ok" else "healed" if found else "alone"
+        return done
+
+    async def _start_node(self, listen: Sequence[str]) -> DhtNode:
+        if self._records is None:  # a new daemon keeps all heartbeats
+            wall = self._clock.wall
+            key_id, store = new_store(self._key, wall, self._is_member)
+            self._records = HeartbeatRecords(self._identity, key_id, wall, self._vouches), store
+        records, store = self._records
+        require_free_ports(listen)
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        node = await DhtNode.start(
+            self._state_dir / "p2pd.key",
+            self._identity,
+            listen=listen,
+            announce=self._announce,
+            records=records,
+            authorizer=self._authorizer,
+            store=store,
+        )
+        try:
+            await node.serve([*self._handlers, *self._routes], self._serve_stream)
+        except BaseException:
+            await node.stop()
+            raise
+        return node

@@ -1,0 +1,218 @@
+"""The node's end of the process of py-libp2p: starts it, asks it, ends it.
+
+Every failure below is raised as `TransportError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from importlib import util
+from typing import TypeVar
+
+import msgspec
+import psutil
+
+from swarm_node.errors import ChildError, TransportError
+from swarm_node.p2p.addresses.addresses import Address, split_endpoint
+from swarm_node.p2p.transports.libp2p.messages import (
+    HOST,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    NODE,
+    Connect,
+    Disconnect,
+    Done,
+    Incoming,
+    Linked,
+    Links,
+    Message,
+    Open,
+    Opened,
+    Reply,
+    Start,
+    Started,
+)
+from swarm_node.p2p.transports.streams import STOP_SECONDS, StreamServer
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.process import Child, ReportedError, exchange
+from swarm_node.process.frames import HEAD, Failed, read_head
+
+INSTALL = 'pip install "swarm-node[libp2p]"'
+START_SECONDS = 60.0  # py-libp2p's imports take most of a second on a machine that does nothing
+_LINK_SECONDS = 3.0
+#: No token and no key of the owner's environment reaches the process that strangers talk to.
+_VARIABLES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV"})
+_replies = msgspec.msgpack.Decoder[Reply | Failed](Reply | Failed)
+_incoming = msgspec.msgpack.Decoder(Incoming)
+_Wanted = TypeVar("_Wanted", bound=Message)
+_Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def installed() -> bool:
+    """Whether py-libp2p is there; it is not imported."""
+    return util.find_spec("libp2p") is not None
+
+
+class Libp2pDaemon:
+    """The running process."""
+
+    def __init__(self, child: Child, sockets: str, server: StreamServer) -> None:
+        self._child = child
+        self._sockets = sockets
+        self._server = server
+        self._listener: asyncio.Server | None = None
+        self.addresses: tuple[str, ...] = ()
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        *,
+        listen: Sequence[str],
+        announce: Sequence[str],
+        protocols: Sequence[str],
+        server: StreamServer,
+    ) -> Libp2pDaemon:
+        """Start the process, which calls `server` with every stream that a peer opens.
+
+        Raises:
+            TransportError: py-libp2p is missing, or it cannot listen.
+        """
+        if not installed():
+            raise TransportError(f"py-libp2p is not installed: run {INSTALL}")
+        child = Child(
+            "network",
+            "swarm_node.p2p.transports.libp2p.process",
+            Started,
+            inherit=lambda name: name in _VARIABLES or name.startswith(("LC_", "PYTHON")),
+        )
+        # The path of a Unix socket has 107 bytes at most, so the node's home may be too deep.
+        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server)
+        try:
+            path = os.path.join(self._sockets, NODE)
+            self._listener = await asyncio.start_unix_server(self._accept, path)
+            await child.start()
+            request = Start(identity.seed(), tuple(listen), tuple(protocols), self._sockets)
+            started = await child.call(request, Started, patience=START_SECONDS)
+        except BaseException as error:
+            await self.stop(grace=0.0)
+            if isinstance(error, ReportedError):
+                raise TransportError(error.why) from error
+            if isinstance(error, ChildError | OSError):
+                raise TransportError(f"cannot start the network process: {error}") from error
+            raise
+        stated = announce or [each for text in started.listening for each in _visible(text)]
+        self.addresses = tuple(f"{each}/p2p/{identity.peer_id}" for each in stated)
+        return self
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has exited."""
+        return not self._child.alive
+
+    async def connect(self, address: Address, patience: float) -> bool:
+        """Whether the peer answers at this address within `patience` seconds."""
+        request = Connect(address.peer_id, address.multiaddr)
+        try:
+            await self._asked(request, Done, patience)
+        except TransportError:
+            return False
+        return True
+
+    async def open_stream(self, peer_id: str, protocol: str, patience: float) -> _Stream:
+        """Open a stream to a peer's `protocol`; the caller closes the writer.
+
+        Raises:
+            TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
+        """
+        _, stream = await self._ask(Open(peer_id, protocol), Opened, patience)
+        return stream
+
+    async def connections(self, patience: float) -> dict[str, list[str]] | None:
+        """The peers that are linked, each with the other end's TCP multiaddrs; None if the process
+        died or does not answer in time."""
+        try:
+            return (await self._asked(Links(), Linked, patience)).peers
+        except TransportError:
+            return None
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all links to a peer; it may open new ones."""
+        with contextlib.suppress(TransportError):  # it has gone, or goes on
+            await self._asked(Disconnect(peer_id), Done, _LINK_SECONDS)
+
+    async def stop(self, grace: float = STOP_SECONDS) -> None:
+        """End the process, kill it after `grace` seconds, and remove its sockets."""
+        try:
+            await self._child.stop(grace)
+        finally:
+            if self._listener is not None:
+                self._listener.close()
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    async def _asked(self, request: Message, wanted: type[_Wanted], patience: float) -> _Wanted:
+        """Ask what needs no stream."""
+        reply, (_, writer) = await self._ask(request, wanted, patience)
+        writer.close()
+        return reply
+
+    async def _ask(
+        self, request: Message, wanted: type[_Wanted], patience: float
+    ) -> tuple[_Wanted, _Stream]:
+        """Send a request on a connection of its own; the caller closes it.
+
+        Raises:
+            TransportError: the process is dead or refuses, or did not answer in `patience` s.
+        """
+        try:
+            async with asyncio.timeout(patience):
+                reader, writer = await asyncio.open_unix_connection(
+                    os.path.join(self._sockets, HOST)
+                )
+                try:
+                    body = msgspec.msgpack.encode(request)
+                    raw = await exchange(reader, writer, 0, body, MAX_REPLY_BYTES)
+                    reply = _replies.decode(raw)
+                    if isinstance(reply, Failed):
+                        raise TransportError(reply.why)
+                    if not isinstance(reply, wanted):
+                        raise ValueError("not a reply to this request")
+                except BaseException:
+                    writer.transport.abort()
+                    raise
+        except TimeoutError:
+            raise TransportError(f"no answer in {patience:g} s") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise TransportError(f"the network process does not answer: {error}") from error
+        return reply, (reader, writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one stream that a peer opened."""
+        try:
+            length, _ = read_head(await reader.readexactly(HEAD.size), MAX_REQUEST_BYTES)
+            incoming = _incoming.decode(await reader.readexactly(length))
+        except (OSError, EOFError, ValueError):  # the process died
+            writer.transport.abort()
+            return
+        await self._server(incoming.protocol, incoming.peer, reader, writer)
+
+
+def _visible(listening: str) -> list[str]:
+    """The multiaddrs at which others see this one: of all interfaces, where it listens on all."""
+    kind, host, port = split_endpoint(listening) or ("", "", 0)
+    wanted = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}.get(host)  # noqa: S104
+    if wanted is None:
+        return [listening]
+    found = (item for each in psutil.net_if_addrs().values() for item in each)
+    hosts = [item.address for item in found if item.family == wanted and "%" not in item.address]
+    return [f"/{kind}/{each}/tcp/{port}" for each in hosts]

@@ -1,0 +1,264 @@
+"""The links to peers, over py-libp2p's protocols: who connects, which streams run, what ends.
+
+Whatever a peer sends ends its own link at most: each connection and each stream has a task whose
+errors end there. All numbers are bounded. Nothing is dialled but what the node asks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any
+
+import trio
+from libp2p.peer.id import ID
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.addresses.addresses import split_endpoint
+from swarm_node.p2p.addresses.internet import site
+from swarm_node.p2p.transports.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
+from swarm_node.p2p.wire.identity import public_key_of
+from swarm_node.recent import Recent
+
+UPGRADE_SECONDS = 10.0
+NEGOTIATE_SECONDS = 10
+#: For a link to answer, before another one is tried.
+_LINK_SECONDS = 1.5
+#: Links; of more, the one that was used longest ago ends. Of one peer, and streams of one link.
+MAX_LINKS = 512
+MAX_LINKS_PER_PEER = 4
+MAX_STREAMS_PER_LINK = 256
+MAX_STREAMS = 2048
+#: Connections that are no links yet, and those of one place: an IPv4 address or an IPv6 /64.
+MAX_STRANGERS = 128
+MAX_STRANGERS_PER_PLACE = 16
+#: Peers whose address is kept for another connection.
+_MAX_ANSWERED = 2048
+_log = logging.getLogger(__name__)
+
+#: (peer, protocol, stream, what it said already); returns when the stream has ended.
+Serve = Callable[[str, str, Any, bytes], Awaitable[None]]
+
+
+class Host:
+    """Listens, dials, and calls `serve` with each stream that a peer opens for a protocol."""
+
+    def __init__(
+        self, seed: bytes, protocols: Sequence[str], serve: Serve, nursery: trio.Nursery
+    ) -> None:
+        self._upgrader = make_upgrader(seed)
+        self._multiselect = Multiselect(dict.fromkeys(protocols))
+        self._serve = serve
+        self._nursery = nursery
+        #: By peer, the newest last: it works where an older one broke unnoticed.
+        self._links: dict[str, list[Link]] = {}
+        #: The place of each, the oldest first.
+        self._strangers: dict[trio.CancelScope, str] = {}
+        self._answered: Recent[str, str] = Recent(_MAX_ANSWERED)
+
+    async def listen(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Listen on multiaddrs; returns them with the ports that were chosen.
+
+        Raises:
+            TransportError: one cannot be listened on.
+        """
+        listening = []
+        for address in addresses:
+            kind, host, port = _endpoint(address)
+            try:
+                listeners = await trio.open_tcp_listeners(port, host=host)
+            except OSError as error:
+                reason = error.strerror or error
+                text = f"cannot listen on {address}: {reason}; choose another address or port"
+                raise TransportError(text) from error
+            for listener in listeners:
+                listening.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")
+            self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
+        return tuple(listening)
+
+    async def connect(self, peer: str, address: str) -> None:
+        """Have a link to a peer that answers now.
+
+        Raises:
+            TransportError: it does not answer at this address, or somebody else does.
+        """
+        link = self._link(peer)
+        with trio.move_on_after(_LINK_SECONDS):  # the caller waits for a few seconds only
+            if link is not None and await link.answers():
+                return
+        _, host, port = _endpoint(address)
+        with _becomes_transport_error(f"cannot reach {peer} at {address}"):
+            with trio.fail_after(UPGRADE_SECONDS):
+                tcp = await trio.open_tcp_stream(host, port)
+                try:
+                    link = await upgrade(self._upgrader, tcp, ID.from_string(peer), self._held)
+                except BaseException:
+                    await trio.aclose_forcefully(tcp)
+                    raise
+                self._nursery.start_soon(self._keep, link)
+                await link.event_started.wait()
+        self._answered[peer] = address
+
+    async def open(self, peer: str, protocol: str) -> tuple[Any, bytes]:
+        """A stream to a peer that is linked, or that answered before, and what it said already.
+
+        Raises:
+            TransportError: it does not answer, or does not serve the protocol.
+        """
+        link = self._link(peer)
+        if link is None:
+            if peer not in self._answered:
+                raise TransportError(f"no link to {peer}: dial it first")
+            await self.connect(peer, self._answered[peer])
+            link = self._link(peer)
+        with _becomes_transport_error(f"cannot reach {peer} for {protocol}"):
+            if link is None:
+                raise ConnectionError("the link has just ended")
+            link.used = trio.current_time()
+            stream = await link.open_stream()
+            try:
+                with trio.fail_after(NEGOTIATE_SECONDS):
+                    rest = await select(stream, protocol)
+            except BaseException:
+                await give_up(stream)
+                raise
+        return stream, rest
+
+    def linked(self) -> dict[str, list[str]]:
+        """Peers that are linked, and the addresses of the other end, the newest link first."""
+        open_links = {
+            peer: [link.stream.seen for link in reversed(links) if not link.ended]
+            for peer, links in self._links.items()
+        }
+        return {peer: seen for peer, seen in open_links.items() if seen}
+
+    async def disconnect(self, peer: str) -> None:
+        """Close all links to a peer; it may open new ones."""
+        for link in list(self._links.get(peer, ())):
+            await link.end()
+
+    async def _accept(self, tcp: trio.SocketStream) -> None:
+        """Make a link of a connection that somebody opened."""
+        try:
+            place = site(tcp.socket.getpeername()[0])
+        except OSError:
+            return  # it has gone already
+        link = None
+        with trio.CancelScope(deadline=trio.current_time() + UPGRADE_SECONDS) as scope:
+            if not self._admit(place, scope):
+                return
+            try:
+                link = await upgrade(self._upgrader, tcp, None, self._held)
+                public_key_of(link.peer)
+            except Exception as error:  # noqa: BLE001 - a stranger's bytes end its own connection
+                _log.debug("a connection did not become a link: %r", error)
+                return
+            finally:
+                self._strangers.pop(scope, None)
+        if link is not None:
+            await self._keep(link)
+
+    def _admit(self, place: str, scope: trio.CancelScope) -> bool:
+        """Whether a connection may become a link, until `scope` is cancelled. If too many try, the
+        oldest one of the place with the most is given up."""
+        tried = Counter(self._strangers.values())
+        if tried[place] >= MAX_STRANGERS_PER_PLACE:
+            return False
+        if tried.total() >= MAX_STRANGERS:
+            fullest = tried.most_common(1)[0][0]
+            oldest = next(each for each, at in self._strangers.items() if at == fullest)
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[scope] = place
+        return True
+
+    async def _keep(self, link: Link) -> None:
+        """Serve a link until it ends."""
+        links = self._links.setdefault(link.peer, [])
+        links.append(link)
+        try:
+            await self._make_room(links)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._accept_streams, link, nursery)
+                await link.start()
+                nursery.cancel_scope.cancel()
+        except Exception as error:  # noqa: BLE001 - what a peer does ends its own link
+            _log.debug("a link ended: %r", error)
+        finally:
+            links.remove(link)
+            if not links and self._links.get(link.peer) is links:
+                del self._links[link.peer]
+            link.stream.stream.socket.close()
+
+    async def _make_room(self, links: list[Link]) -> None:
+        """End what is too much: the oldest link of a peer, the least used one of all."""
+        if len(links) > MAX_LINKS_PER_PEER:
+            await links[0].end()
+        every = [link for each in self._links.values() for link in each]
+        if len(every) > MAX_LINKS:
+            await min(every, key=lambda link: link.used).end()
+
+    async def _accept_streams(self, link: Link, nursery: trio.Nursery) -> None:
+        while True:
+            stream = await link.accept_stream()
+            if link.served >= MAX_STREAMS_PER_LINK:  # no honest program opens as many at once
+                await link.end()
+                return
+            served = sum(each.served for links in self._links.values() for each in links)
+            if served >= MAX_STREAMS:
+                await give_up(stream)
+                continue
+            link.served += 1
+            nursery.start_soon(self._answer, link, stream)
+
+    async def _answer(self, link: Link, stream: Any) -> None:
+        """Serve one stream that a peer opened."""
+        link.used = trio.current_time()
+        try:
+            scant = Scant(stream)
+            communicator = MultiselectCommunicator(scant)
+            protocol, _ = await self._multiselect.negotiate(communicator, NEGOTIATE_SECONDS)
+            await self._serve(link.peer, str(protocol), stream, scant.rest)
+        except Exception as error:  # noqa: BLE001 - what a peer does ends its own stream
+            _log.debug("a stream ended: %r", error)
+        finally:
+            link.served -= 1
+            await give_up(stream)
+
+    def _link(self, peer: str) -> Link | None:
+        """The newest link to a peer."""
+        return next((link for link in reversed(self._links.get(peer, [])) if not link.ended), None)
+
+    def _held(self) -> int:
+        return sum(link.held for links in self._links.values() for link in links)
+
+
+async def give_up(stream: Any) -> None:
+    """Reset a stream that has not ended yet."""
+    with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # its link may have ended
+        await stream.reset()
+
+
+def _endpoint(address: str) -> tuple[str, str, int]:
+    """
+    Raises:
+        TransportError: not a TCP multiaddr without a peer id.
+    """
+    parsed = split_endpoint(address)
+    if parsed is None:
+        raise TransportError(f"{address[:80]!r} is not an address like /ip4/0.0.0.0/tcp/31330")
+    return parsed
+
+
+@contextlib.contextmanager
+def _becomes_transport_error(what: str) -> Generator[None]:
+    """py-libp2p raises many things, and bare `Exception` too."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise TransportError(f"{what}: {reason[:200]}") from error

@@ -1,0 +1,320 @@
+"""An in-memory network with loss, delay and partitions, for tests and simulation.
+
+`MemoryTransport` keeps the whole Transport contract without a socket. It uses the running loop's
+time (`loop.time` and `asyncio.sleep`), so a swarm on a virtual clock never waits. The same seed and
+the same order of calls give the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from swarm_node.errors import TransportError
+from swarm_node.p2p.transports.forwarding import routed
+from swarm_node.p2p.wire.frames import Reply, answer, check_size
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    Handler,
+    Route,
+)
+from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
+
+_ADDRESS = "/memory/p2p/"
+MAX_FOUND = 128
+
+
+class MemoryNetwork:
+    """Connects the transports: which of them run, who can reach whom, and which messages are lost.
+
+    Each message (a request or a reply) is lost with probability `loss` and otherwise takes a
+    uniform draw from `delay` seconds. If a message is lost, the caller gets an error after
+    `patience` seconds. `sent` and `received` count payload bytes by peer id. A lost message counts
+    as sent only. A heartbeat counts each time that it is published or read.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        delay: tuple[float, float] = (0.0, 0.0),
+        loss: float = 0.0,
+        patience: float = 5.0,
+    ) -> None:
+        if not 0.0 <= loss <= 1.0 or not 0.0 <= delay[0] <= delay[1]:
+            raise ValueError("loss is a probability and delay a pair 0 <= low <= high of seconds")
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self._rng = rng
+        self._delay = delay
+        self._loss = loss
+        self._patience = patience
+        self._running: dict[str, MemoryTransport] = {}
+        self._group: dict[str, int] = {}
+        self._places: dict[str, tuple[str, ...]] = {}
+        self._hidden: frozenset[str] = frozenset()
+        self._links: set[frozenset[str]] = set()
+        self._heartbeats: dict[str, tuple[bytes, float]] = {}
+        self._published: list[str] = []  # whose heartbeats there are
+
+    def partition(self, groups: Iterable[Iterable[str]]) -> None:
+        """Cut every link between different groups of peer ids; all other peers form another. Links
+        that an earlier call cut are whole again."""
+        self._group = {peer: i for i, group in enumerate(groups) for peer in group}
+
+    def hide(self, peers: Iterable[str]) -> None:
+        """Put these peers behind a NAT each. They reach others, and only whom they reached reaches
+        them, until either end stops."""
+        self._hidden = frozenset(peers)
+        self._links.clear()
+
+    def place(self, peer: str, *seen: str) -> None:
+        """Others see `peer` at the multiaddr `seen`. Of several, which is a router that gives each
+        connection another port, each of the others sees one."""
+        self._places[peer] = seen
+
+    def seen(self, peer: str, observer: str) -> str:
+        """The multiaddr at which `observer` sees `peer`."""
+        places = self._places.get(peer) or ("/ip4/127.0.0.1/tcp/1",)
+        return places[self.peers().index(observer) % len(places)]
+
+    def cut(self, peer: str) -> None:
+        """Crash `peer`: it answers nobody from now on. Its heartbeat stays until its ttl."""
+        self._running.pop(peer, None)
+        self._links = {link for link in self._links if peer not in link}
+
+    def linked(self, one: str, other: str) -> bool:
+        """Whether no partition lies between two peer ids."""
+        return self._group.get(one, -1) == self._group.get(other, -1)
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Whether `one` gets through to `other`, which runs."""
+        through = other not in self._hidden or frozenset((one, other)) in self._links
+        return one != other and other in self._running and self.linked(one, other) and through
+
+    def link(self, one: str, other: str) -> None:
+        """Note that `one` reached `other`."""
+        if one in self._hidden:
+            self._links.add(frozenset((one, other)))
+
+    def running(self, peer: str) -> MemoryTransport | None:
+        return self._running.get(peer)
+
+    def peers(self) -> list[str]:
+        """Peer ids of all running transports, in the order they started."""
+        return list(self._running)
+
+    def attach(self, transport: MemoryTransport) -> None:
+        """
+        Raises:
+            TransportError: another transport runs under this identity.
+        """
+        if self._running.setdefault(transport.peer_id, transport) is not transport:
+            raise TransportError("this identity already runs: stop the other node first")
+
+    def detach(self, transport: MemoryTransport) -> None:
+        if self._running.get(transport.peer_id) is transport:
+            self.cut(transport.peer_id)
+
+    def publish(self, peer: str, heartbeat: bytes, ttl: float) -> None:
+        self.sent[peer] += len(heartbeat)
+        if peer not in self._heartbeats:
+            self._published.append(peer)
+        self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
+
+    def heartbeats(self, reader: str) -> dict[str, bytes]:
+        """Unexpired heartbeats of the other peers on the reader's side of the partition; of more
+        than MAX_FOUND a random sample, as the DHT keeps one."""
+        now, found, order = asyncio.get_running_loop().time(), {}, self._published
+        for index in range(len(order)):
+            if len(order) > MAX_FOUND:  # shuffle no more of them than are looked at
+                other = self._rng.randrange(index, len(order))
+                order[index], order[other] = order[other], order[index]
+            heartbeat, expires = self._heartbeats[order[index]]
+            if order[index] != reader and expires > now and self.linked(reader, order[index]):
+                found[order[index]] = heartbeat
+            if len(found) == MAX_FOUND:
+                break
+        self.received[reader] += sum(map(len, found.values()))
+        return found
+
+    async def exchange(
+        self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
+    ) -> bytes:
+        """Carry one request and its reply; see `Transport.request`."""
+        fates = [self._fate(), self._fate()]  # before any await, so the order of draws is fixed
+        await self._carry(source.peer_id, target, payload, fates[0])
+        receiver = self._reach(source, target)
+        handler, route = receiver.handler(protocol), receiver.route(protocol)
+        if receiver.severed(source.peer_id):
+            raise TransportError("the peer cut the link: ask again later")
+        if route is not None:
+            reply = await self._pass_on(receiver, route, source.peer_id, protocol, payload)
+        elif handler is not None:
+            reply = await answer(handler, source.peer_id, protocol, payload)
+        else:
+            raise TransportError(f"the peer does not serve {protocol}")
+        if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
+            check_size("reply", len(reply.payload), max_reply)
+        await self._carry(target, source.peer_id, reply.payload, fates[1])
+        if self._reach(source, target) is not receiver:
+            raise TransportError("the peer restarted before it answered: ask again")
+        return reply.unwrap(max_reply)
+
+    async def _pass_on(
+        self, relay: MemoryTransport, route: Route, caller: str, protocol: str, payload: bytes
+    ) -> Reply:
+        """Answer a request with what another peer replies."""
+        onward = await routed(route, caller, protocol, payload)
+        if isinstance(onward, Reply):
+            return onward
+        try:
+            reply = await self.exchange(
+                relay, onward.peer, onward.protocol, onward.payload, onward.max_reply
+            )
+        except TransportError as error:
+            return Reply.refusal(str(error))
+        finally:
+            onward.ended()
+        onward.sent(len(reply))
+        return Reply(reply)
+
+    def _fate(self) -> float | None:
+        """Seconds until a message arrives, None when it is lost."""
+        if self._loss and self._rng.random() < self._loss:
+            return None
+        return self._rng.uniform(*self._delay) if self._delay[1] else 0.0
+
+    async def _carry(self, source: str, target: str, payload: bytes, fate: float | None) -> None:
+        self.sent[source] += len(payload)
+        if fate is None:
+            await asyncio.sleep(self._patience)
+            raise TransportError("the peer did not answer in time: try again later")
+        if fate:
+            await asyncio.sleep(fate)
+        self.received[target] += len(payload)
+
+    def _reach(self, source: MemoryTransport, target: str) -> MemoryTransport:
+        if self._running.get(source.peer_id) is not source:
+            raise TransportError("the transport is not running: start it first")
+        receiver = self._running.get(target)
+        if receiver is None or not self.reaches(source.peer_id, target):
+            raise TransportError(f"cannot reach the peer {target}")
+        self.link(source.peer_id, target)
+        return receiver
+
+
+class MemoryTransport:
+    """One node's end of a `MemoryNetwork`; keeps the Transport contract."""
+
+    has_table = True
+
+    def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
+        self._network = network
+        self._peer_id = identity.peer_id
+        self._handlers: dict[str, Handler] = {}
+        self._routes: dict[str, Route] = {}
+        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._is_member: Callable[[str], bool] = lambda peer: True
+        self._severed: dict[str, float] = {}
+
+    @property
+    def peer_id(self) -> str:
+        return self._peer_id
+
+    async def start(self) -> None:
+        self._network.attach(self)
+
+    async def stop(self) -> None:
+        self._network.detach(self)
+
+    def addresses(self) -> list[str]:
+        return [_ADDRESS + self._peer_id]
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        if self._network.running(self._peer_id) is self:
+            raise RuntimeError("serve() comes before start()")
+        self._handlers[protocol] = handler
+
+    def forward(self, protocol: str, route: Route) -> None:
+        if self._network.running(self._peer_id) is self:
+            raise RuntimeError("forward() comes before start()")
+        self._routes[protocol] = route
+
+    def screen(
+        self,
+        vouches: Callable[[bytes, str], bool],
+        is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
+    ) -> None:
+        self._vouches, self._is_member = vouches, is_member
+
+    def use_secret(self, secret: bytes) -> None:
+        """Nothing is hidden from who runs in this process."""
+
+    def handler(self, protocol: str) -> Handler | None:
+        return self._handlers.get(protocol)
+
+    def route(self, protocol: str) -> Route | None:
+        return self._routes.get(protocol)
+
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
+        self._require_running()
+        peers = {a.removeprefix(_ADDRESS) for a in addresses if a.startswith(_ADDRESS)}
+        reached = [peer for peer in peers if self._reaches(peer)]
+        for peer in reached:
+            self._network.link(self._peer_id, peer)
+        return len(reached)
+
+    async def heal(self, addresses: Sequence[str]) -> str:
+        self._require_running()
+        if any(self._reaches(peer) for peer in self._network.peers()):
+            return "ok"
+        return "healed" if await self.dial(addresses) else "alone"
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        self._require_running()
+        check_size("request", len(payload), MAX_REQUEST_BYTES)
+        return await self._network.exchange(self, peer, protocol, payload, max_reply)
+
+    async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
+        self._require_running()
+        check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
+        self._network.publish(self._peer_id, heartbeat, ttl)
+
+    async def heartbeats(self) -> dict[str, bytes]:
+        self._require_running()
+        found = self._network.heartbeats(self._peer_id)
+        return {
+            peer: presence
+            for peer, presence in found.items()
+            if self._vouches(presence, peer) and self._is_member(peer)
+        }
+
+    async def connected(self, peer: str) -> bool:
+        return self._reaches(peer)
+
+    async def seen(self, peer: str) -> str | None:
+        return self._network.seen(peer, self._peer_id) if self._reaches(peer) else None
+
+    def sever(self, peer: str, seconds: float) -> None:
+        self._severed[peer] = asyncio.get_running_loop().time() + seconds
+
+    def severed(self, peer: str) -> bool:
+        """Whether the link of `peer` is cut now."""
+        return self._severed.get(peer, 0.0) > asyncio.get_running_loop().time()
+
+    def _reaches(self, peer: str) -> bool:
+        return self._network.reaches(self._peer_id, peer)
+
+    def _require_running(self) -> None:
+        if self._network.running(self._peer_id) is not self:
+            raise TransportError("the transport is not running: start it first")

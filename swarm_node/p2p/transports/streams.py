@@ -1,0 +1,399 @@
+"""What the transports over libp2p streams have in common; each adds the daemon that carries them.
+
+A hung or dead peer, or a dead daemon, delays the node by seconds and never ends it: start waits for
+no peer, dials run in parallel, repair is repeated, and stop has a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+
+from swarm_node.clock import SYSTEM_CLOCK, Clock
+from swarm_node.errors import OversizeError, TransportError
+from swarm_node.p2p.addresses.addresses import (
+    Address,
+    accepts,
+    is_endpoint,
+    is_peer_id,
+    parse_address,
+    pin_ports,
+    resolve,
+)
+from swarm_node.p2p.limits.admission import Admission, BusyError
+from swarm_node.p2p.transports.dialing import Dialing
+from swarm_node.p2p.transports.forwarding import Stream, forward, routed
+from swarm_node.p2p.wire.frames import (
+    Reply,
+    answer,
+    check_size,
+    read_reply,
+    read_request,
+    send_reply,
+    send_request,
+)
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.p2p.wire.transport import (
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    RELAY,
+    RELAYED,
+    Handler,
+    Route,
+)
+
+#: (protocol, remote peer id, reader, writer); owns the stream and must close it.
+StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+#: From accepting a stream to the ack of its reply.
+STREAM_SECONDS = 60.0
+REFUSAL_SECONDS = 5.0
+OPEN_SECONDS = 10.0
+#: To a peer that is connected.
+ONWARD_SECONDS = 5.0
+#: Addresses that one dial() tries; `rng` chooses among more.
+MAX_DIALS = 32
+PROBE_SECONDS = 3.0
+#: For a daemon to end.
+STOP_SECONDS = 3.0
+
+log = structlog.get_logger(__name__)
+
+_LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+class Daemon(Protocol):
+    """The process that carries the streams."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has exited."""
+        ...
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where it listens, each address ending in the node's peer id."""
+        ...
+
+    async def connect(self, address: Address, patience: float) -> bool:
+        """Whether the peer answers at this address within `patience` seconds."""
+        ...
+
+    async def open_stream(
+        self, peer_id: str, protocol: str, patience: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a peer's `protocol`; the caller closes the writer.
+
+        Raises:
+            TransportError: unreachable, the peer does not serve it, or no answer in `patience` s.
+        """
+        ...
+
+    async def connections(self, patience: float) -> dict[str, list[str]] | None:
+        """The peers that it is connected to, each with the other end's TCP multiaddrs; None if it
+        died or does not answer in time."""
+        ...
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer; it may open new ones."""
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """End it, kill it after `grace` seconds, and remove its files."""
+        ...
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One that a peer opened. `read` is whether its request has arrived."""
+
+    protocol: str
+    peer: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    read: bool = False
+
+
+Node = TypeVar("Node", bound=Daemon)
+
+
+class StreamTransport(ABC, Generic[Node]):
+    """A transport whose requests travel over a daemon's streams.
+
+    `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `configured` are the
+    addresses in settings and ticket, `found` those (without peer id) where members reach this node,
+    although it does not listen there. At most `max_concurrent_per_peer` requests of one peer run at
+    once.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        listen: Sequence[str],
+        rng: random.Random,
+        announce: Sequence[str] = (),
+        configured: Sequence[str] = (),
+        found: Callable[[], Sequence[str]] = tuple,
+        max_concurrent_per_peer: int = 8,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        for text in (*listen, *announce):
+            if not is_endpoint(text):
+                raise TransportError(f"{text!r} is not an address like /ip4/0.0.0.0/tcp/31330")
+        self._identity = identity
+        self._listen = tuple(listen)
+        self._announce = tuple(announce)
+        self._rng = rng
+        self._clock = clock
+        self._handlers: dict[str, Handler] = {}
+        self._routes: dict[str, Route] = {}
+        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._is_member: Callable[[str], bool] = lambda peer: True
+        self._admission = Admission(max_concurrent_per_peer, clock.now)
+        self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
+        self._node: Node | None = None
+        self._started = False
+        self._changing = asyncio.Lock()
+        self._dialing = Dialing(configured)
+        self._found = found
+
+    @abstractmethod
+    async def _start_node(self, listen: Sequence[str]) -> Node:
+        """Start a daemon that listens on these multiaddrs and calls `_serve_stream`.
+
+        Raises:
+            TransportError: it cannot be run or cannot listen.
+        """
+
+    async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
+        """See `heal`; the daemon runs, and is connected to the peers `linked`."""
+        if linked:
+            return "ok"
+        return "healed" if await self.dial(addresses) else "alone"
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def daemon_pid(self) -> int | None:
+        """Process id of the running daemon."""
+        return None if self._node is None or self._node.dead else self._node.pid
+
+    async def start(self) -> None:
+        async with self._changing:
+            if self._started:
+                raise RuntimeError("start() was called twice")
+            self._node = await self._start_node(self._listen)
+            self._started = True
+
+    async def stop(self) -> None:
+        async with self._changing:
+            self._started = False
+            await self._stop_node()
+
+    def addresses(self) -> list[str]:
+        if self._node is None:
+            return []
+        # Peers learn the first few only, and loopback addresses are of no use to other machines.
+        own = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+        return list(dict.fromkeys([f"{each}/p2p/{self.peer_id}" for each in self._found()] + own))
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        if self._started:
+            raise RuntimeError("serve() comes before start()")
+        self._handlers[protocol] = handler
+
+    def forward(self, protocol: str, route: Route) -> None:
+        if self._started:
+            raise RuntimeError("forward() comes before start()")
+        self._routes[protocol] = route
+
+    def screen(
+        self,
+        vouches: Callable[[bytes, str], bool],
+        is_member: Callable[[str], bool],
+        issuer: Callable[[str], str],
+    ) -> None:
+        if self._started:
+            raise RuntimeError("screen() comes before start()")
+        self._vouches, self._is_member = vouches, is_member
+        self._admission.issuer = issuer
+
+    async def dial(
+        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+    ) -> int:
+        node = self._running()
+        wanted = await self._wanted(addresses)
+        answers = await asyncio.gather(
+            *(self._connect(node, target, patience, held) for target in wanted)
+        )
+        for target, answered in zip(wanted, answers, strict=True):
+            if answered:
+                self._dialing.answered(target)
+        return sum(answers)
+
+    async def _wanted(self, addresses: Sequence[str]) -> list[Address]:
+        """The addresses that are dialled now, in a stable order."""
+        parsed = {text: parse_address(text) for text in sorted(addresses)}
+        targets = {t: text for text, t in parsed.items() if t and t.peer_id != self.peer_id}
+        if len(targets) > MAX_DIALS:
+            targets = dict(self._rng.sample(list(targets.items()), MAX_DIALS))
+        own, now = self.addresses(), self._clock.now()
+        wanted = [target for target, text in targets.items() if self._dialing.is_configured(text)]
+        told = [target for target in targets if target not in wanted]
+        for found in await asyncio.gather(*map(resolve, told)):
+            wanted += [target for target in found if self._dialing.take(target, own, now)]
+        # Behind another router the same address is a peer's: here it would answer, as this node.
+        here = {text.rpartition("/p2p/")[0] for text in own}
+        return [target for target in wanted if target.multiaddr not in here]
+
+    async def _connect(self, node: Node, target: Address, patience: float, held: bool) -> bool:
+        """Of addresses at which members answered only those that accept a connection are dialled:
+        after a failure p2pd leaves an address alone, up to five minutes after some. So it dials at
+        once when a cut has healed. Others get one connection, as they may be of a third party."""
+        there = held or not self._dialing.is_known(target) or await accepts(target, patience)
+        return (there or await self.connected(target.peer_id)) and await node.connect(
+            target, patience
+        )
+
+    async def heal(self, addresses: Sequence[str]) -> str:
+        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "moved" (this node has
+        other addresses), "cut" (links were silent), "healed" (a peer answers again) or "alone".
+
+        Raises:
+            TransportError: not started, or the daemon cannot be restarted; call again later.
+        """
+        async with self._changing:
+            if not self._started:
+                raise TransportError("the transport is not running: start it first")
+            node = self._node
+            connections = None if node is None else await node.connections(PROBE_SECONDS)
+            if connections is None:
+                await self._restart_node()
+        if connections is None:
+            await self.dial(addresses)
+            return "restarted"
+        return await self._mend(connections, addresses)
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
+    ) -> bytes:
+        node = self._running()
+        check_size("request", len(payload), MAX_REQUEST_BYTES)
+        if not is_peer_id(peer) or peer == self.peer_id:
+            raise TransportError(f"{peer[:64]!r} is not the id of another peer")
+        reader, writer = await node.open_stream(peer, protocol, OPEN_SECONDS)
+        try:
+            await send_request(writer, payload)
+            reply = await read_reply(reader, writer, max_reply)
+        except BaseException:
+            writer.transport.abort()  # close() would wait for a peer that may not read
+            raise
+        writer.close()
+        return reply
+
+    async def connected(self, peer: str) -> bool:
+        return peer in (await self._running().connections(PROBE_SECONDS) or ())
+
+    async def seen(self, peer: str) -> str | None:
+        links = await self._running().connections(PROBE_SECONDS) or {}
+        return next(iter(links.get(peer, ())), None)
+
+    def sever(self, peer: str, seconds: float) -> None:
+        self._admission.severed.sever(peer, seconds)
+
+    def _running(self) -> Node:
+        if not self._started:
+            raise TransportError("the transport is not running: start it first")
+        if self._node is None or self._node.dead:
+            raise TransportError("the network daemon died: heal() restarts it")
+        return self._node
+
+    async def _restart_node(self) -> None:
+        """Replace a dead or stuck daemon, on the same ports if they are free."""
+        known = [] if self._node is None else self._node.addresses
+        await self._stop_node(grace=0.0)
+        log.warning("the network daemon died or got stuck: starting a new one")
+        try:
+            self._node = await self._start_node(pin_ports(self._listen, known))
+        except TransportError:
+            self._node = await self._start_node(self._listen)
+
+    async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
+        # Streams end by their deadline: asyncio logs a cancelled connection as an error.
+        for deadline in self._streams.values():
+            if not deadline.expired():
+                deadline.reschedule(0.0)
+        await asyncio.gather(*self._streams, return_exceptions=True)
+        node, self._node = self._node, None
+        if node is not None:
+            await node.stop(grace)
+
+    async def _serve_stream(
+        self, protocol: str, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        stranger = not self._is_member(peer)
+        if not self._admission.enter(peer, stranger):
+            writer.transport.abort()
+            if peer in self._admission.severed and self._node is not None:
+                await self._node.disconnect(peer)
+            return
+        stream = _Stream(protocol, peer, reader, writer)
+        task = asyncio.current_task()
+        assert task is not None
+        finished = False
+        try:
+            async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
+                await self._answer(stream)
+            finished = True
+        except (TransportError, TimeoutError) as error:
+            log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
+            # What ends a request for a third peer once it has arrived may be the other end's doing.
+            if not (stream.read and protocol in (RELAY, RELAYED)):
+                self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
+        finally:
+            self._admission.leave(stranger)
+            del self._streams[task]
+            if finished:
+                writer.close()
+            else:
+                writer.transport.abort()  # close() would wait for a peer that may not read
+
+    async def _answer(self, stream: _Stream) -> None:
+        reader, writer, protocol = stream.reader, stream.writer, stream.protocol
+        try:
+            async with self._admission.hold(stream.peer, protocol):
+                payload = await read_request(reader)
+                stream.read = True
+                if protocol in self._routes:
+                    await self._pass_on(stream, payload)
+                else:
+                    handler = self._handlers[protocol]
+                    reply = await answer(handler, stream.peer, protocol, payload)
+                    await send_reply(reader, writer, reply)
+        except BusyError as refusal:
+            async with asyncio.timeout(REFUSAL_SECONDS):
+                await read_request(reader)  # an unread request would be read as the ack
+                await send_reply(reader, writer, Reply.refusal(str(refusal)))
+
+    async def _pass_on(self, stream: _Stream, payload: bytes) -> None:
+        """Answer a request with what another peer replies."""
+        route, sink = self._routes[stream.protocol], (stream.reader, stream.writer)
+        onward = await routed(route, stream.peer, stream.protocol, payload)
+        if isinstance(onward, Reply):
+            return await send_reply(*sink, onward)
+        await forward(onward, self._open_onward, sink)
+
+    async def _open_onward(self, peer: str, protocol: str) -> Stream:
+        return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

@@ -1,0 +1,122 @@
+"""What Prometheus reads, checked by Prometheus' own tool where it is installed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from builders import ROOT, quiet_snapshot
+from builders import history_row as row
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarm_node.node.control.metrics import exposition
+from swarm_node.node.figures.snapshot import (
+    BusyRow,
+    EvalPoint,
+    GroupCounts,
+    MembershipRow,
+    PeerRow,
+    Snapshot,
+    TokensRow,
+    UpdateRow,
+)
+
+
+def full_snapshot() -> Snapshot:
+    """A snapshot with a value for every figure."""
+    return quiet_snapshot(
+        groups=GroupCounts(40, 30, 10, 12, 20, 15),
+        rejected={"stale": 2, "unreachable": 5},
+        faults={"scorer": 1},
+        evals=[
+            EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4, seen=0.9, split=1)
+        ],
+        update=UpdateRow(0.1, 1.5, 0.5, 0.02, 0.001, 100, 0.1, 1.2),
+        busy=BusyRow(5.0, 4.0, 10.0),
+        tokens=TokensRow(1000, 900),
+        membership=MembershipRow("alice", "alice", 0, 1_800_000_000, "member"),
+        peers=[PeerRow("12D3KooWsecret", 1, 1.0, 1, 1, 0, [], name="laptop", via="")],
+        latest=row(1.0, lag=0.5, age=2.0, own_reward=0.4, informative_share=0.6, memory=1 << 30),
+        alarms=["look"],
+    )
+
+
+def test_figures_have_types_units_and_no_peers() -> None:
+    text = exposition(full_snapshot()).decode()
+    families = {each.name: each for each in text_string_to_metric_families(text)}
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for each in families.values()
+        for sample in each.samples
+    }
+    assert all(
+        each.documentation and each.type in ("gauge", "counter") for each in families.values()
+    )
+    assert values["swarm_node_updates_total",] == 3
+    assert values["swarm_node_groups_announced_total",] == 20
+    assert values["swarm_node_groups_trained_total", "own"] == 30
+    assert values["swarm_node_refusals_total", "stale"] == 2
+    assert values["swarm_node_held_out_reward", "gcd"] == 0.5
+    assert values["swarm_node_held_out_best_reward", "gcd"] == 0.75
+    assert values["swarm_node_seen_reward",] == 0.9
+    assert values["swarm_node_busy_seconds_total", "trainer"] == 4.0
+    assert values["swarm_node_memory_bytes",] == 1 << 30
+    assert values["swarm_node_lag_versions",] == 0.5
+    assert values["swarm_node_peers", "direct"] == 1
+    assert values["swarm_node_peers", "relayed"] == 0
+    assert values["swarm_node_membership_end_timestamp_seconds",] == 1_800_000_000
+    assert "12D3KooW" not in text
+    assert "laptop" not in text
+    assert exposition(quiet_snapshot()), "a node that has just started is scraped, too"
+
+
+def test_rewards_of_the_old_ground_are_no_figures() -> None:
+    old = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4)
+    text = exposition(quiet_snapshot(evals=[old])).decode()
+    assert "held_out" not in text
+    assert "seen_reward" not in text
+    one = EvalPoint(2.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split=1)
+    text = exposition(quiet_snapshot(evals=[old, one])).decode()
+    assert 'swarm_node_held_out_reward{family="gcd"} 0.5' in text
+
+
+def test_two_nodes_in_one_process_share_no_figures() -> None:
+    one, other = (exposition(quiet_snapshot(updates=n)).decode() for n in (1, 2))
+    assert "updates_total 1.0" in one
+    assert "updates_total 2.0" in other
+
+
+def test_promtool_accepts_the_figures_the_rules_and_the_settings() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("NOT RUN: promtool (Debian's package prometheus) is not installed")
+    checked = [
+        ["check", "metrics"],
+        ["check", "rules", "docker/alerts.yml"],
+        ["check", "config", "--syntax-only", "docker/prometheus.yml"],
+        ["test", "rules", "tests/node/control/alerts_test.yml"],
+    ]
+    for arguments in checked:
+        done = subprocess.run(
+            [promtool, *arguments],
+            input=exposition(full_snapshot()),
+            capture_output=True,
+            cwd=ROOT,
+        )
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+        assert not done.stderr, done.stderr
+
+
+def names() -> set[str]:
+    families = text_string_to_metric_families(exposition(full_snapshot()).decode())
+    return {sample.name for each in families for sample in each.samples}
+
+
+@pytest.mark.parametrize("file", ["docker/alerts.yml", "docker/grafana-board.json"])
+def test_boards_and_rules_name_figures_that_exist(file: str) -> None:
+    used = set(re.findall(r"swarm_node_[a-z_]+", Path(ROOT / file).read_text()))
+    assert used
+    assert used <= names()

@@ -1,0 +1,36 @@
+"""The first groups say once what the model can do, and what to do when it can learn nothing."""
+
+from __future__ import annotations
+
+import pytest
+from builders import completion
+
+from swarm_node.node.figures.first_groups import COUNT, Beginning, FirstGroups
+from swarm_node.rollout import PolicyRef, RolloutGroup, TaskRef
+
+
+def group(*rewards: float, text: str = "7") -> RolloutGroup:
+    ref, policy = TaskRef("e", "1", "f", 3), PolicyRef(b"m" * 32, b"t" * 32, 0)
+    return RolloutGroup(ref, policy, tuple(completion([7], text) for _ in rewards), rewards)
+
+
+def beginning(groups: list[RolloutGroup]) -> Beginning:
+    watched = FirstGroups()
+    *before, last = [watched.add(each) for each in groups]
+    assert before == [None] * (COUNT - 1)
+    assert last is not None
+    assert all(watched.add(each) is None for each in groups), "told once"
+    return last
+
+
+def test_the_share_of_right_answers_and_of_groups_to_learn_from_is_told() -> None:
+    found = beginning([group(1.0, 0.0)] * 4 + [group(0.0, 0.0)] * (COUNT - 4))
+    assert (found.pass_at_1, found.informative, found.groups) == (4 / 32, 4, COUNT)
+    assert not found.advice
+
+
+@pytest.mark.parametrize(("reward", "advice"), [(0.0, "easier preset"), (1.0, "harder preset")])
+def test_where_nothing_can_be_learnt_it_says_what_to_take(reward: float, advice: str) -> None:
+    found = beginning([group(reward, reward, text="x" * 999)] * COUNT)
+    assert advice in found.advice
+    assert found.answers == ("x" * 160,) * 3

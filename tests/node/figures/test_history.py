@@ -1,0 +1,181 @@
+"""The history: what rows hold, how many are kept, and files that a crash left."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import history_row as row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_memory import World, small_settings
+
+from swarm_node.environments.split import SPLIT
+from swarm_node.errors import HomeError
+from swarm_node.node.figures.history import HistoryRow, MetricsFile, Ring, Totals, means
+from swarm_node.node.start.assembly import assemble
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+
+def test_a_row_has_means_of_what_happened_in_between() -> None:
+    before = Totals(seconds=100.0, batches=10, updates=9, own=40, external=3, sampled=1000)
+    now = Totals(
+        seconds=110.0,
+        batches=20,
+        updates=18,
+        own=76,
+        external=7,
+        rows=64,
+        own_reward=36.0,
+        own_answers=144,
+        lag=18,
+        age=8,
+        made=50,
+        informative=5,
+        sampled=3000,
+        trained=900,
+        sampling=4.0,
+        updating=12.0,
+    )
+    found = means(before, now)
+    assert (found.own_per_update, found.peers_per_update) == (3.6, 0.4)
+    assert (found.lag, found.age) == (0.5, 2.0)
+    assert (found.own_reward, found.informative_share) == (0.25, 0.1)
+    assert (found.updates_per_second, found.rows) == (0.9, 64)
+    assert (found.sampled_tokens_per_second, found.trained_tokens_per_second) == (200.0, 90.0)
+    assert (found.sampler_busy, found.trainer_busy) == (0.4, 1.0), "an update began before"
+    quiet = means(now, now._replace(seconds=120.0))
+    assert quiet.own_per_update is quiet.lag is quiet.own_reward is quiet.informative_share is None
+    assert (quiet.updates_per_second, quiet.sampler_busy) == (0.0, 0.0)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 500), st.integers(8, 40))
+def test_a_ring_covers_the_whole_time_with_a_bounded_number_of_rows(count: int, limit: int) -> None:
+    ring = Ring((row(float(n)) for n in range(1, count + 1)), limit)
+    times = [held.time for held in ring.since(0.0)]
+    assert min(count, limit // 2) <= len(times) <= limit
+    assert times == sorted(set(times))
+    if count:
+        assert times[0] == 1.0
+        assert ring.latest is not None
+        assert times[-1] == ring.latest.time == count
+        assert [held.time for held in ring.since(times[-1] - 0.5)] == [times[-1]]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps == sorted(gaps, reverse=True), "older rows are thinned first"
+
+
+def test_a_file_is_bounded_private_and_read_again(tmp_path: Path) -> None:
+    limit = 20 * len(msgspec.json.encode(row(1.0)))
+    file = MetricsFile(tmp_path / "metrics.jsonl", limit)
+    for number in range(100):
+        file.append(row(float(number), pass_1={"gcd": 0.5}))
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes.keys() == {"metrics.jsonl", "metrics.jsonl.1"}
+    assert all(0 < size <= limit for size in sizes.values())
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in tmp_path.iterdir())
+    times = [held.time for held in MetricsFile(tmp_path / "metrics.jsonl").read()]
+    assert times == [float(number) for number in range(100 - len(times), 100)]
+    assert len(times) >= 15
+
+
+def test_a_line_that_a_crash_cut_costs_no_other_line(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(row(1.0))
+    with (tmp_path / "metrics.jsonl").open("ab") as left:
+        left.write(b'{"time": 2.0, "seco')
+    file.append(row(3.0))
+    with (tmp_path / "metrics.jsonl").open("ab") as left:
+        left.write(b'{"of": "another version"}\n\xff\xfe\n' + b"[" * 100_000 + b"\n")
+    file.append(row(4.0))
+    assert [held.time for held in file.read()] == [1.0, 3.0, 4.0]
+
+
+def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HomeError, match=r"cannot write .*metrics\.jsonl"):
+        MetricsFile(tmp_path / "nowhere" / "metrics.jsonl").append(row(1.0))
+
+
+@pytest.mark.slow(reason="two nodes train for 40 virtual seconds")
+def test_a_running_node_writes_rows_of_both_kinds_of_groups(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        world = World(tmp_path, loop, members=2)
+        changed = small_settings(experience__external=1, run__eval_seconds=30.0, run__eval_tasks=4)
+        parts = [world.parts(changed, index) for index in range(2)]
+        nodes = [
+            assemble(changed, membership, each)
+            for membership, each in zip(world.memberships, parts, strict=True)
+        ]
+        lives = [asyncio.create_task(node.run()) for node in nodes]
+        await asyncio.sleep(40)
+        seen, rows = nodes[0].snapshot(), parts[0].history.since(0.0)
+        for node in nodes:
+            node.stop()
+        await asyncio.gather(*lives)
+        assert seen.latest == rows[-1]
+        measured = [row for row in rows if row.pass_1 is not None]
+        assert len(measured) == len(seen.evals) >= 1
+        assert measured[0].pass_1 == seen.evals[0].families
+        assert measured[0].pass_k is not None
+        assert measured[0].k == 4
+        assert measured[0].seen_1 is not None
+        assert measured[0].seen_1 == seen.evals[0].seen
+        assert measured[0].split == SPLIT
+        assert measured[0].pass_k.keys() == measured[0].pass_1.keys()
+        between = [b.time - a.time for a, b in pairwise(rows) if b.pass_1 is None]
+        assert all(5.0 <= gap <= 61.0 for gap in between)
+        last = rows[-1]
+        assert last.trained_peers > 0
+        assert last.own_per_update is not None
+        assert last.peers_per_update is not None
+        assert last.peers_per_update > 0
+        assert 2.0 <= last.own_per_update + last.peers_per_update <= 3.0
+        assert last.lag is not None
+        assert last.age is not None
+        assert last.sampled_tokens_per_second > 0
+        assert last.trained_tokens_per_second > 0
+        assert 0 < last.sampler_busy <= 1
+        assert 0 < last.announced <= last.made
+        assert last.taken > 0
+        assert last.peers == 1
+        assert seen.peers[0].took > 0
+        assert 0 < sum(each.groups for each in seen.taught) <= seen.groups.trained_external
+        assert {each.peer_id for each in seen.taught} == {seen.peers[0].peer_id}
+        assert all(each.answers >= each.groups for each in seen.taught)
+
+    run_virtual(scenario)
+
+
+def test_a_disk_that_is_full_stops_no_node(tmp_path: Path) -> None:
+    class Full(MetricsFile):
+        tries = 0
+
+        def append(self, row: HistoryRow) -> None:
+            self.tries += 1
+            if self.tries == 2:  # the first fault is counted by then
+                loop.call_soon_threadsafe(tried.set)
+            raise HomeError("the disk is full")
+
+    tried = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        world = World(tmp_path, loop)  # type: ignore[arg-type]
+        changed = small_settings(run__eval_seconds=1.0)
+        parts = world.parts(changed, metrics=Full(tmp_path / "metrics.jsonl"))
+        node = assemble(changed, world.memberships[0], parts)
+        life = asyncio.create_task(node.run())
+        async with asyncio.timeout(120):
+            await tried.wait()
+        seen = node.snapshot().state
+        node.stop()
+        await life
+        assert seen == "running"
+        assert node.snapshot().faults["metrics"] >= 1
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main())

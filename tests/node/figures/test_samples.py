@@ -1,0 +1,63 @@
+"""Which answers a node keeps for its owner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from builders import completion, verified
+
+from swarm_node.node.figures.samples import Samples
+from swarm_node.rollout import Provenance
+
+
+def own(family: str, answer: str, version: int, rewards: tuple[float, ...] = (0.0, 1.0)):  # type: ignore[no-untyped-def]
+    answers = [completion([1], answer, versions=[version]), completion([1], "other")]
+    return verified(family=family, rewards=rewards, completions=answers).group
+
+
+def test_the_first_and_the_newest_own_answer_and_a_right_one_of_a_peer() -> None:
+    samples = Samples()
+    for version, answer in enumerate(("Yes", "5", "6")):
+        samples.own(own("gcd", answer, version), "gcd of 12 and 18?")
+    theirs = verified(
+        author="peer",
+        family="gcd",
+        rewards=(0.0, 1.0),
+        completions=[completion([1], "wrong"), completion([1], "right")],
+        provenance=Provenance.KIN,
+    )
+    samples.external(theirs)
+    samples.own(own("primes", "7", 0), "next prime?")
+    rows = samples.rows()
+    assert [(r.family, r.answer, r.author, r.reward) for r in rows] == [
+        ("gcd", "Yes", "", 0.0),
+        ("gcd", "6", "", 0.0),
+        ("gcd", "right", "peer", 1.0),
+        ("primes", "7", "", 0.0),
+    ]
+    assert [r.version for r in rows[:2]] == [0, 2]
+    assert [r.family for r in samples.examples(1)] == ["primes"]
+    assert rows[0].prompt == "gcd of 12 and 18?"
+
+
+def test_what_is_kept_is_bounded_in_number_and_length() -> None:
+    samples = Samples()
+    for number in range(1000):
+        samples.own(own(str(number), "x" * 100_000, 0), "q" * 100_000)
+    rows = samples.rows()
+    assert len(rows) <= 3 * 64
+    assert all(len(row.answer) <= 400 and len(row.prompt) <= 400 for row in rows)
+    assert samples.recent().groups == 256
+
+
+def test_the_share_of_mixed_rewards_is_that_of_the_newest_groups() -> None:
+    samples = Samples()
+    assert samples.recent().groups == 0
+    equal = own("gcd", "x", 0, rewards=(1.0, 1.0))
+    for _ in range(300):
+        samples.own(own("gcd", "x", 0), "q")
+    for _ in range(64):
+        samples.own(replace(equal), "q")
+    recent = samples.recent()
+    assert (recent.groups, recent.mixed) == (256, 192)
+    assert recent.reward == (192 * 0.5 + 64) / 256

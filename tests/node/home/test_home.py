@@ -1,0 +1,94 @@
+"""A node's directory: founding, joining by ticket, locking, file modes."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarm_node.errors import HomeError, TicketError
+from swarm_node.node.home.home import Home
+from swarm_node.p2p.membership.membership import MemberBody, verify_chain
+from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.wire.identity import Identity
+
+NOW = 1_800_000_000.0
+ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+
+
+def _ticket(owner: Home, valid_seconds: int = 3600) -> str:
+    return owner.invite([ADDRESS], now=NOW, valid_seconds=valid_seconds, member_seconds=86_400)
+
+
+def test_a_founder_and_a_newcomer_are_members_of_one_swarm(tmp_path: Path) -> None:
+    owner, newcomer = Home(tmp_path / "owner"), Home(tmp_path / "new")
+    founded = owner.found_swarm("team a", NOW)
+    joined = newcomer.join_swarm(parse_ticket(_ticket(owner), NOW), NOW)
+    assert joined.swarm.swarm_id == founded.swarm.swarm_id
+    for membership in (founded, joined, owner.membership(), newcomer.membership()):
+        key = membership.identity.public_key
+        assert isinstance(verify_chain(membership.chain, founded.swarm, key, NOW), MemberBody)
+    assert newcomer.bootstraps() == [ADDRESS]
+    assert owner.is_owner
+    assert not newcomer.is_owner
+
+
+def test_what_is_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.found_swarm("team", NOW)
+    for name in ("node.key", "root.key", "swarm.json"):
+        assert stat.S_IMODE((home.path / name).stat().st_mode) == 0o600
+    (home.path / "node.key").chmod(0o644)
+    with pytest.raises(HomeError, match="chmod 600"):
+        home.identity()
+
+
+def test_refusals_say_what_to_do(tmp_path: Path) -> None:
+    owner, other, empty = (Home(tmp_path / name) for name in ("owner", "other", "empty"))
+    owner.found_swarm("team", NOW)
+    other.found_swarm("other", NOW)
+    with pytest.raises(HomeError, match="already belongs"):
+        owner.found_swarm("again", NOW)
+    with pytest.raises(HomeError, match="belongs to no swarm"):
+        empty.swarm()
+    with pytest.raises(HomeError, match="belongs to swarm 'other'"):
+        other.join_swarm(parse_ticket(_ticket(owner), NOW), NOW)
+    with pytest.raises(TicketError, match="expired"):
+        parse_ticket(_ticket(owner), NOW + 7200)
+    empty.join_swarm(parse_ticket(_ticket(owner), NOW), NOW)
+    with pytest.raises(HomeError, match="root key"):
+        _ticket(empty)
+    (empty.path / "membership").write_bytes(b"\x91")
+    with pytest.raises(HomeError, match="damaged"):
+        empty.membership()
+
+
+def test_small_files_that_cannot_be_written_are_said_in_a_line(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    (home.path / "port").mkdir(parents=True)
+    (home.path / "membership").mkdir()
+    with pytest.raises(HomeError, match="cannot write"):
+        home.save("port", b"1")
+    with pytest.raises(HomeError, match="membership: Is a directory"):
+        home.found_swarm("team", NOW)
+    assert not home.has_swarm
+
+
+def test_the_port_is_kept(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert home.port() == home.port()
+
+
+def test_the_key_of_a_site_is_kept_and_private(tmp_path: Path) -> None:
+    key = Home(tmp_path).site_key()
+    assert (len(key), Home(tmp_path).site_key()) == (32, key)
+    assert (tmp_path / "site.key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "site.key").chmod(0o644)
+    with pytest.raises(HomeError, match="chmod 600"):
+        Home(tmp_path).site_key()
+
+
+def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / "key")
+    assert Identity.load(tmp_path / "key").peer_id == identity.peer_id
+    with pytest.raises(HomeError):
+        Identity.generate().save(tmp_path / "key")

@@ -1,0 +1,141 @@
+"""A swarm of whole nodes expels and renews while it runs, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from in_memory import Sampler, World, small_settings, tiny
+from swarm_keys import Swarm
+
+from swarm_node.node.loops.node import Node
+from swarm_node.node.start.assembly import assemble
+from swarm_node.p2p.exchange.serving import LIST, PEERS, PULL
+from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
+from swarm_node.p2p.membership.members import Member
+from swarm_node.p2p.membership.stewards import next_list
+from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
+
+#: poll_seconds is 1 in `small_settings`.
+HEARTBEAT = 10.0
+
+
+class Recorded(MemoryNetwork):
+    """Remembers when which peer was sent how many bytes by which protocol."""
+
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
+        self.replies: list[tuple[float, str, str, int]] = []
+
+    async def exchange(
+        self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
+    ) -> bytes:
+        reply = await super().exchange(source, target, protocol, payload, max_reply)
+        now = asyncio.get_running_loop().time()
+        self.replies.append((now, source.peer_id, protocol, len(reply)))
+        return reply
+
+    def bytes_to(self, peer: str, since: float, *protocols: str) -> int:
+        return sum(
+            size
+            for when, source, protocol, size in self.replies
+            if source == peer and when >= since and protocol in protocols
+        )
+
+
+class Company:
+    """`count` nodes of one swarm; the first is the owner's, the others came by tickets."""
+
+    def __init__(self, place: Path, loop: VirtualTimeLoop, swarm: Swarm, count: int) -> None:
+        self.swarm = swarm
+        self.world = World(place, loop)
+        self.network = self.world.network = Recorded(random.Random(0))
+        owner = swarm.member(1)
+        self.world.memberships = [
+            owner,
+            *(
+                swarm.member(n, swarm.issuer(f"guest {n}"), f"guest {n}")
+                for n in range(2, count + 1)
+            ),
+        ]
+        self.offices = [MemoryOffice(swarm.steward if n == 0 else None) for n in range(count)]
+        self.nodes: list[Node] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, poll_seconds: float = 1.0, token_seconds: float = 0.2) -> None:
+        settings = small_settings(experience__external=2, network__poll_seconds=poll_seconds)
+        for index, membership in enumerate(self.world.memberships):
+            home = self.world.home(index)
+            parts = self.world.parts(
+                settings,
+                index,
+                office=self.offices[index],
+                sampler=Sampler(tiny().sampler(), token_seconds, 0, home),
+            )
+            node = assemble(settings, membership, parts)
+            self.nodes.append(node)
+            self.tasks.append(asyncio.create_task(node.run()))
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+        await asyncio.gather(*self.tasks)
+
+    def peer(self, index: int) -> str:
+        return self.world.memberships[index].identity.peer_id
+
+    def own(self, index: int) -> Credentials:
+        return self.nodes[index]._work.exchange.meeting._credentials
+
+
+@pytest.mark.slow(reason="ten whole nodes")
+def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        company = Company(tmp_path, loop, Swarm(), 10)
+        await company.start()
+        await asyncio.sleep(60)
+        expelled, others = company.peer(9), company.nodes[:9]
+        network = company.network
+        assert network.bytes_to(expelled, 0, PULL, LIST) > 0
+        assert all(any(row.peer_id == expelled for row in n.snapshot().peers) for n in others)
+        keys = [company.world.memberships[9].identity.public_key]
+        made = next_list(
+            company.swarm.steward, company.swarm.info, None, keys, company.world.clock.wall()
+        )
+        company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
+        await asyncio.sleep(2 * HEARTBEAT)
+        ended = loop.time()
+        for index, node in enumerate(others):
+            assert company.own(index).lists.number == 1
+            assert all(row.peer_id != expelled for row in node.snapshot().peers)
+            assert node._buffer.held_external(expelled) == 0
+        await asyncio.sleep(6 * HEARTBEAT)
+        assert network.bytes_to(expelled, ended, PULL, LIST, PEERS) == 0
+        assert network.bytes_to(company.peer(8), ended, PULL) > 0
+        assert all(node._buffer.held_external(expelled) == 0 for node in others)
+        assert all(company.own(index).lists.number == 1 for index in range(9))
+        await company.stop()
+
+    run_virtual(scenario)
+
+
+def test_members_are_renewed_while_they_run(tmp_path: Path) -> None:
+    async def scenario(loop: VirtualTimeLoop) -> None:
+        swarm = Swarm(member_seconds=600)
+        company = Company(tmp_path, loop, swarm, 3)
+        await company.start(poll_seconds=5.0, token_seconds=5.0)  # hardly any work
+        await asyncio.sleep(1000)  # the first certificates ended 100 seconds ago
+        for index in range(3):
+            me = company.own(index).me()
+            assert isinstance(me, Member)
+            assert me.until > swarm.begin + 1000
+            assert me.name == ("owner" if index == 0 else f"guest {index + 1}")
+            assert company.offices[index].load("membership") is not None
+            assert len(company.nodes[index].snapshot().peers) == 2
+            assert company.network.bytes_to(company.peer(index), 950, LIST) > 0
+        await company.stop()
+
+    run_virtual(scenario)

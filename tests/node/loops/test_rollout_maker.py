@@ -1,0 +1,132 @@
+"""Tasks that do not fit the model are left out; sampling and measuring go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.config import load_settings
+from swarm_node.environments.host import InlineEnvironmentHost, Judgement
+from swarm_node.environments.jsonl import create
+from swarm_node.errors import SlowTaskError
+from swarm_node.node.loops.evaluation import Evaluator
+from swarm_node.node.loops.parts import Parts, Tally, Timing
+from swarm_node.node.loops.rollout_maker import RolloutMaker, Scored
+from swarm_node.node.loops.tasks import SeededTasks
+from swarm_node.p2p.limits.budgets import Effort
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
+from swarm_node.policy.experience.slots import Slots
+from swarm_node.policy.models.codec import Codec
+from swarm_node.policy.sampling.torch_sampler import TorchSampler
+from swarm_node.rollout import PolicyRef, TaskRef
+from swarm_node.storage import Storage
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Path]) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: Path) -> None:
+    """Of the model's 64 positions about 30 are left for a question, of which half are longer."""
+    rows = [
+        {"question": ("long " * 40 if n % 2 else "short ") + str(n), "answer": str(n)}
+        for n in range(40)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = load_settings({"sampling.max_new_tokens": 4, "sampling.group_size": 2}, environ={})
+    unused: Mapping[str, Any] = {"transport": None, "trainer": None, "processes": dict}
+
+    async def run() -> None:
+        codec = Codec.from_directory(model)
+        host = InlineEnvironmentHost(create(str(tmp_path / "rows.jsonl"), held_out=0.5))
+        storage = Storage(tmp_path / "node.sqlite")
+        parts = Parts(
+            sampler=TorchSampler.from_directory(model, threads=1),
+            environment=host,
+            storage=storage,
+            codec=codec,
+            policy=PolicyRef(b"m" * 32, b"t" * 32, 0),
+            clock=SYSTEM_CLOCK,
+            **unused,
+        )
+        tally, info = Tally(), await host.start()
+        slots = Slots(ReplayBuffer(ReplaySettings()), 24)
+        tasks = SeededTasks(
+            info,
+            info.families,
+            storage,
+            SYSTEM_CLOCK,
+            seed=0,
+            peer_id="peer",
+            swarm_id=b"s" * 32,
+            common_share=0.0,
+        )
+        maker = RolloutMaker(
+            settings.sampling,
+            parts,
+            tally,
+            Effort(1.0, str),
+            tasks,
+            slots,
+            None,
+            seed=0,
+            peer_id="peer",
+        )
+        made: list[Scored] = []
+
+        async def deliver(scored: Sequence[Scored]) -> None:
+            made.extend(scored)
+
+        await maker.make(24, deliver)
+        assert 0 < len(made) < 24
+        assert slots.sampling == 0
+        assert tally.faults["prompt_too_long"] == 24 - len(made)
+        assert all(prompt.startswith("short") for _, prompt in made)
+        point = await Evaluator(
+            sampling=settings.sampling,
+            parts=parts,
+            info=info,
+            own_families=info.families,
+            tasks=24,
+            earlier=0.0,
+            drawing=Timing(),
+            least=0.0,
+        ).measure()
+        assert 0.0 <= point.all <= 1.0
+        await parts.sampler.close()
+        storage.close()
+
+    asyncio.run(run())
+
+
+def test_a_task_that_took_too_long_counts_as_its_authors_time() -> None:
+    async def slow(*arguments: Any) -> Judgement:
+        raise SlowTaskError("it took too long", 10.0)
+
+    effort = Effort(1.0, str.upper)
+    parts = Mock(clock=SYSTEM_CLOCK, environment=Mock(judge=slow))
+    maker = RolloutMaker(
+        Mock(), parts, Tally(), effort, Mock(), Mock(), None, seed=0, peer_id="peer"
+    )
+    with pytest.raises(SlowTaskError):
+        asyncio.run(maker.judge(TaskRef("env", "1", "slow", 1), ["7"], "author"))
+    assert effort.exceeds("author", SYSTEM_CLOCK.now())
+
+
+def test_what_a_peers_group_costs_is_not_the_time_that_it_waits_for_others() -> None:
+    async def queued(*arguments: Any) -> Judgement:
+        await asyncio.sleep(0.05)
+        return Judgement("prompt", (1.0,), seconds=0.001)
+
+    tally, parts = Tally(), Mock(clock=SYSTEM_CLOCK, environment=Mock(judge=queued))
+    maker = RolloutMaker(Mock(), parts, tally, Mock(), Mock(), Mock(), None, seed=0, peer_id="peer")
+    asyncio.run(maker.judge(TaskRef("env", "1", "quick", 1), ["7"], "author"))
+    assert tally.judging.mean == 0.001

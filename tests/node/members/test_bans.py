@@ -1,0 +1,73 @@
+"""Bans of one home: written by a command, obeyed by the running node at once."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from swarm_node.errors import HomeError
+from swarm_node.node.home.home import Home
+from swarm_node.node.members.bans import Bans, add, ban_ledger, remove
+from swarm_node.node.members.people import Meant
+from swarm_node.p2p.wire.identity import Identity
+
+PEER = Identity.generate().peer_id
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_a_ban_counts_at_once_and_ends_at_once(home: Home) -> None:
+    running = Bans(home)
+    assert running.covered() == frozenset()
+    add(home, "alice", Meant((PEER,)), 5.0)
+    assert running.covered() == {PEER}
+    add(home, "bob", Meant(issuer_keys=(KEY.hex(),)), 6.0)
+    assert running.covered() == {PEER, KEY.hex()}
+    assert Bans(home).covered() == {PEER, KEY.hex()}, "a restart forgets none"
+    remove(home, "alice")
+    assert running.covered() == {KEY.hex()}
+    remove(home, "bob")
+    assert running.covered() == frozenset()
+
+
+def test_one_is_banned_once_and_is_found_by_the_end_of_its_id(home: Home) -> None:
+    for now in (5.0, 9.0):
+        add(home, PEER, Meant((PEER,)), now)
+    assert [ban.since for ban in ban_ledger(home).entries()] == [9]
+    assert stat.S_IMODE((home.path / "bans.json").stat().st_mode) == 0o600
+    remove(home, PEER[-6:])
+    assert ban_ledger(home).entries() == []
+
+
+def test_refusals_say_what_to_do(home: Home) -> None:
+    add(home, "alice", Meant((PEER,)), 5.0)
+    with pytest.raises(HomeError, match="nobody called 'bob' is banned here; banned: alice"):
+        remove(home, "bob")
+    with pytest.raises(HomeError, match="does not ban itself"):
+        add(home, "me", Meant((home.identity().peer_id,)), 5.0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[", b'{"a": 1}', b'[{"name": "x"}]', b"[" * 100_000, b"\xff", b" " * (9 << 20)],
+)
+def test_a_damaged_file_is_refused_and_a_running_node_keeps_its_bans(
+    home: Home, content: bytes
+) -> None:
+    add(home, "alice", Meant((PEER,)), 5.0)
+    running = Bans(home)
+    assert running.covered() == {PEER}
+    (home.path / "bans.json").write_bytes(content)
+    with capture_logs() as logs:
+        assert running.covered() == {PEER}
+        assert running.covered() == {PEER}
+    assert len(logs) == 1, "said once, not for every request"
+    with pytest.raises(HomeError, match=r"bans\.json is damaged"):
+        ban_ledger(home).entries()

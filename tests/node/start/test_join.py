@@ -1,0 +1,159 @@
+"""Which swarm a node belongs to when it starts, and who is told that it runs."""
+
+import io
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import structlog
+import torch
+from structlog.testing import capture_logs
+
+from swarm_node.config import Settings, Sources, load_settings
+from swarm_node.errors import (
+    ConfigError,
+    CoordinatorError,
+    MachineError,
+    TicketError,
+    TicketExpiredError,
+)
+from swarm_node.node.home.home import Home
+from swarm_node.node.start.join import belong, join_swarm, redeemed, ticket_text, with_ticket
+from swarm_node.node.start.service import notify
+from swarm_node.p2p.membership.ticket import parse_ticket
+
+ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
+
+
+def _settings(home: Path, ticket: str) -> Settings:
+    return load_settings({"home": home, "ticket": ticket}, environ={})
+
+
+def _ticket(owner: Home, *, hours_ago: float = 0.0) -> str:
+    now = time.time() - hours_ago * 3600
+    return owner.invite([ADDRESS], now=now, valid_seconds=3600, member_seconds=86_400)
+
+
+def test_a_member_starts_with_its_old_ticket_and_a_stranger_does_not(tmp_path: Path) -> None:
+    owner, other, member = (Home(tmp_path / name) for name in ("owner", "other", "member"))
+    owner.found_swarm("team", time.time())
+    other.found_swarm("other", time.time())
+    joined, founded = belong(_settings(member.path, _ticket(owner)), member)
+    assert not founded
+    again, founded = belong(_settings(member.path, _ticket(owner, hours_ago=2)), member)
+    assert not founded
+    assert again.chain == joined.chain
+    with pytest.raises(TicketExpiredError, match="ask for a new one"):
+        belong(_settings(member.path, _ticket(other, hours_ago=2)), member)
+    stranger = Home(tmp_path / "stranger")
+    with pytest.raises(TicketExpiredError, match="ask for a new one"):
+        belong(_settings(stranger.path, _ticket(owner, hours_ago=2)), stranger)
+
+
+def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: Path) -> None:
+    owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
+    owner.found_swarm("team", time.time())
+    settings = load_settings({"home": member.path}, environ={})
+    with pytest.raises(ConfigError, match="--coordinator URL"):
+        redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
+    nobody = settings.network.model_copy(update={"coordinator": "http://127.0.0.1:9"})
+    settings = settings.model_copy(update={"network": nobody})
+    with pytest.raises(TicketError, match="no code"):
+        redeemed(settings, member, "short")
+    with pytest.raises(CoordinatorError, match="does not answer"):
+        redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
+    member.join_swarm(parse_ticket(_ticket(owner), time.time()), time.time())
+    assert redeemed(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") == settings
+    assert redeemed(settings, Home(tmp_path / "other"), None) == settings
+
+
+def test_a_ticket_on_standard_input_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, member = Home(tmp_path / "owner"), Home(tmp_path / "member")
+    owner.found_swarm("team", time.time())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(_ticket(owner)))
+    settings = with_ticket(_settings(member.path, "@-"))
+    assert sys.stdin.read() == ""
+    for _ in range(2):
+        joined, _ = belong(settings, member)
+        assert joined.swarm.name == "team"
+
+
+def test_a_ticket_is_read_from_regular_files_and_standard_input_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer for ever
+    for place in (tmp_path / "pipe", Path(os.devnull), tmp_path):
+        with pytest.raises(TicketError, match=f"{place}: it is no regular file.*--ticket-file -"):
+            ticket_text(_settings(tmp_path, f"@{place}"))
+    with pytest.raises(TicketError, match="No such file"):
+        ticket_text(_settings(tmp_path, f"@{tmp_path / 'none'}"))
+    (tmp_path / "link").symlink_to(tmp_path / "ticket")
+    (tmp_path / "ticket").write_text("a ticket")
+    assert ticket_text(_settings(tmp_path, f"@{tmp_path / 'link'}")) == "a ticket"
+    broken = io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", broken)
+    with pytest.raises(TicketError, match=r"ticket file -: .*decode"):
+        ticket_text(_settings(tmp_path, "@-"))
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
+    tmp_path: Path, own_logging: None
+) -> None:
+    home = tmp_path / "home"
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        address = f"/ip4/127.0.0.1/tcp/{held.getsockname()[1]}"
+        flags = {"home": home, "network.listen": [address], "run.device": "cpu"}
+        with pytest.raises(MachineError, match=f"{address}.*--listen.*swarm-node doctor"):
+            join_swarm(load_settings(flags, environ={}), Sources(flags))
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_the_service_manager_hears_that_the_node_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool
+) -> None:
+    name = f"@swarm-node-{uuid4().hex}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name[1:] if abstract else name)
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        notify("READY=1")
+        assert manager.recv(64) == b"READY=1"
+
+
+def test_a_service_manager_that_is_gone_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    with capture_logs() as logs:
+        notify("READY=1")
+    assert [line["log_level"] for line in logs] == ["warning"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
+def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
+    tmp_path: Path, own_logging: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
+    with pytest.raises(MachineError, match=r"RTX 4070 with driver 470\.57 \(CUDA 11\.4\).*torch"):
+        join_swarm(settings, Sources({}))

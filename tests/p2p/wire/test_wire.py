@@ -1,0 +1,410 @@
+"""Message bodies: what round-trips, what is refused, and that plain msgpack can read them."""
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from swarm_node.errors import Rejected
+from swarm_node.p2p.wire import wire
+from swarm_node.p2p.wire.envelope import Kind, seal
+from swarm_node.p2p.wire.identity import Identity
+from swarm_node.rollout import (
+    SEED_LIMIT,
+    Completion,
+    Finish,
+    PolicyRef,
+    RolloutGroup,
+    TaskRef,
+    VersionSpan,
+)
+
+DIGEST = bytes(range(32))
+BIG = (1 << 62) - 1
+
+
+def completion(tokens: int = 3, text: str = "forty-two") -> Completion:
+    return Completion(
+        text=text,
+        token_ids=np.arange(tokens, dtype=np.uint32) + 7,
+        logprobs=np.arange(1, tokens + 1, dtype=np.float32) * np.float32(-0.25),
+        spans=(VersionSpan(4, 0, 1), VersionSpan(5, 1, tokens)),
+        finish=Finish.STOP,
+    )
+
+
+def group(completions: int = 2, seed: int = 11) -> RolloutGroup:
+    return RolloutGroup(
+        task=TaskRef("reasoning_gym", "0.1.25-2f8a", "chain_sum", seed),
+        policy=PolicyRef(DIGEST, DIGEST[::-1], 5),
+        completions=tuple(completion(3 + i) for i in range(completions)),
+        claimed=tuple(i / 2 for i in range(completions)),
+    )
+
+
+def fields() -> list[object]:
+    """A valid group body as plain MessagePack values, for tests to damage."""
+    body = wire.pack_group(group(), epoch=9, seq=3, created_ms=1_700_000_000_000)
+    unpacked = msgpack.unpackb(body)
+    assert isinstance(unpacked, list)
+    return unpacked
+
+
+def refusal(values: object) -> Rejected:
+    result = wire.unpack_group(msgpack.packb(values))
+    assert isinstance(result, Rejected)
+    return result
+
+
+def f32(*values: float) -> bytes:
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def test_a_group_comes_back_as_it_was() -> None:
+    sent = group()
+    result = wire.unpack_group(wire.pack_group(sent, epoch=9, seq=3, created_ms=17))
+    assert not isinstance(result, Rejected)
+    header, received = result
+    assert header == wire.GroupHeader(epoch=9, seq=3, created_ms=17)
+    assert (received.task, received.policy, received.claimed) == (
+        sent.task,
+        sent.policy,
+        sent.claimed,
+    )
+    for mine, theirs in zip(sent.completions, received.completions, strict=True):
+        assert (mine.text, mine.spans, mine.finish) == (theirs.text, theirs.spans, theirs.finish)
+        np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
+        np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)
+        assert theirs.token_ids.dtype == np.dtype(np.uint32)
+        assert theirs.logprobs.dtype == np.dtype(np.float32)
+        assert theirs.token_ids.flags.writeable
+        assert theirs.logprobs.flags.writeable
+
+
+def test_plain_msgpack_reads_a_group() -> None:
+    assert fields() == [
+        1,
+        9,
+        3,
+        1_700_000_000_000,
+        ["reasoning_gym", "0.1.25-2f8a", "chain_sum", 11],
+        [DIGEST, DIGEST[::-1], 5],
+        [
+            [
+                "forty-two",
+                b"".join(i.to_bytes(4, "little") for i in range(7, 10)),
+                f32(-0.25, -0.5, -0.75),
+                [[4, 0, 1], [5, 1, 3]],
+                "stop",
+            ],
+            [
+                "forty-two",
+                b"".join(i.to_bytes(4, "little") for i in range(7, 11)),
+                f32(-0.25, -0.5, -0.75, -1),
+                [[4, 0, 1], [5, 1, 4]],
+                "stop",
+            ],
+        ],
+        f32(0, 0.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((0,), 2),
+        ((0,), True),
+        ((1,), -1),
+        ((1,), 1 << 62),
+        ((1,), 1.0),
+        ((2,), 0),
+        ((2,), 1 << 62),
+        ((2,), None),
+        ((3,), -1),
+        ((3,), 1 << 53),
+        ((4, 0), "../etc"),
+        ((4, 0), "<b>"),
+        ((4, 0), "a\nb"),
+        ((4, 0), ""),
+        ((4, 1), "x" * 65),
+        ((4, 3), -1),
+        ((4, 3), SEED_LIMIT),
+        ((5, 0), DIGEST + b"x"),
+        ((5, 1), DIGEST[:31]),
+        ((5, 0), "x" * 32),
+        ((6,), []),
+        ((6,), fields()[6][:1] * 65),  # type: ignore[index]
+        ((6, 0, 0), "x" * (wire.MAX_TEXT_BYTES + 1)),
+        ((6, 0, 1), b""),
+        ((6, 0, 1), bytes(4 * wire.MAX_TOKENS + 4)),
+        ((6, 0, 2), b""),
+        ((6, 0, 2), bytes(4 * wire.MAX_TOKENS + 4)),
+        ((6, 0, 3), []),
+        ((6, 0, 3), [[1, 0, 1]] * 257),
+        ((6, 0, 3, 0), [1, 0, 1, 1]),
+        ((6, 0, 3, 0), [1, -1, 1]),
+        ((6, 0, 3, 0), [1, 0, -1]),
+        ((6, 0, 3, 0), [1, wire.MAX_TOKENS + 1, 1]),
+        ((6, 0, 3, 0), [1, 0, wire.MAX_TOKENS + 1]),
+        ((6, 0, 4), "given up"),
+        ((6, 0), {"text": "x"}),
+        ((7,), b""),
+        ((7,), bytes(4 * 65)),
+    ],
+)
+def test_a_field_outside_its_type_or_bounds_is_refused(
+    path: tuple[int, ...], value: object
+) -> None:
+    values = fields()
+    place = values
+    for index in path[:-1]:
+        place = place[index]  # type: ignore[assignment]
+    place[path[-1]] = value
+    assert refusal(values).reason == "schema"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "detail"),
+    [
+        ((7,), f32(1), "as many claimed"),
+        ((7,), f32(1, 2, 3), "as many claimed"),
+        ((7,), f32(1, 2)[:7], "as many claimed"),
+        ((7,), f32(0, float("nan")), "not finite"),
+        ((7,), f32(0, float("inf")), "not finite"),
+        ((6, 0, 0), "é" * 40_000, "longer than"),
+        ((6, 0, 1), bytes(13), "differ in length"),
+        ((6, 0, 1), bytes(16), "differ in length"),
+        ((6, 0, 2), f32(0, 0, float("nan")), "positive or not finite"),
+        ((6, 0, 2), f32(0, 0, float("-inf")), "positive or not finite"),
+        ((6, 0, 2), f32(0, 0, float("inf")), "positive or not finite"),
+        ((6, 0, 2), f32(0, 0, 2e-4), "positive or not finite"),
+        ((6, 0, 3), [[4, 0, 2]], "cover"),
+        ((6, 0, 3), [[4, 1, 3]], "cover"),
+        ((6, 0, 3), [[4, 0, 4]], "cover"),
+        ((6, 0, 3), [[4, 0, 2], [5, 1, 3]], "cover"),
+        ((6, 0, 3), [[5, 1, 3], [4, 0, 1]], "cover"),
+        ((6, 0, 3), [[4, 0, 0], [5, 0, 3]], "cover"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(
+    path: tuple[int, ...], value: object, detail: str
+) -> None:
+    values = fields()
+    place = values
+    for index in path[:-1]:
+        place = place[index]  # type: ignore[assignment]
+    place[path[-1]] = value
+    refused = refusal(values)
+    assert refused.reason == "content"
+    assert detail in refused.detail
+
+
+def test_token_arrays_of_a_broken_length_are_refused() -> None:
+    values = fields()
+    values[6][0][1] = values[6][0][2] = bytes(13)  # type: ignore[index]
+    assert refusal(values).reason == "content"
+
+
+def test_a_log_prob_that_rounded_above_zero_is_kept_as_it_is() -> None:
+    values = fields()
+    values[6][0][2] = f32(0, 3e-6, -1)  # type: ignore[index]
+    result = wire.unpack_group(msgpack.packb(values))
+    assert not isinstance(result, Rejected)
+    assert result[1].completions[0].logprobs[1] == np.float32(3e-6)
+
+
+def test_a_missing_or_additional_field_is_refused() -> None:
+    assert refusal(fields()[:-1]).reason == "schema"
+    assert refusal([*fields(), 0]).reason == "schema"
+    assert refusal({"v": 1}).reason == "schema"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        b"\x98\x01" + b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\x98\x01\x01\x01\x01\x94\xa2\xff\xfe",
+        b"\x98\x01\x01\x01\x01\x94\xdb\xff\xff\xff\xff",
+    ],
+)
+def test_malformed_bytes_are_a_value_not_an_exception(data: bytes) -> None:
+    result = wire.unpack_group(data)
+    assert isinstance(result, Rejected)
+    assert result.reason == "schema"
+
+
+def test_a_refusal_never_repeats_control_characters() -> None:
+    values = fields()
+    values[6][0][4] = "\x1b[31m\u202e"  # type: ignore[index]
+    detail = refusal(values).detail
+    assert detail.isascii()
+    assert detail.isprintable()
+    assert len(wire.printable("a" * 1000)) == 160
+
+
+def test_size_is_checked_before_decoding() -> None:
+    result = wire.unpack_group(b"\xc1" * (wire.MAX_GROUP_BYTES + 1))
+    assert isinstance(result, Rejected)
+    assert result.reason == "size"
+
+
+def test_the_largest_group_fits_a_sealed_envelope() -> None:
+    identity = Identity.from_seed(bytes(32))
+    assert len(seal(identity, DIGEST, Kind.ROLLOUT, bytes(wire.MAX_GROUP_BYTES))) <= (
+        wire.MAX_SEALED_BYTES
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        group(seed=SEED_LIMIT),
+        group(completions=65),
+        RolloutGroup(group().task, group().policy, (completion(text="\ud800"),), (0.0,)),
+        RolloutGroup(group().task, group().policy, (completion(text="x" * 70_000),), (0.0,)),
+        RolloutGroup(group().task, group().policy, (completion(),), (float("nan"),)),
+        RolloutGroup(TaskRef("<script>", "1", "f", 1), group().policy, (completion(),), (0.0,)),
+    ],
+)
+def test_a_node_cannot_pack_what_its_peers_would_refuse(bad: RolloutGroup) -> None:
+    with pytest.raises(ValueError, match=r"outside|encoded"):
+        wire.pack_group(bad, epoch=1, seq=1, created_ms=0)
+
+
+def test_a_group_over_the_total_limit_cannot_be_packed() -> None:
+    long = completion(tokens=20_000, text="x")
+    large = RolloutGroup(group().task, group().policy, (long,) * 30, (0.0,) * 30)
+    with pytest.raises(ValueError, match="outside the limits"):
+        wire.pack_group(large, epoch=1, seq=1, created_ms=0)
+
+
+def announcement() -> wire.Announcement:
+    return wire.Announcement(
+        v=1,
+        epoch=BIG,
+        seq=BIG,
+        id=b"\x12\x20" + DIGEST,
+        size=wire.MAX_SEALED_BYTES,
+        environment="e" * 64,
+        version="v" * 64,
+        family="f" * 64,
+        model=DIGEST,
+        tokenizer=DIGEST,
+        policy_version=BIG,
+        completions=64,
+        mixed=True,
+    )
+
+
+def heartbeat(addresses: tuple[str, ...]) -> wire.Heartbeat:
+    return wire.Heartbeat(
+        v=1,
+        addresses=addresses,
+        policy_version=BIG,
+        epoch=BIG,
+        head=BIG,
+        issued_ms=(1 << 53) - 1,
+        agent="a" * 24,
+        revoked=BIG,
+        secret=BIG,
+        steward=True,
+        relays=True,
+    )
+
+
+BODIES = [
+    announcement(),
+    heartbeat(("/ip4/127.0.0.1/tcp/4001",)),
+    wire.HelloRequest((b"issuer", b"member"), "swarm-node/0.1", ("/ip4/10.0.0.1/tcp/1",), 3, 1),
+    wire.HelloReply((), "", (), 0, 0),
+    wire.ListRequest(1, 0, 1000),
+    wire.ListReply(1, 2, 0, (b"x" * 768,) * 1000),
+    wire.PullRequest(b"\x12\x20" + DIGEST),
+    wire.PeersRequest(100),
+    wire.PeersReply((b"x" * wire.MAX_PRESENCE_BYTES,) * 100),
+    wire.Presence(b"h" * 716, b"i" * 320, b"m" * 320),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_every_body_round_trips_and_is_a_plain_array(body: wire.Body) -> None:
+    data = wire.pack(body)
+    assert wire.unpack(type(body), data, max_bytes=len(data)) == body
+    assert msgpack.unpackb(data) == [
+        list(value) if isinstance(value, tuple) else value
+        for value in msgspec.structs.astuple(body)
+    ]
+    refused = wire.unpack(type(body), data, max_bytes=len(data) - 1)
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "size"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        wire.ListRequest(1, 0, 1001),
+        wire.ListRequest(1, 0, 0),
+        wire.ListRequest(1 << 62, 0, 1),
+        wire.ListReply(1, 2, 0, (b"x",) * 1001),
+        wire.ListReply(1, 2, 0, (b"x" * 769,)),
+        wire.PullRequest(DIGEST),
+        wire.PullRequest(b"\x12\x20" + DIGEST + b"x"),
+        wire.PeersRequest(0),
+        wire.PeersRequest(101),
+        wire.PeersReply((b"x",) * 101),
+        wire.PeersReply((b"x" * (wire.MAX_PRESENCE_BYTES + 1),)),
+        wire.Presence(b"h" * 717, b"", b""),
+        wire.Presence(b"", b"i" * 321, b""),
+        wire.Presence(b"", b"", b"m" * 321),
+        wire.HelloRequest((b"1", b"2", b"3"), "", (), 0, 0),
+        wire.HelloRequest((b"x" * 321,), "", (), 0, 0),
+        wire.HelloRequest((), "<agent>", (), 0, 0),
+        wire.HelloRequest((), "", ("/ip4/1.2.3.4",) * 9, 0, 0),
+        wire.HelloRequest((), "", ("/" + "x" * 160,), 0, 0),
+        wire.HelloRequest((), "", ("/ip4/1.2.3.4/tcp/1\x1b[0m",), 0, 0),
+        wire.HelloRequest((), "", ("ip4/1.2.3.4",), 0, 0),
+        heartbeat(("/a",) * 5),
+        replace(announcement(), size=0),
+        replace(announcement(), size=wire.MAX_SEALED_BYTES + 1),
+        replace(announcement(), completions=0),
+        replace(announcement(), completions=65),
+    ],
+)
+def test_a_body_outside_its_bounds_cannot_be_packed(body: wire.Body) -> None:
+    with pytest.raises(ValueError, match="outside its bounds"):
+        wire.pack(body)
+
+
+def test_addresses_that_are_too_long_together_are_refused_both_ways() -> None:
+    long = ["/" + letter * 155 for letter in "uxyz"]
+    with pytest.raises(ValueError, match="too long for a heartbeat"):
+        heartbeat(tuple(long))
+    data = msgpack.packb([1, long, 0, 0, 0, 0, "", 0, 0, False, False])
+    refused = wire.unpack(wire.Heartbeat, data, max_bytes=wire.MAX_HEAD_BYTES)
+    assert isinstance(refused, Rejected)
+    assert refused.reason == "schema"
+
+
+def test_the_longest_legal_heartbeat_fits_its_limit_sealed() -> None:
+    addresses = ("/" + "x" * 159, "/" + "y" * 119, *("/" + "z" * 99,) * 2)
+    assert sum(map(len, addresses)) == wire.MAX_HEARTBEAT_ADDRESS_CHARS
+    identity = Identity.from_seed(bytes(32))
+    sealed = seal(identity, DIGEST, Kind.HEAD, wire.pack(heartbeat(addresses)))
+    assert len(sealed) == 715  # as docs/protocol.md says
+    assert len(sealed) <= wire.MAX_HEAD_BYTES
+
+
+def test_the_longest_legal_presence_fits_its_limit() -> None:
+    longest = wire.pack(wire.Presence(b"h" * 716, b"i" * 320, b"m" * 320))
+    assert len(longest) == wire.MAX_PRESENCE_BYTES
+
+
+def test_the_longest_legal_announcement_fits_its_limit_sealed() -> None:
+    identity = Identity.from_seed(bytes(32))
+    sealed = seal(identity, DIGEST, Kind.RECORD, wire.pack(announcement()))
+    assert len(sealed) <= wire.MAX_ANNOUNCEMENT_BYTES
