@@ -2,7 +2,7 @@
 
 | | trained from nothing, as `tiny` | pretrained: adapters | pretrained: all weights |
 | --- | --- | --- | --- |
-| preset of drills and reasoning-gym | short | chat | chat |
+| preset of drills | short | chat | chat |
 | longest answer, tokens | 24 | 512 | 512 |
 | answers per group, groups per batch | 4, 8 | 8, 8 | 8, 8 |
 | learning rate | 3e-4 | 1e-5 | 1e-6 |
