@@ -31,7 +31,7 @@ def test_a_setting_is_explained(tmp_path: Path) -> None:
     }
     assert list(keys) == [name for name, _ in settings_keys()]
     own = keys["experience.own"]
-    assert own[1:5] == (5, 8, "int 1..1024", f"{file}:2")
+    assert own[1:5] == (5, 4, "int 1..1024", f"{file}:2")
     assert keys["experience.external"].choices == "int 0..1024 | auto"
     assert keys["network.poll_seconds"].choices == "float >0..30"
     assert keys["run.seed"].choices == "int 0..<4294967296"
@@ -48,7 +48,7 @@ def test_the_command_shows_it_to_people_and_programs(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COLUMNS", "80")
     secret = ["--set", "ticket=swarmjoin1.secret", "--set", "experience.own=6"]
     shown = CliRunner().invoke(app, ["config", *secret])
-    assert "6 (default 8; command line)" in " ".join(shown.stdout.split())
+    assert "6 (default 4; command line)" in " ".join(shown.stdout.split())
     listed = CliRunner().invoke(app, ["config", "--json", *secret])
     answer = json.loads(listed.stdout)
     assert answer["schema"] == 1

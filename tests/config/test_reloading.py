@@ -28,7 +28,7 @@ def test_values_that_need_no_restart_are_taken_over_and_the_others_told(tmp_path
     used, told = reloading.reload(used)
     assert told == Reloaded(str(file), ["run.updates"], ["experience.own"], overridden)
     assert (used.run.updates, used.run.eval_tasks, used.verbose) == (2, 5, False)
-    assert (used.experience.own, used.sampling.group_size) == (8, 8)
+    assert (used.experience.own, used.sampling.group_size) == (4, 8)
 
     used, told = reloading.reload(used)
     assert (told.applied, told.pending) == ([], ["experience.own"])
