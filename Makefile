@@ -8,7 +8,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
+.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments frontier image clean
 .PHONY: settings-page site release check-minimal
 .PHONY: campaigns campaign-coverage mutants fuzz-coordinator
 
@@ -105,7 +105,7 @@ release: .venv-release/.ready
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
 ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
-experiments: setup-reasoning-gym
+experiments: setup
 	$(BIN)/swarm-node experiment sapo --regime dense
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
@@ -117,6 +117,14 @@ experiments: setup-reasoning-gym
 	$(BIN)/swarm-node experiment broad
 	$(BIN)/swarm-node experiment attack --plan quarter --nodes 8 --rounds 40
 	$(BIN)/swarm-node experiment newcomer --rounds 120
+
+# The plan is docs/research/frontier-plan.md; a run whose file is there is not made again.
+FRONTIER := $(BIN)/swarm-node experiment frontier --jobs 2
+frontier: setup
+	for regime in dense sparse specialised unlike; do \
+		$(FRONTIER) --stage pilot --regimes $$regime && \
+		{ grep -q "\"$$regime\"" docs/research/frontier/declared.json || $(FRONTIER) --regimes $$regime --decide; } && \
+		$(FRONTIER) --stage final --regimes $$regime || exit; done
 
 # An hour or two on one core. Results are in docs/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns
