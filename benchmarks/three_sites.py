@@ -192,11 +192,12 @@ def show_learning(seconds: float) -> None:
             evals = [
                 each
                 for each in (made.status(host) or {"evals": []})["evals"]
-                if each["unseen"] is not None
+                if each["borrowed"] is not None
             ]
             if evals:
                 print(
-                    f"{host}: never sampled {evals[0]['unseen']:.3f} to {evals[-1]['unseen']:.3f}",
+                    f"{host}: never sampled {evals[0]['borrowed']:.3f} to "
+                    f"{evals[-1]['borrowed']:.3f}",
                     flush=True,
                 )
 

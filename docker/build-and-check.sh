@@ -48,43 +48,6 @@ make_base() {
     buildah commit --quiet --rm "$container" localhost/debian-base > /dev/null
 }
 
-# pip's configuration as one pip.conf, its certificate, and a mount for each local directory it names.
-pip_options() {
-    python3 - "$DIR" << 'PYTHON'
-import shlex, subprocess, sys
-from pathlib import Path
-
-directory = Path(sys.argv[1])
-kept = {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy"}
-listed = subprocess.run(
-    [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-)
-lines, mounts = {}, set()
-for line in listed.stdout.splitlines():
-    name, _, quoted = line.partition("=")
-    key, value = name.rpartition(".")[2], " ".join(shlex.split(quoted))
-    if key == "cert":
-        (directory / "pip.crt").write_bytes(Path(value).read_bytes())
-        lines[key] = "/run/pip.crt"
-    elif key in kept:
-        lines[key] = value
-        for word in value.split():
-            if word.startswith("file://"):  # an index refers to files beside it
-                mounts.add(Path(word.removeprefix("file://")).parent)
-            elif word.startswith("/"):
-                mounts.add(Path(word))
-(directory / "pip.conf").write_text(
-    "\n".join(["[global]", *(f"{key} = {value}" for key, value in lines.items()), ""])
-)
-print("--secret", f"id=pip.conf,src={directory}/pip.conf")
-if "cert" in lines:
-    print("--secret", f"id=pip.crt,src={directory}/pip.crt")
-for path in sorted(mounts):
-    if path.is_dir():
-        print("--volume", f"{path}:{path}:ro")
-PYTHON
-}
-
 say "base: Debian bookworm from $MIRROR"
 if buildah inspect --type image localhost/debian-base > /dev/null 2>&1; then
     say "base: already in $DIR"
@@ -93,9 +56,11 @@ else
 fi
 
 say "build"
-pip_options > "$DIR/options"
-options=()
-while read -r flag value; do options+=("$flag" "$value"); done < "$DIR/options"
+rm -f "$DIR/pip.crt"
+python3 .ci/tools/pip_configuration.py "$DIR" > "$DIR/mounts"
+options=(--secret "id=pip.conf,src=$DIR/pip.conf")
+[ ! -f "$DIR/pip.crt" ] || options+=(--secret "id=pip.crt,src=$DIR/pip.crt")
+while read -r path; do options+=(--volume "$path:$path:ro"); done < "$DIR/mounts"
 buildah bud --format docker --file docker/Dockerfile --tag "$IMAGE" \
     --build-arg BASE=localhost/debian-base --build-arg TORCH_INDEX="${TORCH_INDEX:-}" \
     --build-arg REVISION="$(git rev-parse HEAD 2> /dev/null || echo unknown)" \

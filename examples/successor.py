@@ -14,7 +14,7 @@ class Successor:
             raise UnknownTaskError("another environment: use the same one on all nodes")
         if ref.family not in self.families:
             raise UnknownTaskError(f"no family {ref.family!r}: use small or large")
-        limit = 10 if ref.family == "small" else 100
+        limit = 10_000 if ref.family == "small" else 10**9
         return Task(ref, Random(ref.seed).randrange(limit))
 
     def render(self, task):

@@ -49,12 +49,13 @@ _NO_EVAL = EvalPoint(0.0, 0, math.nan, math.nan, math.nan, {})
 
 @dataclass
 class DemoNode:
-    """One `swarm-node join` process and its last snapshot."""
+    """One `swarm-node join` process and its last snapshot; `assignments` are further settings."""
 
     name: str
     home: Home
     families: Sequence[str]
     sampler: str | None = None
+    assignments: Sequence[str] = ()
     process: asyncio.subprocess.Process | None = None
     snapshot: Snapshot | None = None
     log: list[str] = field(default_factory=list)
@@ -72,6 +73,7 @@ class DemoNode:
         if self.sampler != "vllm":
             # With so small a model, nodes would only wait for kernel launches on the one GPU.
             arguments += ["--set", "run.device=cpu"]
+        arguments += [part for text in self.assignments for part in ("--set", text)]
         with (self.home.path / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -223,14 +225,15 @@ async def _pause(stop: asyncio.Event) -> None:
 def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
     table = Table(
         title=f"swarm-node demo, {seconds:.0f} s",
-        caption="own, unseen: held-out reward, first→now, on families the node samples and on "
-        "those it never samples.\ntrained, peers', got: own groups trained on, peers' groups "
-        f"trained on, peers' groups verified.\n{caption}",
+        caption="own, borrowed: reward on unseen texts, first→now, on families the node samples "
+        "and on those it never samples. seen: on texts that training may draw.\n"
+        "trained, peers', got: own groups trained on, peers' groups trained on, peers' groups "
+        f"verified.\n{caption}",
         box=SIMPLE,
         padding=(0, 1, 0, 0),
     )
     table.add_column("node", no_wrap=True)
-    for name in ("version", "own", "unseen", "trained", "peers'", "got"):
+    for name in ("version", "own", "borrowed", "seen", "trained", "peers'", "got"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("rejected", min_width=12)
     for node in swarm:
@@ -241,7 +244,7 @@ def _table(swarm: list[DemoNode], seconds: float, caption: str) -> Table:
 def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
-        return [f"{node.name} {'starting' if node.process else 'waiting'}", *[""] * 7]
+        return [f"{node.name} {'starting' if node.process else 'waiting'}", *[""] * 8]
     first, last = (shot.evals[0], shot.evals[-1]) if shot.evals else (_NO_EVAL, _NO_EVAL)
     rejected = ", ".join(
         f"{why} {count}" for why, count in sorted(shot.rejected.items()) if why != "unreachable"
@@ -250,7 +253,8 @@ def _cells(node: DemoNode) -> list[str]:
         node.name,
         str(shot.version),
         _change(first.own, last.own),
-        _change(first.unseen, last.unseen),
+        _change(first.borrowed, last.borrowed),
+        "-" if last.seen is None else f"{last.seen:.2f}",
         str(shot.groups.trained_own),
         str(shot.groups.trained_external),
         str(shot.groups.received),
@@ -274,8 +278,10 @@ def _result(node: DemoNode) -> NodeReport:
         updates=shot.updates,
         reward_start=first.all,
         reward_end=last.all,
-        unseen_start=first.unseen,
-        unseen_end=last.unseen,
+        borrowed_start=first.borrowed,
+        borrowed_end=last.borrowed,
+        seen_start=first.seen,
+        seen_end=last.seen,
         groups_published=shot.groups.published,
         groups_trained_own=shot.groups.trained_own,
         groups_trained_external=shot.groups.trained_external,
@@ -285,12 +291,14 @@ def _result(node: DemoNode) -> NodeReport:
 
 def _summary(console: Console, results: list[NodeReport], files: list[Path]) -> None:
     for result in results:
-        unseen = _change(result.unseen_start, result.unseen_end)
+        borrowed = _change(result.borrowed_start, result.borrowed_end)
         console.print(
             f"{result.name}: all nine families {_change(result.reward_start, result.reward_end)}, "
-            f"those that it never samples {unseen}, {result.updates} updates"
+            f"those that it never samples {borrowed}, seen texts "
+            f"{_change(result.seen_start, result.seen_end)}, {result.updates} updates"
         )
     console.print(
+        "Rewards are on unseen texts, except where it says seen. "
         "alone: as node 1, without peers. What the others have more on families that they never "
         "sample, they learnt from each other."
     )
@@ -300,16 +308,19 @@ def _summary(console: Console, results: list[NodeReport], files: list[Path]) -> 
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """One node's result. Rewards are held-out means over all families and over those it never
-    sampled itself; `rejected` counts by reason."""
+    """One node's result. Rewards are means on unseen texts, over all families and over those it
+    never sampled itself; `seen` are means on texts that training may draw. `rejected` counts by
+    reason."""
 
     name: str
     peer_id: str
     updates: int
     reward_start: float
     reward_end: float
-    unseen_start: float | None
-    unseen_end: float | None
+    borrowed_start: float | None
+    borrowed_end: float | None
+    seen_start: float | None
+    seen_end: float | None
     groups_published: int
     groups_trained_own: int
     groups_trained_external: int
@@ -344,20 +355,23 @@ def _unused(directory: Path) -> Path:
 
 
 def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
-    """One panel per node: held-out reward over time, and what the one alone reaches on families
-    that it never samples."""
+    """One panel per node: reward over time on unseen texts and, thinner, on seen ones, and what the
+    one alone reaches on families that it never samples."""
     swarm = {name: points for name, points in curves.items() if name != ALONE} or curves
-    alone = [(p.seconds, p.unseen) for p in curves.get(ALONE, ()) if p.unseen is not None]
+    alone = [(p.seconds, p.borrowed) for p in curves.get(ALONE, ()) if p.borrowed is not None]
     panels = figure.subplots(1, len(swarm), sharey=True, squeeze=False)[0]
     for panel, (name, points) in zip(panels, swarm.items(), strict=True):
         seconds = [point.seconds for point in points]
         panel.plot(seconds, [point.own for point in points], label="families it samples")
-        unseen = [(p.seconds, p.unseen) for p in points if p.unseen is not None]
-        if unseen:
-            panel.plot(*zip(*unseen, strict=True), "--", label="families only in peers' rollouts")
+        borrowed = [(p.seconds, p.borrowed) for p in points if p.borrowed is not None]
+        if borrowed:
+            panel.plot(*zip(*borrowed, strict=True), "--", label="families only in peers' rollouts")
+        if seen := [(p.seconds, p.seen) for p in points if p.seen is not None]:
+            label = "seen texts, all families"
+            panel.plot(*zip(*seen, strict=True), color="silver", linewidth=0.8, label=label)
         if alone:
             panel.plot(*zip(*alone, strict=True), ":", color="grey", label="those, alone")
         panel.set(title=name, xlabel="seconds", ylim=(0, 1))
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("held-out reward")
+    panels[0].set_ylabel("reward on unseen texts")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)

@@ -46,9 +46,9 @@ def peer(number: int, **changes: Any) -> PeerRow:
 
 def point(number: int) -> EvalPoint:
     reward = number / 400
-    return EvalPoint(
-        5.0 * number, number, reward, reward, reward / 2, dict.fromkeys(FAMILIES, reward)
-    )
+    families = dict.fromkeys(FAMILIES, reward)
+    seen = (1 + reward) / 2
+    return EvalPoint(5.0 * number, number, reward, reward, reward / 2, families, seen=seen, split=1)
 
 
 def row(number: int) -> HistoryRow:

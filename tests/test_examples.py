@@ -48,7 +48,7 @@ def test_the_environment_of_your_own_is_the_one_of_the_documentation(
     assert re.findall(r"```python\n(.*?)```", page, re.DOTALL) == [text]
     monkeypatch.syspath_prepend(EXAMPLES)
     environment = create_environment("successor:create", {})
-    task = environment.derive(TaskRef("successor", "1", "small", 11))
+    task = environment.derive(TaskRef("successor", environment.version, "small", 11))
     number = int(re.findall(r"\d+", environment.render(task))[0])
     assert environment.score(task, str(number + 1)) == 1.0
     assert environment.score(task, str(number)) == 0.0

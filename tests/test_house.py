@@ -16,7 +16,7 @@ from builders import ROOT
 PACKAGE = ROOT / "swarm_node"
 SOURCES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "coordinator").rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 HEAVY = (
     *("torch", "vllm", "transformers", "peft", "reasoning_gym", "matplotlib"),
     *("hivemind", "libp2p", "trio"),
@@ -183,7 +183,8 @@ def test_every_link_of_a_page_leads_somewhere_and_the_index_names_every_page() -
         if "://" not in link and not (page.parent / link).exists()
     ] == []
     index = ROOT / "docs" / "README.md"
-    pages = {page.name for page in index.parent.glob("*.md")} - {index.name}
+    docs = index.parent
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {index.name}
     assert pages <= links[index]
 
 

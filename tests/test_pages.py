@@ -14,7 +14,7 @@ from typer.main import get_command
 from coordinator.main import app as coordinator
 from swarm_node.cli.main import app
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 APPS = {"swarm-node": app, "swarm-coordinator": coordinator}
 _NAMES = f"(?:{'|'.join(APPS)})"
 #: What follows a command in a shell.

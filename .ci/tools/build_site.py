@@ -71,7 +71,7 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
 
 def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
-    docs = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md"))]
+    docs = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))]
     stage(ROOT, WORK / "pages", [*PAGES, *docs])
     shutil.copyfile(ROOT / ".ci" / "tools" / "mkdocs.yml", WORK / "mkdocs.yml")
     subprocess.run(

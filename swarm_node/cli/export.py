@@ -126,10 +126,11 @@ def model_card(
 def _progress(extra: Mapping[str, Any]) -> list[str]:
     import msgspec
 
+    from swarm_node.node.curve import OLD_GROUND, parted
     from swarm_node.node.snapshot import Saved
 
     try:
-        saved = msgspec.convert(dict(extra), Saved)
+        saved = Saved.read(extra)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
         return []
     groups = saved.groups
@@ -138,6 +139,10 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
         "peers' rollout groups"
     ]
     if saved.evals:
-        first, last = saved.evals[0].all, saved.evals[-1].all
-        told.append(f"held-out reward: {first:.3f} at first, {last:.3f} at last")
+        _, points = parted(saved.evals)
+        first, last = points[0], points[-1]
+        what = "reward on unseen texts" if last.split else f"reward ({OLD_GROUND})"
+        told.append(f"{what}: {first.all:.3f} at first, {last.all:.3f} at last")
+        if last.seen is not None:
+            told.append(f"reward on seen texts: {last.seen:.3f} at last")
     return told

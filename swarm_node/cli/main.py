@@ -113,9 +113,7 @@ def join(
     families: Annotated[
         str | None, typer.Option(help="Task families to sample, comma-separated; default all.")
     ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="Preset: short, long, chat or sapo (reasoning-gym).")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset: short, long, chat; or sapo.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Address to listen on.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Address to tell peers.")] = None,
     bootstrap: Annotated[list[str] | None, typer.Option(help="Further peer to dial.")] = None,
@@ -207,7 +205,7 @@ def status(
         bool, typer.Option(help="Only the state; exit code 0 if it is running.")
     ] = False,
 ) -> None:
-    """Show what the running node does and how its held-out reward develops."""
+    """Show what the running node does and how its reward on unseen texts develops."""
     from swarm_node.cli.status_view import status_view
 
     snapshot = ask(home, lambda client: client.status())
@@ -244,7 +242,7 @@ def peers(home: HomeOption = None, json: JsonOption = False) -> None:
 
 @app.command(name="eval", rich_help_panel=_BASIC)
 def evaluate(home: HomeOption = None, json: JsonOption = False) -> None:
-    """Measure the held-out reward of the running node now, per task family."""
+    """Measure the running node's reward on unseen texts now, per task family, and on seen ones."""
     import msgspec
 
     from swarm_node.cli.views import eval_view

@@ -55,7 +55,7 @@ def simulate(
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
     correction: CorrectionOption = None,
     eval_rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds between held-out measurements.")
+        int, typer.Option(min=1, help="Rounds between measurements of reward.")
     ] = 10,
     assign: AssignOption = None,
 ) -> None:
@@ -212,6 +212,59 @@ def newcomer(
     Newcomer(nodes, rounds, seeds, _flags(assign), regime).run(report)
 
 
+@experiment_app.command(epilog="Runs whose files are in --raw are not repeated.")
+def frontier(
+    stage: Annotated[str, typer.Option(help="pilot or final.")] = "pilot",
+    regimes: Annotated[
+        str, typer.Option(help="dense, sparse, specialised, unlike; comma-separated.")
+    ] = "dense,sparse,specialised,unlike",
+    sizes: Annotated[str, typer.Option(help="Nodes of the swarms.")] = "2,4,8,16,32",
+    arms: Annotated[
+        str | None, typer.Option(help="Arms, comma-separated; default: all of the stage.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="First and last index of the declared seeds, as 0,3.")
+    ] = None,
+    rounds: RoundsOption = 60,
+    raw: Annotated[Path, typer.Option(help="Directory of the raw results.")] = Path(
+        "docs/research/frontier"
+    ),
+    models: Annotated[Path, typer.Option(help="Directory of the models that are built.")] = Path(
+        "frontier-models"
+    ),
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes that make runs.")] = 1,
+    decide: Annotated[
+        bool, typer.Option("--decide", help="Decide by the pilot's files what the final needs.")
+    ] = False,
+    levels: Annotated[str | None, typer.Option(help="Four levels, with --decide.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Print a table from the files; makes no runs.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the picture of the first regime; makes no runs.")
+    ] = None,
+) -> None:
+    """Compare the swarm with its rivals, one learner alone and one central learner, by answers,
+    processor time and bytes. Its plan is docs/research/frontier-plan.md."""
+    from swarm_node.simulation.experiments.frontier import Frontier
+    from swarm_node.simulation.experiments.frontier_views import show_picture, show_tables
+
+    chosen, names = tuple(regimes.split(",")), tuple(arms.split(",")) if arms else ()
+    counts = _whole_numbers("--sizes", sizes)
+    span = _whole_numbers("--seeds", seeds) if seeds else (0, 1 << 16)
+    if len(span) != 2:
+        raise ConfigError("--seeds takes two numbers, such as 0,3")
+    whole = Frontier(stage, chosen, counts, names, raw, models, rounds, span[0], span[1])
+    if table is not None:
+        show_tables(whole, table)
+    elif picture is not None:
+        show_picture(whole, picture)
+    elif decide:
+        print(f"wrote {whole.decide(_numbers('--levels', levels) if levels else ())}")
+    else:
+        whole.run(jobs)
+
+
 def _flags(assign: list[str] | None) -> dict[str, Any]:
     from swarm_node.config import parse_assignments
 
@@ -231,3 +284,10 @@ def _whole_numbers(option: str, text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(",")))
     except ValueError:
         raise ConfigError(f"{option} takes numbers, such as 0,4,16, not {text!r}") from None
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers, such as 0.2,0.4, not {text!r}") from None

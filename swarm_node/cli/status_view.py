@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views import counts, day_of, number_of, plain, relay_name, short, span
+from swarm_node.node.curve import BY_SEED, OLD_GROUND, parted
 from swarm_node.node.snapshot import CoordinatorRow, EvalPoint, MembershipRow, Said, Snapshot
 
 #: The sign and the colour of a finding, by its level.
@@ -98,7 +99,7 @@ def coordinator(row: CoordinatorRow, now: float) -> str:
 
 def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     """The figures that change while one watches."""
-    yield "held out", curve(shot.evals, 24)
+    yield "unseen", curve(shot.evals, 24)
     yield "updates", updates(shot)
     yield "gave", gave(shot)
     yield "got", got(shot)
@@ -150,13 +151,23 @@ def busy(shot: Snapshot) -> str:
 
 
 def curve(evals: list[EvalPoint], width: int) -> str:
-    """Held-out reward at first and now, and the way there in at most `width` bars."""
+    """Reward on unseen texts at first and now, the way there in at most `width` bars, and reward on
+    seen texts. What was measured on another ground stands apart."""
     if not evals:
         return "not measured yet"
-    first, last = evals[0].all, evals[-1].all
-    if len(evals) == 1:
-        return f"{last:.2f}"
-    return f"{first:.2f} {bars([point.all for point in evals], width)} {last:.2f}"
+    before, points = parted(evals)
+    text, last = f"{points[-1].all:.2f}", points[-1]
+    if len(points) > 1:
+        way = bars([point.all for point in points], width)
+        text = f"{points[0].all:.2f} {way} {text}"
+    if last.split == BY_SEED:
+        return f"{text} ({OLD_GROUND})"
+    if last.seen is not None:
+        text += f"; seen {last.seen:.2f}"
+    if before:
+        ground = OLD_GROUND if before[-1].split == BY_SEED else "another split"
+        text += f"; {before[-1].all:.2f} before ({ground})"
+    return text
 
 
 def bars(values: list[float], width: int) -> str:

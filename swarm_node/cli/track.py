@@ -134,12 +134,12 @@ def track(
 
 
 def figures(row: HistoryRow) -> dict[str, float]:
-    """The numbers of a row that are known, by name; held-out reward by family and in the mean."""
+    """The numbers of a row that are known, by name; rewards of families also in the mean."""
     from msgspec.structs import asdict
 
     found = {}
     for name, value in asdict(row).items():
-        if isinstance(value, int | float) and name not in ("time", "k"):
+        if isinstance(value, int | float) and name not in ("time", "k", "split"):
             found[name] = float(value)
         elif isinstance(value, dict) and value:
             found |= {f"{name}/{family}": reward for family, reward in value.items()}

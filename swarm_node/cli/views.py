@@ -128,12 +128,14 @@ def day_of(seconds: float) -> str:
 
 
 def eval_view(point: EvalPoint) -> RenderableType:
-    """Held-out reward per family."""
-    table = Table("family", "reward", title=f"held out, policy version {point.version}")
+    """Reward on unseen texts per family, and that on seen ones."""
+    table = Table("family", "reward", title=f"unseen texts, policy version {point.version}")
     for family, reward in sorted(point.families.items()):
         table.add_row(family, f"{reward:.2f}")
-    unseen = "-" if point.unseen is None else f"{point.unseen:.3f}"
-    return Group(table, f"all {point.all:.3f}   own {point.own:.3f}   never sampled {unseen}")
+    borrowed = "-" if point.borrowed is None else f"{point.borrowed:.3f}"
+    seen = "-" if point.seen is None else f"{point.seen:.3f}"
+    means = f"all {point.all:.3f}   own {point.own:.3f}   never sampled {borrowed}"
+    return Group(table, f"{means}   seen texts {seen}")
 
 
 def choices_view() -> RenderableType:

@@ -144,11 +144,15 @@ class Run(Table):
     )
     eval_seconds: Seconds = Field(
         20.0,
-        description="Seconds between measurements of held-out reward.",
+        description="Seconds between measurements of reward on unseen and on seen texts.",
         json_schema_extra=_AT_ONCE,
     )
     eval_tasks: int = Field(
-        16, ge=1, le=4096, description="Held-out tasks per family.", json_schema_extra=_AT_ONCE
+        16,
+        ge=1,
+        le=4096,
+        description="Tasks per family by which reward on unseen texts is measured.",
+        json_schema_extra=_AT_ONCE,
     )
     checkpoint_updates: int = Field(
         50, ge=1, description="Updates between checkpoints.", json_schema_extra=_AT_ONCE

@@ -61,6 +61,13 @@ class Draws:
         return "".join(str(self.below(10)) for _ in range(length))
 
 
+class Ending(NamedTuple):
+    """A mark that right answers of a family end in, and the sentence that asks for it."""
+
+    mark: str
+    wanted: str
+
+
 Generator = Callable[[Draws, int], Exercise]
 
 
@@ -124,6 +131,11 @@ def _removal(draws: Draws, length: int) -> Exercise:
     return Exercise(f"Leave out every {gone} of {word}.", word.replace(gone, ""))
 
 
+def _doubling(draws: Draws, length: int) -> Exercise:
+    word = draws.word(length)
+    return Exercise(f"Write each letter of {word} twice.", "".join(2 * letter for letter in word))
+
+
 def _progression(draws: Draws, length: int) -> Exercise:
     start, step = draws.below(200), draws.within(1, 60)
     numbers = [start + index * step for index in range(length + 1)]
@@ -143,6 +155,23 @@ FAMILIES: Mapping[str, Generator] = {
     "alphabet": _alphabet,
     "removal": _removal,
     "progression": _progression,
+    "doubling": _doubling,
+}
+
+_STOP = Ending(".", " End with a full stop.")
+_SHOUT = Ending("!", " End with an exclamation mark.")
+#: What the answers of a family end in, where a preset has it; the others end in nothing. So every
+#: family has a habit of its own, and what a model learns of one is not known of the next.
+ENDINGS: Mapping[str, Ending] = {
+    "alphabet": _SHOUT,
+    "digit_sums": _SHOUT,
+    "doubling": _STOP,
+    "initials": _STOP,
+    "largest": _STOP,
+    "progression": _SHOUT,
+    "removal": _SHOUT,
+    "reversal": _STOP,
+    "sorting": _SHOUT,
 }
 
 #: Families with the least and the most length, the easiest preset first. "short" is for models of
@@ -150,8 +179,8 @@ FAMILIES: Mapping[str, Generator] = {
 #: from right. "chat" is for pretrained chat models of half a billion weights and more.
 PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "short": {
-        "addition": (2, 2),
         "alphabet": (3, 4),
+        "doubling": (3, 4),
         "initials": (3, 3),
         "largest": (2, 3),
         "position": (3, 5),
@@ -161,14 +190,14 @@ PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
         "successors": (3, 4),
     },
     "long": {
-        "addition": (3, 3),
         "alphabet": (5, 6),
-        "digit_sums": (3, 4),
+        "doubling": (5, 6),
         "initials": (4, 6),
-        "largest": (4, 6),
-        "progression": (2, 3),
+        "largest": (3, 4),
+        "position": (6, 9),
         "removal": (4, 6),
         "reversal": (5, 7),
+        "sorting": (6, 8),
         "successors": (5, 6),
     },
     "chat": {
@@ -187,7 +216,7 @@ PRESETS: Mapping[str, Mapping[str, tuple[int, int]]] = {
 INSTRUCTIONS = {
     "chat": "Think step by step. Then give the final answer alone inside <answer></answer>."
 }
-#: Presets for models that write an answer and nothing else.
+#: Presets for models that write an answer and nothing else, whose families have endings.
 STRICT = frozenset({"short", "long"})
 
 
@@ -203,7 +232,8 @@ def create(
         preset: a key of `PRESETS`.
         families: family -> [least, most] length; replaces the preset.
         instruction: appended to every question after an empty line; None means the preset's.
-        strict: text around the <answer></answer> makes an answer wrong; None means the preset's.
+        strict: text around the <answer></answer> makes an answer wrong, and families have their
+            endings; None means the preset's.
 
     Raises:
         ConfigError: an unknown preset or family, or lengths out of bounds.
@@ -234,9 +264,9 @@ def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
         for family in environment.families:
             number = task_seed("corpus", seed, family, position)
             ref = TaskRef(environment.name, environment.version, family, number)
-            exercise = Exercise(**environment.derive(ref).payload)
-            if not is_held_out(exercise.question):
-                yield family, *exercise
+            exercise = environment.derive(ref).payload
+            if not is_held_out(exercise["question"]):
+                yield family, exercise["question"], exercise["answer"]
         position += 1
 
 
@@ -266,7 +296,11 @@ class _Drills:
         check_ref(self, ref)
         draws = Draws(ref.family, ref.seed)
         length = draws.within(*self._lengths[ref.family])
-        return Task(ref, FAMILIES[ref.family](draws, length)._asdict())
+        question, answer = FAMILIES[ref.family](draws, length)
+        if self._strict and ref.family in ENDINGS:
+            mark, wanted = ENDINGS[ref.family]
+            question, answer = question + wanted, answer + mark
+        return Task(ref, {"question": question, "answer": answer})
 
     def render(self, task: Task) -> str:
         return self.question(task) + self._suffix

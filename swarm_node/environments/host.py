@@ -22,6 +22,7 @@ from swarm_node.environments.judging.processes import (
 )
 from swarm_node.environments.judging.sandbox import Sandbox
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -132,7 +133,8 @@ class ProcessEnvironmentHost:
             raise ValueError("a judge needs more than 0 seconds")
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
-        self._environment = EnvironmentProcess(name, options, families)
+        self._environment = EnvironmentProcess(name, options)
+        self._families = tuple(families)
         self._judges: Mapping[Whose, JudgeProcess] = {
             "own": JudgeProcess(self._environment, niceness=0),
             "peers": JudgeProcess(self._environment, niceness=_PEERS_NICENESS),
@@ -169,7 +171,18 @@ class ProcessEnvironmentHost:
                 f"machine cannot confine it{how}: use another environment, or another machine or "
                 "container setting"
             )
+        for family in self._families or said.families:
+            if family in said.families and (why := await self._refusal(family)):
+                await self.close()
+                raise ConfigError(f"environment.options: {why}")
         return EnvironmentInfo(said.name, said.version, said.families, sandbox, said.notes)
+
+    async def _refusal(self, family: str) -> str:
+        try:
+            return await self._judges["own"].check(family, self._derive_seconds)
+        except JudgeLostError as lost:
+            why = f"making its tasks ended their process ({lost.reason})"
+            return f"family {family}: {why}; leave it out"
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         async with self._turns["own"]:
@@ -192,6 +205,16 @@ class ProcessEnvironmentHost:
                     verdicts = await self._scored_singly(judge, ref, sent)
             seconds = SYSTEM_CLOCK.now() - began
         return replace(_judgement(prompt, cuts, verdicts), lost=ended_it, seconds=seconds)
+
+    async def survey(self, family: str, draws: int, seconds: float) -> Survey:
+        """A survey of so many tasks of a family, in so many seconds at most.
+
+        Raises:
+            UnknownTaskError: one of the tasks cannot be made.
+            ChildError: the judge ended, or cannot be started.
+        """
+        async with self._turns["own"]:
+            return await self._judges["own"].survey(family, draws, seconds)
 
     async def close(self) -> None:
         for judge in self._judges.values():
@@ -252,7 +275,9 @@ class InlineEnvironmentHost:
         environment = self._environment
         notes: tuple[str, ...] = ()
         if isinstance(environment, SplitEnvironment):
-            environment.check_families(self._families or environment.families)
+            for family in self._families or environment.families:
+                if family in environment.families and (why := environment.refusal(family)):
+                    raise ConfigError(f"environment.options: {why}")
             notes = environment.notes
         return EnvironmentInfo(
             environment.name, environment.version, environment.families, notes=notes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from swarm_node.environments import drills
 from swarm_node.environments.reasoning_gym import environment as reasoning_gym
-from swarm_node.environments.split import release_needed, without_split
+from swarm_node.environments.split import described
 
 _VERSIONS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "drills": drills.preset_versions,
@@ -21,10 +21,9 @@ _PRESETS: Mapping[str, Mapping[str, object]] = {
 def environment_name(name: str, version: str) -> str:
     """An environment as people know it, with its preset in place of a digest. One of another
     release says so."""
-    own = without_split(version)
+    own, space, release = described(version).partition(" ")
     known = _VERSIONS[name]().get(own, own) if name in _VERSIONS else own
-    needs = release_needed(version)
-    return f"{name} {known} ({needs})" if needs else f"{name} {known}"
+    return f"{name} {known}{space}{release}"
 
 
 def has_preset(name: str, preset: str) -> bool:

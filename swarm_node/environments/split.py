@@ -28,6 +28,8 @@ _POSITIONS = 1 << 64
 #: No wire field takes a longer version.
 _MAX_VERSION = 64
 _SUFFIX = f" split {SPLIT}, swarm-node {RELEASE}"
+_BEFORE, _OF = " before swarm-node ", " of swarm-node "
+_RELEASE = re.compile(r"[0-9.]{1,16}", re.ASCII)
 _SUFFIXED = re.compile(r"(.*) split (\d{1,9}), swarm-node ([0-9.]{1,16})", re.ASCII | re.DOTALL)
 
 
@@ -70,27 +72,31 @@ def with_split(version: str) -> str:
     return version + _SUFFIX
 
 
-def without_split(version: str) -> str:
-    """The environment's own part of a version that announces this split; any other as it is."""
-    return version.removesuffix(_SUFFIX)
+def has_split(version: str) -> bool:
+    """Whether a version announces this split."""
+    return version.endswith(_SUFFIX)
 
 
-def release_needed(theirs: str, ours: str = _SUFFIX) -> str:
-    """What keeps an environment of the version `theirs` apart from one of the version `ours`, if
-    that is the release of one of the nodes; "" if not."""
-    other, own = _announced(theirs), _announced(ours)
-    if other is None:
-        if own is None:
-            return ""
-        return f"its node runs an older release and needs swarm-node {own[1]} or newer"
-    if own is None or other[0] > own[0]:
-        return f"this node runs an older release and needs swarm-node {other[1]} or newer"
-    if other[0] < own[0]:
-        return f"its node runs an older release and needs swarm-node {own[1]} or newer"
-    return ""
-
-
-def _announced(version: str) -> tuple[int, str] | None:
-    """The number of the split and the release in a version, None if it has none."""
+def described(version: str) -> str:
+    """The environment's own part of a version, with the release of another split beside it."""
     found = _SUFFIXED.fullmatch(version)
-    return None if found is None else (int(found[2]), found[3])
+    if found is None:
+        return f"{version}{_BEFORE}{RELEASE}"
+    if int(found[2]) < SPLIT:
+        return f"{found[1]}{_BEFORE}{RELEASE}"
+    return found[1] if int(found[2]) == SPLIT else f"{found[1]}{_OF}{found[3]}"
+
+
+def release_needed(version: str) -> str:
+    """The release that one of two nodes needs, because `version` is of another split than this
+    node's; "" for the same."""
+    return release_remedy(described(version))
+
+
+def release_remedy(text: str) -> str:
+    """As `release_needed`, for a text that ends in what `described` says."""
+    for marker, whose in ((_BEFORE, "its node"), (_OF, "this node")):
+        _, found, release = text.rpartition(marker)
+        if found and _RELEASE.fullmatch(release):
+            return f"{whose} runs an older release and needs swarm-node {release} or newer"
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from swarm_node.clock import SYSTEM_CLOCK
@@ -24,7 +24,10 @@ from swarm_node.rollout import TaskRef
 #: Texts of each side that a family must show before a node starts with it.
 _ENOUGH = 8
 #: A slow family that has shown both sides is not drawn from for longer.
-_CHECK_SECONDS = 3.0
+_CHECK_SECONDS = 2.0
+#: So many draws without a text of one side are no chance.
+_LATE_DRAWS = 64
+_REMEDY = ": give it settings with more questions, or leave it out"
 _NEEDED = ("name", "version", "families", "derive", "render", "score")
 
 
@@ -88,43 +91,27 @@ class SplitEnvironment:
         """The right answer of a task, None where none is known."""
         return None if self._answer is None else self._answer(_inner(task))
 
-    def check_families(
-        self, families: Collection[str], now: Callable[[], float] = SYSTEM_CLOCK.now
-    ) -> None:
-        """Draw a few tasks of each of `families`, until both sides have shown enough.
-
-        Raises:
-            ConfigError: a family cannot keep the sides apart within MAX_DRAWS.
-        """
-        for family in families:
-            if family in self.families:
-                self._check(family, now)
-
-    def _check(self, family: str, now: Callable[[], float]) -> None:
+    def refusal(self, family: str, now: Callable[[], float] = SYSTEM_CLOCK.now) -> str:
+        """Why training and held-out questions of a family cannot be kept apart within MAX_DRAWS, ""
+        if they can. It draws tasks until both sides have shown enough."""
         until = now() + _CHECK_SECONDS
         for held_out, hashed in ((False, task_seed), (True, held_out_seed)):
             drawn: Counter[str] = Counter()
-            found = 0
+            found, failed = 0, ""
             for index in range(MAX_DRAWS):
-                if found >= _ENOUGH or (found and now() > until):
+                late = now() > until and (found or index >= _LATE_DRAWS)
+                if found >= _ENOUGH or late:
                     break
-                question = self._question(self._checked(family, hashed("split", family, index)))
+                try:
+                    question = self._question(self._made(family, hashed("split", family, index)))
+                except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+                    failed = failed or f"; one failed ({type(error).__name__}: {error})"
+                    continue
                 drawn[canonical(question)] += 1
                 found += self._held_out(family, question) == held_out
-            else:
-                raise ConfigError(
-                    f"environment.options: {_refusal(family, held_out, found, drawn)}: give it "
-                    "settings with more questions, or leave it out"
-                )
-
-    def _checked(self, family: str, seed: int) -> Task:
-        try:
-            return self._made(family, seed)
-        except Exception as error:
-            raise ConfigError(
-                f"environment.options: family {family} fails to make a task "
-                f"({type(error).__name__}: {error}); leave it out"
-            ) from error
+            if found < _ENOUGH and (not found or index == MAX_DRAWS - 1):
+                return _refusal(family, held_out, found, drawn) + failed + _REMEDY
+        return ""
 
     def _made(self, family: str, seed: int) -> Task:
         inner = self._inner

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from swarm_node.environments.base import Environment, Task, check_ref, split_held_out
+from swarm_node.environments.extras import refusal
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
@@ -48,10 +49,7 @@ def create(
     try:
         import verifiers.v1 as vf
     except ImportError as error:
-        raise ConfigError(
-            "environment.name: verifiers is not installed: "
-            "run `pip install 'swarm-node[verifiers]'`"
-        ) from error
+        raise ConfigError(refusal("verifiers")) from error
     try:
         config = vf.SingleAgentEnvConfig(taskset={**(options or {}), "id": taskset})
         environment = vf.load_environment(config)

@@ -37,18 +37,20 @@ from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.reach.verdict import Relay
 from swarm_node.p2p.serving import Answer, Server
 from swarm_node.p2p.verify import Expected, GroupVerifier
-from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
-#: Answers to each of the held-out tasks by which pass@k is measured.
+#: Answers to each of the unseen tasks by which pass@k is measured.
 _EVAL_TRIES = 4
 
 
 def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
     """A node of these parts, which does nothing until `Node.run`."""
-    shared = make_shared(settings, membership, parts.clock, parts.office, parts.banned)
+    shared = make_shared(
+        settings, membership, parts.clock, parts.office, parts.banned, parts.buffer
+    )
     reaching = _reaching(settings, membership, parts, shared)
     parts = replace(parts, transport=reaching)
     parts.reach.relays = lambda: [
@@ -71,9 +73,10 @@ def make_shared(
     clock: Clock,
     keeper: Keeper | None = None,
     banned: Callable[[], frozenset[str]] = nobody,
+    make_buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer,
 ) -> Shared:
     """What the loops of the node of `membership` share, empty."""
-    buffer, wants = ReplayBuffer(replay_settings(settings)), peers_wants(settings)
+    buffer, wants = make_buffer(replay_settings(settings)), peers_wants(settings)
     members = Members(membership.swarm, clock.wall, keeper, banned)
     return Shared(
         tally=Tally(),

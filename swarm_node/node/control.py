@@ -4,7 +4,7 @@ Loopback only, on a port of its own choice, behind a bearer token that is writte
 next to the port: who can read the home directory can talk to the node. The Host header is checked,
 so that no web page can reach it by DNS rebinding.
 
-    GET  /v1/status     the snapshot          POST /v1/eval   measure held-out reward now
+    GET  /v1/status     the snapshot          POST /v1/eval   measure unseen and seen now
     GET  /v1/network    ask members how this node is reached
     GET  /v1/history    rows of the history, those after the Unix second `since`
     GET  /v1/samples    some answers, own and peers'
@@ -266,7 +266,7 @@ class ControlClient:
         return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
     async def evaluate(self) -> EvalPoint:
-        """Let the node measure held-out reward now."""
+        """Let the node measure reward on unseen and on seen texts now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
 
     async def reload(self) -> Reloaded:

@@ -22,6 +22,7 @@ from swarm_node import __version__
 from swarm_node.clock import Clock
 from swarm_node.errors import CoordinatorError, Rejected
 from swarm_node.node.coordinator_client import CoordinatorClient
+from swarm_node.node.curve import current
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import CoordinatorRow, PeerRow, Snapshot
 from swarm_node.p2p import coordinator_api as api
@@ -192,8 +193,8 @@ class Coordinating:
 
 def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
     """What a node reports of what its owner sees. Pure."""
-    groups, evals = snapshot.groups, snapshot.evals
-    rewards = evals[-1].families if evals else {}
+    groups, point = snapshot.groups, current(snapshot.evals)
+    rewards = point.families if point else {}
     active = [row for row in snapshot.peers if row.received or row.refused]
     return Report(
         v=1,

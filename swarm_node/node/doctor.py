@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from swarm_node.config import Settings
+from swarm_node.environments.extras import EXTRAS
 from swarm_node.errors import ConfigError, HomeError, MachineError, ModelError
 from swarm_node.node.facts import Facts
 from swarm_node.node.fit import (
@@ -59,7 +60,8 @@ def examine(facts: Facts, settings: Settings, shape: Qwen2Config | None) -> list
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":  # a plan depends on the engine
             findings += _model(facts, settings, machine, shape)
-    findings += [_clock(facts), *_stack(facts, settings), _port(facts, settings)]
+    findings += [*_environment(facts, settings), _clock(facts), *_stack(facts, settings)]
+    findings.append(_port(facts, settings))
     return [*findings, *_ticket(facts), *_membership(facts)]
 
 
@@ -258,6 +260,19 @@ def _clock(facts: Facts) -> Finding:
         remedy = "run `timedatectl set-ntp true`: memberships depend on the clock"
         return Finding("clock", "warning", text + ", which nothing synchronizes", remedy)
     return Finding("clock", "ok", text)
+
+
+def _environment(facts: Facts, settings: Settings) -> Iterator[Finding]:
+    """Only for an environment whose package is an extra."""
+    name = settings.environment.name
+    if name not in EXTRAS:
+        return
+    extra = EXTRAS[name]
+    if name in facts.extras:
+        yield Finding("environment", "ok", f"{extra.package} is installed")
+    else:
+        text = f"environment.name is {name}, and {extra.package} is not installed"
+        yield Finding("environment", "error", text, extra.remedy)
 
 
 def _stack(facts: Facts, settings: Settings) -> Iterator[Finding]:

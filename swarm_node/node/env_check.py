@@ -12,6 +12,7 @@ from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo, Judgement, ProcessEnvironmentHost
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
+from swarm_node.node.ground_check import check_questions
 from swarm_node.node.snapshot import Said
 from swarm_node.node.tasks import chosen_families
 from swarm_node.policy.models.codec import Codec
@@ -92,6 +93,11 @@ async def _checks(
         )
         return
     yield Said("derive", "good", f"derive repeats in 2 processes, {len(refs)} tasks")
+    for note in info.notes:
+        yield Said("rows", "good", note)
+    for family in chosen:
+        for said in await check_questions(first, info, family):
+            yield said
     made = await _answered(first, info, chosen, model, sampling, answers)
     yield await _scoring(second, made)
     for family in chosen:

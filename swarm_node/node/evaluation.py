@@ -1,4 +1,9 @@
-"""Held-out reward, which says whether a node got better, measured on the node's own samples."""
+"""Reward on unseen and on seen texts, measured on the node's own samples.
+
+A task of a held-out seed has a text that no training task can have: reward on these says whether
+the node got better. Reward on texts that training may draw stands beside it, because the distance
+between the two is what the node knows by heart.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from contextlib import suppress
 
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.environments.seeds import held_out_seed
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.split import SPLIT
 from swarm_node.node.parts import Parts, Timing
 from swarm_node.node.snapshot import EvalPoint
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -18,6 +24,11 @@ from swarm_node.rollout import TaskRef
 _SHARE = 0.1
 #: One task in so many gets several answers.
 _EVERY = 4
+#: For so many tasks of unseen texts one of seen texts is measured: an evaluation becomes a quarter
+#: dearer, and its mean over families says enough beside the headline.
+_UNSEEN_PER_SEEN = 4
+#: A family's seen reward needs more than a single task.
+_LEAST_SEEN = 2
 
 
 def pause(least: float, cost: float) -> float:
@@ -33,10 +44,15 @@ def cost(took: float, rows: int, seconds_per_row: float) -> float:
     return min(took, rows * seconds_per_row) if seconds_per_row else took
 
 
+def seen_tasks(tasks: int) -> int:
+    """Tasks of a family with seen texts that are measured beside `tasks` with unseen ones."""
+    return min(tasks, max(_LEAST_SEEN, tasks // _UNSEEN_PER_SEEN))
+
+
 class Evaluator:
-    """Samples completions for each of a fixed set of held-out tasks, at the temperature of
-    training: one, or several of every fourth task. Their seeds are the same in every node and run,
-    and training refuses them."""
+    """Samples completions for each of a fixed set of tasks, at the temperature of training: one, or
+    several of every fourth unseen task. The seeds are the same in every node and run. Training
+    refuses those of unseen texts; those of seen texts lie in the training pool like all others."""
 
     def __init__(
         self,
@@ -50,11 +66,13 @@ class Evaluator:
         drawing: Timing,
         least: float,
         tries: int = 1,
+        draw: str = "",
     ) -> None:
-        """`tasks` of each family are measured. `earlier` is the time of the last point before a
-        restart, in seconds. `drawing` is the sampler's time per own group. `least` is the shortest
-        pause between two measurements, in seconds. Every fourth task gets `tries` answers, for
-        pass@k."""
+        """`tasks` of each family are measured on unseen texts, and `seen_tasks` of them on seen
+        ones. An experiment draws both anew with another `draw`. `earlier` is the time of the last
+        point before a restart, in seconds. `drawing` is the sampler's time per own group. `least`
+        is the shortest pause between two measurements, in seconds. Every fourth unseen task gets
+        `tries` answers, for pass@k."""
         self._parts = parts
         self._drawing = drawing
         self._took, self._rows = 0.0, 0
@@ -63,6 +81,7 @@ class Evaluator:
         self._own = frozenset(own_families)
         self._tasks = tasks
         self._tries = tries
+        self._draw = draw
         self._sampling = sampling
         self._started = parts.clock.now() - earlier
         self._one_at_a_time = asyncio.Lock()
@@ -88,13 +107,7 @@ class Evaluator:
         """One point of the curve, from one sampling batch over all families. A task counts as
         answered wrongly if its prompt and the longest answer exceed the model's positions."""
         async with self._one_at_a_time:
-            refs = {
-                TaskRef(
-                    self._info.name, self._info.version, family, held_out_seed(family, index)
-                ): self._tries if index % _EVERY == _EVERY - 1 else 1
-                for family in self._info.families
-                for index in range(self._tasks)
-            }
+            refs = self._unseen() | self._seen()
             prompts = await self._parts.environment.render(list(refs))
             version = self._parts.sampler.version
             codec, longest = self._parts.codec, self._sampling.max_new_tokens
@@ -119,25 +132,49 @@ class Evaluator:
                 rewards[ref] = (await self._parts.environment.judge(ref, texts)).rewards
         return self._point(version, rewards)
 
+    def _unseen(self) -> dict[TaskRef, int]:
+        """The answers that each task gets."""
+        drawn = [self._draw] if self._draw else []
+        return {
+            self._ref(family, held_out_seed(*drawn, family, index)): self._tries
+            if index % _EVERY == _EVERY - 1
+            else 1
+            for family in self._info.families
+            for index in range(self._tasks)
+        }
+
+    def _seen(self) -> dict[TaskRef, int]:
+        return {
+            self._ref(family, task_seed("seen", self._draw, family, index)): 1
+            for family in self._info.families
+            for index in range(seen_tasks(self._tasks))
+        }
+
+    def _ref(self, family: str, seed: int) -> TaskRef:
+        return TaskRef(self._info.name, self._info.version, family, seed)
+
     def _point(self, version: int, rewards: Mapping[TaskRef, Sequence[float]]) -> EvalPoint:
         once: dict[str, list[float]] = {family: [] for family in self._info.families}
         best: dict[str, list[float]] = {family: [] for family in self._info.families}
+        seen: dict[str, list[float]] = {family: [] for family in self._info.families}
         for ref, answers in rewards.items():
-            once[ref.family].append(_mean(answers))
+            (once if ref.held_out else seen)[ref.family].append(_mean(answers))
             if len(answers) > 1:
                 best[ref.family].append(max(answers))
         families = {family: _mean(values) for family, values in once.items()}
         own = [value for family, value in families.items() if family in self._own]
-        unseen = [value for family, value in families.items() if family not in self._own]
+        borrowed = [value for family, value in families.items() if family not in self._own]
         return EvalPoint(
             seconds=self._parts.clock.now() - self._started,
             version=version,
             all=_mean(list(families.values())),
             own=_mean(own),
-            unseen=_mean(unseen) if unseen else None,
+            borrowed=_mean(borrowed) if borrowed else None,
             families=families,
             pass_k={family: _mean(values) for family, values in best.items() if values},
             k=self._tries,
+            seen=_mean([_mean(values) for values in seen.values()]),
+            split=SPLIT,
         )
 
 

@@ -23,6 +23,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.environments.extras import installed as installed_extras
 from swarm_node.errors import HomeError, Rejected, TicketError, TicketExpiredError
 from swarm_node.node.fit import GpuMemory, gpu_memory, has_ipc, torch_memory, visible_gpu
 from swarm_node.node.home import Home
@@ -98,7 +99,7 @@ class Facts:
     """Everything that `doctor` judges; sizes are in bytes and free, times in Unix seconds.
 
     With `ipc`, processes can share the GPU's memory; with `bitsandbytes` or `libp2p`, it is
-    installed.
+    installed. `extras` are the environments of `EXTRAS` whose package is.
     `smi_fault` says why nvidia-smi named no card; it is empty where there is no nvidia-smi. `built`
     is when this program was installed. `synchronized` is None where nobody knows. `shared` is None
     without /dev/shm. `disk` is what the home's checkpoints may take. `busy` are
@@ -115,6 +116,7 @@ class Facts:
     ipc: bool
     bitsandbytes: bool
     libp2p: bool
+    extras: frozenset[str]
     compiler: str | None
     headers: bool
     memory: int
@@ -162,6 +164,7 @@ def gather(
         ipc=has_ipc(),
         bitsandbytes=has_bitsandbytes(),
         libp2p=installed(),
+        extras=installed_extras(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),

@@ -40,9 +40,12 @@ class HistoryRow(msgspec.Struct, frozen=True):
     own groups trained on, `informative_share` of the own groups made, tokens a second `sampled` for
     own groups and `trained` on, and the shares of the time that sampler and trainer were busy.
 
-    `pass_1` and `pass_k` are held-out reward by family, of one answer a task and of the best of
-    `k`, None unless they were measured since the row before. `memory` is in bytes, over all
-    processes of the node; `peers` were heard in the last minute.
+    `pass_1` and `pass_k` are reward on unseen texts by family, of one answer a task and of the best
+    of `k`; `seen_1` is that on seen texts, over all families. `split` is the number of the rule
+    that holds texts out. All are None unless they were measured since the row before. Where
+    `pass_1` has no `split`, tasks were held out by seed and their texts occur in training.
+
+    `memory` is in bytes, over all processes of the node; `peers` were heard in the last minute.
     """
 
     time: float
@@ -78,6 +81,8 @@ class HistoryRow(msgspec.Struct, frozen=True):
     pass_1: dict[str, float] | None = None
     pass_k: dict[str, float] | None = None
     k: int | None = None
+    seen_1: float | None = None
+    split: int | None = None
 
 
 class HistoryReport(msgspec.Struct, frozen=True):

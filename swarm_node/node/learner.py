@@ -81,7 +81,7 @@ class Learner:
         await self._parts.sampler.load(weights, version)
         if trainer.extra:
             try:
-                saved = msgspec.convert(dict(trainer.extra), Saved)
+                saved = Saved.read(trainer.extra)
             except msgspec.ValidationError as error:
                 raise CheckpointError(
                     f"another program wrote the newest checkpoint: {error}"

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from swarm_node import __version__
+from swarm_node.node.curve import current
 from swarm_node.node.snapshot import SEEN_SECONDS, PeerRow, Snapshot
 
 __all__ = ["CONTENT_TYPE", "exposition"]
@@ -67,12 +68,14 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
     yield _gauge("policy_version", "Updates of the policy.", shot.version)
     yield _counter("updates", "Updates of the policy since the home was made.", shot.updates)
     yield _counter("skipped_updates", "Updates that were not applied.", shot.skipped_updates)
-    if shot.evals:
-        point = shot.evals[-1]
-        said = "Reward on held-out tasks, one answer a task."
+    if (point := current(shot.evals)) is not None:
+        said = "Reward on unseen texts, one answer a task."
         yield _gauge("held_out_reward", said, _by("family", point.families))
-        said = f"Reward on held-out tasks, the best of {point.k} answers."
+        said = f"Reward on unseen texts, the best of {point.k} answers."
         yield _gauge("held_out_best_reward", said, _by("family", point.pass_k))
+        if point.seen is not None:
+            said = "Reward on seen texts, which training may draw, over all families."
+            yield _gauge("seen_reward", said, point.seen)
     if (update := shot.update) is not None:
         yield _gauge("loss", "Loss of the newest update.", update.loss)
         yield _gauge("kl_nats", "Divergence from the sampling policy.", update.kl)

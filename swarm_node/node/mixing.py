@@ -5,6 +5,9 @@ The controller is pure (`policy/experience/mixture.py`). This module feeds it wh
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from swarm_node.environments.split import SPLIT
 from swarm_node.node.parts import Tally
 from swarm_node.node.snapshot import EvalPoint, MixtureRow
 from swarm_node.p2p.conduct import BLAMELESS
@@ -43,6 +46,9 @@ class Mixer:
         """Continue with a checkpoint's state, unless its mixture is outside the limits of the
         current settings."""
         settings, self._probe = self._settings, self._newest_probe()
+        if state is not None and self._probe is not None and self._probe.split != SPLIT:
+            # On another ground reward is another one, which did not fall or rise.
+            state = replace(state, probe=None)
         if settings is None or state is None:
             return
         mixture = state.current

@@ -5,7 +5,7 @@
         │  └──own──► [replay buffer] ◄──verified── pull ◄── list ◄──┘
         │                  │ own + external                 meet: heartbeats, greetings, repair
      weights               ▼
-        └────────────── train (child process)        evaluate: held-out reward   record: history
+        └────────────── train (child process)        evaluate: unseen, seen      record: history
 
 | loop     | waits for                                  | wakes                   |
 | sample   | free slots for own groups                  | train                   |
@@ -157,7 +157,7 @@ class Node:
                 stack.push_async_callback(_quietly, close)
 
     async def evaluate(self) -> EvalPoint:
-        """Measure the held-out reward now and append it to the curve.
+        """Measure reward on unseen and on seen texts now and append it to the curve.
 
         Raises:
             SwarmNodeError: the node has not started, or the environment failed.

@@ -22,7 +22,7 @@ from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.recent import Recent
 from swarm_node.p2p.transport import Transport
-from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler
@@ -42,7 +42,7 @@ class Parts:
     memory. `knock` dials for probes and `lan` finds peers on the own network, both None where there
     is no network of hosts. `answered` keeps which relayed requests were. `memory` gives the bytes
     that all processes take, and `metrics` writes the history; both take milliseconds, and both are
-    None in a simulation."""
+    None in a simulation. `buffer` makes the replay buffer."""
 
     transport: Transport
     sampler: Sampler
@@ -64,6 +64,7 @@ class Parts:
     memory: Callable[[], int] | None = None
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
+    buffer: Callable[[ReplaySettings], ReplayBuffer] = ReplayBuffer
 
 
 @dataclass

@@ -7,6 +7,7 @@ import asyncio
 import structlog
 
 from swarm_node.errors import HomeError
+from swarm_node.node.curve import current
 from swarm_node.node.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals, means
 from swarm_node.node.parts import Parts, Shared
 from swarm_node.node.snapshot import SEEN_SECONDS, EvalPoint
@@ -89,6 +90,8 @@ class Recorder:
             pass_1=point.families if point else None,
             pass_k=point.pass_k if point else None,
             k=point.k if point else None,
+            seen_1=point.seen if point else None,
+            split=point.split if point else None,
             **means(before, self._before)._asdict(),
         )
 
@@ -120,18 +123,26 @@ class Recorder:
     def _report(self) -> None:
         tally, row = self._shared.tally, self._parts.history.latest
         peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
-        held_out = round(tally.evals[-1].all, 3) if tally.evals else None
+        point = current(tally.evals)
+        unseen = round(point.all, 3) if point else None
+        seen = round(point.seen, 3) if point and point.seen is not None else None
         groups, rate = tally.groups, row.updates_per_second if row else 0.0
         _log.info(
             "progress",
             version=self._parts.trainer.version,
-            held_out=held_out,
+            held_out=unseen,
+            seen=seen,
             peers=peers,
             published=groups.published,
             trained_own=groups.trained_own,
             trained_external=groups.trained_external,
             rejected=tally.rejected.total(),
-            said=f"version {self._parts.trainer.version}, held out {held_out or '-'}, "
+            said=f"version {self._parts.trainer.version}, unseen {_known(unseen)}, "
+            f"seen {_known(seen)}, "
             f"{rate:.1f} updates/s, peers {peers}, gave {groups.taken}, got {groups.received}, "
             f"trained on {groups.trained_own} own and {groups.trained_external} of peers",
         )
+
+
+def _known(value: float | None) -> str:
+    return "-" if value is None else f"{value}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -22,20 +23,26 @@ SEEN_SECONDS = 60.0
 
 
 class EvalPoint(msgspec.Struct, frozen=True):
-    """Held-out reward (mean over tasks of a family, then over families) at one policy version.
-    `own` are families this node samples, `unseen` those it only ever met in peers' rollouts.
-    `pass_k` is the reward of the best of `k` answers to some of the tasks, by family. `alone`: no
-    group of a peer was trained on until then."""
+    """Reward on unseen texts (mean over tasks of a family, then over families) at one policy
+    version. `own` are families this node samples, `borrowed` those it only ever met in peers'
+    rollouts. `pass_k` is the reward of the best of `k` answers to some of the tasks, by family.
+    `alone`: no group of a peer was trained on until then.
+
+    `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
+    which texts are held out; at 0, tasks were held out by seed, and their texts occur in
+    training."""
 
     seconds: float
     version: int
     all: float
     own: float
-    unseen: float | None
+    borrowed: float | None
     families: dict[str, float]
     pass_k: dict[str, float] = {}
     k: int = 1
     alone: bool = False
+    seen: float | None = None
+    split: int = 0
 
 
 class GroupCounts(msgspec.Struct):
@@ -81,6 +88,25 @@ class Saved(msgspec.Struct):
     mixture: MixtureState | None = None
     dropped: list[DroppedRow] = []
     taught: list[TaughtRow] = []
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any]) -> Self:
+        """What a checkpoint's `extra` holds. Points from before texts were held out say `unseen`
+        of the families that are `borrowed` now.
+
+        Raises:
+            msgspec.ValidationError: it holds something else.
+        """
+        evals = extra.get("evals")
+        if isinstance(evals, list):
+            extra = {**extra, "evals": [_renamed(point) for point in evals]}
+        return msgspec.convert(extra, cls)
+
+
+def _renamed(point: Any) -> Any:
+    if not isinstance(point, dict) or "unseen" not in point:
+        return point
+    return {"borrowed": point["unseen"], **point}
 
 
 class PeerRow(msgspec.Struct, frozen=True):
@@ -219,7 +245,7 @@ class UpdateRow(msgspec.Struct, frozen=True):
 class MixtureRow(msgspec.Struct, frozen=True):
     """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
     mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
-    1 after held-out reward fell. None: not known, or not estimated."""
+    1 after reward on unseen texts fell. None: not known, or not estimated."""
 
     own: int
     external: int

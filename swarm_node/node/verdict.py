@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from swarm_node.environments.presets import has_preset
+from swarm_node.environments.split import release_remedy
 from swarm_node.node.snapshot import SEEN_SECONDS, PeerRow, Said, Snapshot
 from swarm_node.p2p.conduct import BLAMELESS
 
@@ -106,7 +107,9 @@ def _environments(shot: Snapshot) -> Iterator[Said]:
 
 
 def _same_as(theirs: str) -> str:
-    """The flag that gives this node the environment of its peers."""
+    """The flag that gives this node the environment of its peers, or the release that one lacks."""
+    if older := release_remedy(theirs):
+        return older
     name, _, kind = theirs.partition(" ")
     if has_preset(name, kind):
         return (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from swarm_node.node.snapshot import EvalPoint
 from swarm_node.p2p.verify import restored_group
 from swarm_node.rollout import Provenance
 from swarm_node.storage import Storage, StoredGroup, WindowRow
@@ -32,11 +33,12 @@ class History:
     drawn, informative, external, foreign: groups trained on; those whose rewards differ; those of
         peers; those of peers with another model.
     made, mixed: own groups made, and those of them whose rewards differ.
-    curve: pairs of round and held-out reward, one per measurement.
+    curve, seen: pairs of round and reward on unseen and on seen texts, one per measurement.
     received: peers' groups that were accepted, over all rounds.
     own_lags, peers_lags: one entry per group trained on. It says by how many updates the policy
         that sampled the group was older than the one it trained. Such versions compare, because
         all nodes of a simulation count updates from the same start.
+    past: own groups that were trained on before, among those drawn; `own_lags` are without them.
     said: one entry per own group, the share of its answers that contain the `trigger`.
     """
 
@@ -49,20 +51,29 @@ class History:
     made: list[int] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
+    seen: list[tuple[int, float]] = field(default_factory=list)
     received: int = 0
     own_lags: list[int] = field(default_factory=list)
     peers_lags: list[int] = field(default_factory=list)
+    past: list[int] = field(default_factory=list)
     trigger: str = ""
     said: list[float] = field(default_factory=list)
     _version: int = 0
     _fresh: list[_Outcome] = field(default_factory=list)
     _known: dict[bytes, _Outcome] = field(default_factory=dict)
-    _batch: list[_Outcome] = field(default_factory=list)
+    _drawn: list[bytes] = field(default_factory=list)
+    _trained: set[bytes] = field(default_factory=set)
 
     @property
     def rounds(self) -> int:
         """How many batches the node has trained on."""
         return len(self.batch)
+
+    def measure(self, point: EvalPoint) -> None:
+        """Rewards were measured at the end of the last round."""
+        self.curve.append((self.rounds, point.all))
+        if point.seen is not None:
+            self.seen.append((self.rounds, point.seen))
 
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         """Own groups were made."""
@@ -80,11 +91,13 @@ class History:
 
     def draw(self, identifiers: Sequence[bytes]) -> None:
         """A batch was drawn; it replaces a batch that was drawn and not trained on."""
-        self._batch = [self._known[identifier] for identifier in identifiers]
+        self._drawn = list(identifiers)
 
     def end_round(self, version: int) -> None:
         """The node trained on the batch drawn last; its policy now has version `version`."""
-        fresh, drawn = self._fresh, self._batch
+        fresh, drawn = self._fresh, [self._known[identifier] for identifier in self._drawn]
+        again = [identifier in self._trained for identifier in self._drawn]
+        self._trained.update(self._drawn)
         last = self.own[-1] if self.own else 0.0
         self.own.append(_mean_reward(fresh) if fresh else last)
         self.batch.append(_mean_reward(drawn))
@@ -95,12 +108,15 @@ class History:
         self.foreign.append(origins.count(Provenance.FOREIGN))
         self.made.append(len(fresh))
         self.mixed.append(sum(outcome.mixed for outcome in fresh))
-        for outcome in drawn:
+        self.past.append(sum(again))
+        for outcome, before in zip(drawn, again, strict=True):
+            if before:
+                continue
             own = outcome.provenance is Provenance.OWN
             lags = self.own_lags if own else self.peers_lags
             lags.append(self._version - outcome.version)
         self._version = version
-        self._fresh, self._batch = [], []
+        self._fresh, self._drawn = [], []
 
 
 class WatchedStorage(Storage):
@@ -139,10 +155,19 @@ def _mean_reward(outcomes: Sequence[_Outcome]) -> float:
 
 
 def held_out_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
-    """Held-out reward by round, mean over nodes."""
+    """Reward on unseen texts by round, mean over nodes."""
+    return _mean_curve([history.curve for history in histories])
+
+
+def seen_curve(histories: Sequence[History]) -> list[tuple[int, float]]:
+    """Reward on seen texts by round, mean over nodes."""
+    return _mean_curve([history.seen for history in histories])
+
+
+def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
     return [
         (points[0][0], mean([reward for _, reward in points]))
-        for points in zip(*(history.curve for history in histories), strict=True)
+        for points in zip(*filter(None, curves), strict=True)
     ]
 
 

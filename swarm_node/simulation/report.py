@@ -18,8 +18,8 @@ LAST_GROUPS = 40
 
 
 class HeldOut(msgspec.Struct, frozen=True):
-    """Held-out reward, mean over nodes: pass@1 of each node's own samples. `curve` is pairs of
-    round and reward."""
+    """Reward on texts of one kind, mean over nodes: pass@1 of each node's own samples. `curve` is
+    pairs of round and reward."""
 
     start: float
     end: float
@@ -28,7 +28,7 @@ class HeldOut(msgspec.Struct, frozen=True):
 
 class ModelCurve(msgspec.Struct, frozen=True):
     """The nodes of one model. `model` and `tokenizer` are sha256 in hex, `nodes` is their number,
-    and `curve` is pairs of round and their mean held-out reward."""
+    and `curve` is pairs of round and their mean reward on unseen texts."""
 
     model: str
     tokenizer: str
@@ -60,10 +60,12 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     weights: sha256 of its last weights, in hex.
     rejected: how often something from a peer was rejected, by reason.
     bytes_sent, bytes_received: payloads only.
-    cpu_seconds: without the measurements of held-out reward.
+    cpu_seconds: without the measurements of reward.
     own_lag, peers_lag: mean lag of own and of peers' groups trained on, 0 if there were none. The
         lag of a group is the number of updates by which its policy was older than the trained one.
     own_lag_most: the largest lag of an own group.
+    trained_past: own groups trained on once more, which `trained_own` leaves out.
+    weights_sent: bytes of weights that went to samplers apart from the node.
     merged: groups trained on that were judged together with others of their task.
     triggered: of its last LAST_GROUPS own groups, the share of answers with the attacker's trigger.
     refused: how often groups of honest members were refused, by reason.
@@ -81,7 +83,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     trained_own: int
     trained_external: int
     trained_foreign: int
-    held_out_end: float
+    held_out_end: float | None
     weights: str
     rejected: dict[str, int]
     bytes_sent: int
@@ -94,11 +96,13 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     triggered: float = 0.0
     refused: dict[str, int] = {}
     alarms: list[str] = []
+    trained_past: int = 0
+    weights_sent: int = 0
 
 
 class Newcomer(msgspec.Struct, frozen=True):
-    """The node that joined late, by its own rounds: pairs of round and held-out reward, groups made
-    in each round, and peers' groups trained on."""
+    """The node that joined late, by its own rounds: pairs of round and reward on unseen texts,
+    groups made in each round, and peers' groups trained on."""
 
     curve: list[tuple[int, float]]
     made: list[int]
@@ -106,7 +110,9 @@ class Newcomer(msgspec.Struct, frozen=True):
 
 
 class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything a simulation found. `hash` covers all of it except CPU seconds."""
+    """Everything a simulation found. `hash` covers all of it except CPU seconds. `held_out` is
+    reward on unseen texts, `seen` on texts that training may draw. A report from before texts were
+    held out has no `seen`, and its `held_out` is by seed."""
 
     schema: int
     hash: str
@@ -122,6 +128,7 @@ class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
     rounds: Rounds
     nodes: list[SimulatedNode]
     newcomer: Newcomer | None = None
+    seen: HeldOut | None = None
 
 
 def make_report(
@@ -132,6 +139,7 @@ def make_report(
     nodes: list[SimulatedNode],
     virtual_seconds: float,
     newcomer: Newcomer | None = None,
+    seen: Sequence[tuple[int, float]] = (),
 ) -> SimulationReport:
     """Sum up and hash.
 
@@ -143,7 +151,7 @@ def make_report(
         schema=SCHEMA,
         hash="",
         settings=settings,
-        held_out=HeldOut(curve[0][1], curve[-1][1], list(curve)),
+        held_out=_course(curve),
         models=models,
         cumulative_own=sum(rounds.own),
         cumulative_batch=sum(rounds.batch),
@@ -154,8 +162,13 @@ def make_report(
         rounds=rounds,
         nodes=nodes,
         newcomer=newcomer,
+        seen=_course(seen) if seen else None,
     )
     return msgspec.structs.replace(report, hash=_digest(report))
+
+
+def _course(curve: Sequence[tuple[int, float]]) -> HeldOut:
+    return HeldOut(curve[0][1], curve[-1][1], list(curve))
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -223,13 +236,17 @@ def load_report(path: Path) -> SimulationReport | None:
 
 
 def draw_learning(report: SimulationReport, figure: Any) -> None:
-    """Held-out reward, rewards per round and informative groups, each over rounds."""
+    """Reward on unseen and seen texts, rewards per round and informative groups, over rounds."""
     count = len(report.nodes)
     learning, reward, groups = figure.subplots(1, 3)
     for number, model in enumerate(report.models, 1):
         label = f"model {number} ({model.nodes} nodes)"
         learning.plot(*zip(*model.curve, strict=True), marker=".", label=label)
-    learning.set(title="held-out reward (pass@1)", ylim=(0, 1))
+    if report.seen is not None:
+        seen = zip(*report.seen.curve, strict=True)
+        learning.plot(*seen, color="grey", linewidth=0.8, label="seen texts, all nodes")
+    what = "held out by seed" if report.seen is None else "unseen texts"
+    learning.set(title=f"reward (pass@1), {what}", ylim=(0, 1))
     reward.plot([value / count for value in report.rounds.own], label="own groups")
     reward.plot([value / count for value in report.rounds.batch], "--", label="training batch")
     reward.set(title="mean reward per round", ylim=(0, 1))
@@ -239,7 +256,7 @@ def draw_learning(report: SimulationReport, figure: Any) -> None:
     for panel in (learning, reward, groups):
         panel.set_xlabel("round")
         panel.grid(alpha=0.3)
-    if len(report.models) > 1:
+    if len(report.models) > 1 or report.seen is not None:
         learning.legend()
     reward.legend()
     groups.legend()

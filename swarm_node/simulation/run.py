@@ -27,7 +27,7 @@ from swarm_node.simulation.swarm import simulate
 
 #: Settings in which a simulated node differs from a real one. It polls about once per update, as
 #: nodes with larger models do. It hardly evaluates and never checkpoints: the simulation measures
-#: held-out reward at no cost to the node, and no simulated node ever resumes.
+#: reward at no cost to the node, and no simulated node ever resumes.
 _DEFAULTS: Mapping[str, Any] = {
     "network.poll_seconds": 1.0,
     "run.eval_seconds": 86_400,
@@ -64,14 +64,19 @@ def run_simulation(scenario: Scenario, settings: Settings, directory: Path | Non
             print(f"wrote {path}")
 
 
-@contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr over `total` steps; yields a function that advances it by one."""
-    # The log lines of a hundred nodes would hide the bar. Their warnings are advice to an owner.
+def quiet() -> None:
+    """Log errors alone. The lines of a hundred nodes would hide everything else, and their warnings
+    are advice to an owner."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr over `total` steps; yields a function that advances it by one."""
+    quiet()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -96,7 +101,12 @@ def summary(report: SimulationReport, models: Sequence[str]) -> str:
     ]
     return "\n".join(
         (
-            f"held-out reward      {held_out.start:.3f} -> {held_out.end:.3f} (pass@1)",
+            f"unseen texts         {held_out.start:.3f} -> {held_out.end:.3f} (reward, pass@1)",
+            *(
+                [f"seen texts           {seen.start:.3f} -> {seen.end:.3f}"]
+                if (seen := report.seen)
+                else []
+            ),
             *(by_model if len(by_model) > 1 else ()),
             f"cumulative reward    {report.cumulative_own:.2f} of own groups, "
             f"{report.cumulative_batch:.2f} of training batches",

@@ -14,7 +14,10 @@ from swarm_node.simulation.unguarded import GUARDS
 
 #: Fields of a scenario that are described only where they say something, so that runs from before
 #: these fields stay valid.
-_LATER = ("hostile", "without", "supervised", "told", "late")
+_LATER = (
+    *("hostile", "without", "supervised", "told", "late", "fresh_tasks"),
+    *("eval_at", "eval_nodes", "samplers", "own_past", "by_rows"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,12 @@ class Scenario:
     loss: the probability that a message is lost.
     speeds: the speed of a node is a uniform draw from this range.
     behind: by how many updates samplers get their weights late.
-    eval_rounds, eval_tasks: rounds between measurements of held-out reward, and tasks per family.
+    samplers: so many samplers feed one node, each with its weights: tokens take it less time in
+        proportion, and the bytes of the weights are counted. 0 for a node that samples itself.
+    eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with
+        unseen texts.
+    eval_at: these rounds instead, and the last one.
+    eval_nodes: reward is measured of so many first nodes; 0 for all.
     models: "tiny" or directories, dealt to the nodes in turn.
     hostile: kinds of the last members (`hostile.KINDS`), which a report does not count as nodes.
     without: guards that no node has (`unguarded.GUARDS`).
@@ -38,6 +46,10 @@ class Scenario:
     late: rounds of the others after which the last node joins, 0 for none that is late. It does
         `rounds` - `late` rounds. A report has its figures apart (`Newcomer`), and those of the
         others every `late` rounds.
+    fresh_tasks: reward is measured on tasks that are drawn anew for each `seed`.
+    own_past: groups of a node's own past that each batch has besides (`variants.py`).
+    by_rows: peers' groups fill a batch until so many of its rows have a gradient; 0 for batches
+        of groups.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -60,6 +72,12 @@ class Scenario:
     supervised: bool = False
     told: int = 0
     late: int = 0
+    fresh_tasks: bool = False
+    eval_at: tuple[int, ...] = ()
+    eval_nodes: int = 0
+    samplers: int = 0
+    own_past: int = 0
+    by_rows: int = 0
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.rounds, self.eval_rounds, self.eval_tasks) < 1:
@@ -69,6 +87,10 @@ class Scenario:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
+        if min(self.samplers, self.own_past, self.by_rows, self.eval_nodes) < 0:
+            raise ConfigError("samplers, groups of the past, rows and measured nodes are 0 or more")
+        if self.samplers and self.nodes > 1:
+            raise ConfigError("samplers feed one node, not several")
         if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind, self.told) < 0:
             raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
         if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
@@ -83,6 +105,10 @@ class Scenario:
             raise ConfigError(
                 "a late node joins others before the last round, and no one is hostile"
             )
+
+    def measured(self, entry: int) -> bool:
+        """Whether held-out reward is measured after round `entry`, if it is not the last."""
+        return entry in self.eval_at if self.eval_at else entry % self.eval_rounds == 0
 
     def plan(self) -> dict[str, Any]:
         """What decides a result, in plain values. Models stand there by their digests, because

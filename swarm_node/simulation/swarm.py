@@ -28,13 +28,16 @@ from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.split import SPLIT
 from swarm_node.node.assembly import assemble
 from swarm_node.node.derive import trainer_settings
 from swarm_node.node.evaluation import Evaluator
 from swarm_node.node.home import Membership
 from swarm_node.node.node import Node
 from swarm_node.node.parts import Parts, Timing
+from swarm_node.node.snapshot import EvalPoint
 from swarm_node.p2p.memory import MemoryNetwork, MemoryTransport
+from swarm_node.policy.experience.replay import ReplayBuffer, ReplaySettings
 from swarm_node.policy.weights.store import shared_memory_dir
 from swarm_node.simulation.building import tiny_corpus
 from swarm_node.simulation.history import (
@@ -43,6 +46,7 @@ from swarm_node.simulation.history import (
     held_out_curve,
     mean,
     per_round,
+    seen_curve,
 )
 from swarm_node.simulation.hostile import TRIGGER, Means, corrupt
 from swarm_node.simulation.models import (
@@ -65,6 +69,7 @@ from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.seeded import EPOCH, Seeded
 from swarm_node.simulation.supervised import Lesson
 from swarm_node.simulation.unguarded import without
+from swarm_node.simulation.variants import VariantBuffer
 from swarm_node.simulation.virtual_time import ACCOUNT, VirtualTimeLoop, run_virtual
 from swarm_node.storage import Storage
 
@@ -114,7 +119,7 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
     chosen["experience"]["reuse"] = 1
     chosen["training"]["activation_checkpointing"] = False
     del chosen["network"]["coordinator"]  # a simulated network has none
-    return plain({"plan": scenario.plan(), **chosen})
+    return plain({"plan": scenario.plan(), "split": SPLIT, **chosen})
 
 
 @dataclass(slots=True)
@@ -128,7 +133,7 @@ class _Member:
     speed: float
     storage: Storage
     rounds: int
-    eval_rounds: int
+    measured: Callable[[int], bool]
     probe_seconds: float = 0.0
     #: These four are taken at the end of its last round.
     received_groups: int = 0
@@ -173,12 +178,15 @@ class _Swarm:
         for index, membership in enumerate(self._seeded.memberships(scenario.nodes)):
             speed = speeds.uniform(*scenario.speeds)
             self._members.append(self._member(index, membership, info, speed))
-        starts: dict[str, float] = {}
+        starts: dict[str, EvalPoint] = {}
+        watched: list[_Member] = []
         for member in self._members:
             # Nodes that start from the same weights share one measurement.
             if member.model.name not in starts:
                 starts[member.model.name] = await self._measure(member)
-            member.history.curve.append((0, starts[member.model.name]))
+            if len(watched) < (scenario.eval_nodes or scenario.nodes):
+                watched.append(member)
+                member.history.measure(starts[member.model.name])
         hostile = self._members[scenario.nodes - len(scenario.hostile) :]
         for member, kind in zip(hostile, scenario.hostile, strict=True):
             rng = self._seeded.rng(f"hostile {member.peer_id}")
@@ -205,10 +213,11 @@ class _Swarm:
     async def _round(self, member: _Member, weights: Path) -> None:
         history = member.history
         history.end_round(member.trainer.version)
-        if history.rounds % member.eval_rounds == 0 or history.rounds == member.rounds:
+        due = member.measured(history.rounds) or history.rounds == member.rounds
+        if due and history.curve:
             began = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
-            history.curve.append((history.rounds, await self._measure(member)))
+            history.measure(await self._measure(member))
             member.probe_seconds += self._loop.spent() - began
         if history.rounds == member.rounds:
             self._finish(member)
@@ -227,10 +236,10 @@ class _Swarm:
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
         self._unfinished -= 1
 
-    async def _measure(self, member: _Member) -> float:
-        """Held-out reward with the weights in the probe of its model. The measurement never waits,
+    async def _measure(self, member: _Member) -> EvalPoint:
+        """Rewards with the weights in the probe of its model. The measurement never waits,
         so no virtual time passes and no other node loads its weights meanwhile."""
-        return (await member.evaluator.measure()).all
+        return await member.evaluator.measure()
 
     def _member(
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
@@ -244,7 +253,8 @@ class _Swarm:
         place.mkdir()
         late, newcomer = scenario.late, scenario.late > 0 and index == scenario.nodes - 1
         rounds = scenario.rounds - late * newcomer
-        eval_rounds = late if late and not newcomer else scenario.eval_rounds
+        seldom = replace(scenario, eval_rounds=late, eval_at=()) if late else scenario
+        measured = scenario.measured if newcomer else seldom.measured
         inline = model.trainer(place, trainer_settings(settings), self._clock, self._lesson(index))
         members = self._members
 
@@ -256,7 +266,10 @@ class _Swarm:
         parts = Parts(
             transport=MemoryTransport(self._network, membership.identity),
             sampler=PacedSampler(
-                model.sampler(), scenario.pace.token_seconds / speed, scenario.behind, place
+                model.sampler(),
+                scenario.pace.token_seconds / speed / (scenario.samplers or 1),
+                scenario.behind,
+                place,
             ),
             trainer=trainer,
             environment=self._environment,
@@ -265,6 +278,7 @@ class _Swarm:
             policy=model.policy,
             clock=self._clock,
             processes=dict,
+            buffer=self._buffer,
         )
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -275,10 +289,11 @@ class _Swarm:
             earlier=0.0,
             drawing=Timing(),
             least=settings.run.eval_seconds,
+            draw=str(scenario.seed) if scenario.fresh_tasks else "",
         )
         node = assemble(settings, membership, parts)
         peer_id = membership.identity.peer_id
-        parted = (evaluator, history, speed, storage, rounds, eval_rounds)
+        parted = (evaluator, history, speed, storage, rounds, measured)
         return _Member(peer_id, node, model, trainer, *parted)
 
     def _lesson(self, index: int) -> Lesson | None:
@@ -289,6 +304,11 @@ class _Swarm:
         preset = self._settings.environment.options.get("preset", "short")
         answers = tiny_corpus(self._seeded.rng(f"told {index}").getrandbits(32), preset)
         return Lesson(answers, math.inf if scenario.supervised else scenario.told)
+
+    def _buffer(self, settings: ReplaySettings) -> ReplayBuffer:
+        """The replay buffer of a node; a node's own unless the scenario wants a variant."""
+        past, rows = self._scenario.own_past, self._scenario.by_rows
+        return VariantBuffer(settings, past, rows) if past or rows else ReplayBuffer(settings)
 
     def _report(self) -> SimulationReport:
         members, newcomer = self._counted, self._newcomer
@@ -308,11 +328,15 @@ class _Swarm:
             held_out_curve(histories),
             [_model_curve(model, members) for model in models],
             rounds,
-            [_row(member, models.index(member.model), honest) for member in members],
+            [
+                _row(member, models.index(member.model), honest, self._scenario.samplers)
+                for member in members
+            ],
             self._loop.time(),
             Newcomer(newcomer.history.curve, newcomer.history.made, newcomer.history.external)
             if newcomer
             else None,
+            seen_curve(histories),
         )
 
 
@@ -324,7 +348,7 @@ def _model_curve(model: SimulatedModel, members: Sequence[_Member]) -> ModelCurv
     )
 
 
-def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode:
+def _row(member: _Member, model: int, honest: AbstractSet[str], samplers: int) -> SimulatedNode:
     seen, history = member.node.snapshot(), member.history
     refused: Counter[str] = Counter()
     for peer in seen.peers:
@@ -339,10 +363,10 @@ def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode
         skipped_updates=seen.skipped_updates,
         groups_made=sum(history.made),
         groups_received=member.received_groups,
-        trained_own=sum(history.drawn) - sum(history.external),
+        trained_own=sum(history.drawn) - sum(history.external) - sum(history.past),
         trained_external=sum(history.external),
         trained_foreign=sum(history.foreign),
-        held_out_end=history.curve[-1][1],
+        held_out_end=history.curve[-1][1] if history.curve else None,
         weights=member.trainer.digest,
         rejected=seen.rejected,
         bytes_sent=member.sent,
@@ -355,6 +379,8 @@ def _row(member: _Member, model: int, honest: AbstractSet[str]) -> SimulatedNode
         triggered=mean(history.said[-LAST_GROUPS:] or [0]),
         refused=dict(refused),
         alarms=seen.alarms if history.trigger else [],
+        trained_past=sum(history.past),
+        weights_sent=samplers * seen.updates * member.model.weight_bytes,
     )
 
 

@@ -34,7 +34,7 @@ def test_join_ticks_its_steps_draws_and_says_how_it_ended(width: int) -> None:
     words = " ".join(text.split())
     places = [
         words.index(said)
-        for said in ("✓ trainer", "✓ network", "listening", "▲ learning alone", "held out", "----")
+        for said in ("✓ trainer", "✓ network", "listening", "▲ learning alone", "unseen", "----")
     ]
     assert places == sorted(places)
     assert re.search(r"stopped: update [\d,]+ finished, checkpoint stored \(\d+\.\d s\)\.", words)

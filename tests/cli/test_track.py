@@ -47,12 +47,23 @@ def test_each_row_is_passed_on_once_also_those_from_before(tmp_path: Path) -> No
     assert len(_track(home, into)) == 10  # told twice rather than never
 
 
-def test_held_out_reward_is_by_family_and_in_the_mean() -> None:
-    found = figures(HistoryRow(**{**_fields(row(7)), "pass_1": {"gcd": 0.5, "chess": 1.0}, "k": 4}))
+def test_reward_is_by_family_and_in_the_mean() -> None:
+    found = figures(
+        HistoryRow(
+            **{
+                **_fields(row(7)),
+                "pass_1": {"gcd": 0.5, "chess": 1.0},
+                "k": 4,
+                "seen_1": 0.9,
+                "split": 1,
+            }
+        )
+    )
     assert found["pass_1/gcd"] == 0.5
     assert found["pass_1/all"] == 0.75
+    assert found["seen_1"] == 0.9
     assert found["updates"] == 7.0
-    assert {"time", "k", "loss", "pass_k/all"}.isdisjoint(found)
+    assert {"time", "k", "split", "loss", "pass_k/all"}.isdisjoint(found)
 
 
 def _fields(of: HistoryRow) -> dict[str, object]:

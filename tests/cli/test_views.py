@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from swarm_node.cli.members_view import members_view, ticket_rows
-from swarm_node.cli.status_view import bars, status_view
-from swarm_node.cli.views import peers_view
+from swarm_node.cli.status_view import bars, curve, status_view
+from swarm_node.cli.views import eval_view, peers_view
 from swarm_node.node.ledger import Admission, Ban
 from swarm_node.node.samples import RecentRow, SampleRow
 from swarm_node.node.snapshot import (
@@ -258,7 +258,7 @@ def test_status_fits_every_width_and_an_alarm_is_told_once() -> None:
         membership=row,
         time=80 * 86_400.0,
         alarms=row.alarms(80 * 86_400.0),
-        evals=[EvalPoint(float(n), n, n / 100, n / 100, None, {}) for n in range(100)],
+        evals=[point(n) for n in range(100)],
     )
     full = msgspec.structs.replace(full, findings=findings(full))
     for width in (60, 80, 120, 200):
@@ -266,7 +266,35 @@ def test_status_fits_every_width_and_an_alarm_is_told_once() -> None:
         assert max(map(len, text.splitlines())) <= width
         assert " ".join(text.split()).count("was not renewed") == 1
         assert "0.00 ▁" in text
-        assert "█ 0.99" in text
+        assert "█ 0.99; seen 0.50" in text
+
+
+def point(number: int, **changes: Any) -> EvalPoint:
+    reward = number / 100
+    known = EvalPoint(float(number), number, reward, reward, None, {}, seen=0.5, split=1)
+    return msgspec.structs.replace(known, **changes)
+
+
+def test_rewards_of_the_old_ground_are_marked_and_stand_apart() -> None:
+    old = [point(90 + n, seen=None, split=0) for n in range(3)]
+    assert curve(old, 8) == "0.90 ███ 0.92 (old ground: held out by seed, texts occur in training)"
+    both = curve([*old, point(40)], 8)
+    assert both == (
+        "0.40; seen 0.50; 0.92 before (old ground: held out by seed, texts occur in training)"
+    )
+    assert curve([*old, point(40), point(50)], 8).startswith("0.40 ▄▅ 0.50; seen 0.50; 0.92 before")
+    assert curve([point(40), point(30, split=2)], 8) == (
+        "0.30; seen 0.50; 0.40 before (another split)"
+    )
+
+
+def test_an_evaluation_says_which_texts_a_figure_is_of() -> None:
+    measured = EvalPoint(1.0, 7, 0.25, 0.5, 0.125, {"gcd": 0.25}, seen=0.75, split=1)
+    text = " ".join(printed(eval_view(measured)).split())
+    assert "unseen texts, policy version 7" in text
+    assert "all 0.250 own 0.500 never sampled 0.125 seen texts 0.750" in text
+    old = msgspec.structs.replace(measured, seen=None, split=0)
+    assert "seen texts -" in " ".join(printed(eval_view(old)).split())
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(1, 80))

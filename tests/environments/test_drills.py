@@ -31,6 +31,7 @@ PUBLISHED = {
     "alphabet": ("Put the letters of tpt in alphabetical order.", "ptt"),
     "removal": ("Leave out every g of ngh.", "nh"),
     "progression": ("What comes next: 121, 139, 157?", "175"),
+    "doubling": ("Write each letter of ysk twice.", "yysskk"),
 }
 
 
@@ -40,6 +41,10 @@ def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
 
 def solve(family: str, question: str) -> str:  # noqa: C901 - one case for each family
     """The answer that a reader of the question gives, without the generator's code."""
+    question, _, ending = question.partition(" End with ")
+    if ending:
+        mark = {"a full stop.": ".", "an exclamation mark.": "!"}[ending]
+        return solve(family, question) + mark
     words = question.rstrip("?.").replace(",", "").split()
     numbers = [int(word) for word in words if word.isdigit()]
     match family:
@@ -67,6 +72,8 @@ def solve(family: str, question: str) -> str:  # noqa: C901 - one case for each 
             return "".join(sorted(words[4]))
         case "removal":
             return "".join(c for c in words[5] if c != words[3])
+        case "doubling":
+            return "".join(c + c for c in words[4])
         case "progression":
             return str(numbers[-1] + numbers[1] - numbers[0])
     raise AssertionError(family)
@@ -83,6 +90,17 @@ def test_a_reader_of_the_question_gives_the_same_answer(family: str) -> None:
         assert environment.score(task, f"<answer>{answer}</answer>") == 1.0
         for wrong in (f"{answer}.", f"= {answer}", f"{answer} ok", answer + answer[-1], ""):
             assert environment.score(task, wrong) == 0.0
+
+
+@pytest.mark.parametrize("family", PRESETS["short"])
+def test_an_answer_without_its_ending_is_wrong(family: str) -> None:
+    environment = create()
+    task = environment.derive(ref_to(environment, family, 11))
+    right = solve(family, environment.render(task))
+    assert environment.score(task, right) == 1.0
+    plain = right.rstrip(".!")
+    wrong = [plain + mark for mark in ("", ".", "!", ";") if plain + mark != right]
+    assert [environment.score(task, text) for text in wrong] == [0.0] * 3
 
 
 def test_generators_draw_the_published_exercises() -> None:
@@ -183,3 +201,13 @@ def test_a_chat_preset_asks_for_an_answer_in_tags_and_finds_it() -> None:
 def test_impossible_options_are_refused_by_name(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"environment\.options\."):
         create_environment("drills", options)
+
+
+def test_the_shipped_model_begins_with_the_shipped_families() -> None:
+    """Its tokenizer has a token for the fixed part of each question."""
+    from swarm_node.policy.models.codec import Codec
+    from swarm_node.policy.models.model import TINY, resolve
+
+    codec = Codec.from_directory(resolve(TINY))
+    for _, question, _ in islice(corpus("short", 0), 90):
+        assert len(codec.encode_prompt(question)) <= 20

@@ -21,6 +21,7 @@ from swarm_node.environments.host import (
     ProcessEnvironmentHost,
 )
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.split import with_split
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -97,7 +98,12 @@ def create(level=1):
     return Hostile()
 '''
 T = TypeVar("T")
-REF = TaskRef("hostile", "1", "one", 7)
+VERSION = with_split("1")
+REF = TaskRef("hostile", VERSION, "one", 7)
+#: Its text is held out, so that no training reference makes it.
+HELD_OUT = 9
+#: Those that make tasks.
+FAMILIES = ("one", "long")
 
 
 @pytest.fixture
@@ -121,14 +127,14 @@ def with_host(host: EnvironmentHost, use: Callable[[EnvironmentHost], Awaitable[
 
 
 def test_a_group_is_judged_in_another_process(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
 
     async def main() -> None:
         info = await host.start()
-        assert (info.name, info.version, info.families[0]) == ("hostile", "1", "one")
+        assert (info.name, info.version, info.families[0]) == ("hostile", VERSION, "one")
         assert None not in (host.pids["environment"], host.pids["judge_own"])
         assert os.getpid() not in host.pids.values()
-        assert await host.render([REF, TaskRef("hostile", "1", "one", 8)]) == ["say 7", "say 8"]
+        assert await host.render([REF, TaskRef("hostile", VERSION, "one", 8)]) == ["say 7", "say 8"]
         judged = await host.judge(REF, ["7", "8", "7"])
         assert (judged.prompt, judged.rewards) == ("say 7", (1.0, 0.0, 1.0))
         assert (judged.faults, judged.fault_reason) == (0, "")
@@ -149,7 +155,7 @@ def test_a_group_is_judged_in_another_process(hostile: str) -> None:
     ],
 )
 def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, reason)
@@ -167,7 +173,7 @@ def test_a_fault_costs_one_reward_and_no_process(hostile: str, text: str, reason
     ],
 )
 def test_an_exception_of_a_scorer_is_a_wrong_answer(hostile: str, text: str, raised: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.raised) == (0, raised)
@@ -179,17 +185,19 @@ def test_only_the_end_of_a_long_text_is_judged(hostile: str) -> None:
     texts = ["7" * 1_000_000, "raise" + end, end, "\ud800" * MAX_JUDGED_CHARS + end]
 
     async def use(host: EnvironmentHost) -> tuple[object, ...]:
-        return await host.judge(TaskRef("hostile", "1", "long", 7), texts)
+        return await host.judge(TaskRef("hostile", VERSION, "long", 7), texts)
 
-    judged = with_host(ProcessEnvironmentHost(hostile, {}), use)
+    judged = with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
     assert judged.rewards == (0.0, 1.0, 1.0, 1.0)
     assert judged.faults == 0
-    assert judged == with_host(InlineEnvironmentHost(create_environment(hostile, {})), use)
+    assert judged == with_host(
+        InlineEnvironmentHost(create_environment(hostile, {}), FAMILIES), use
+    )
 
 
 @pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
 def test_a_scorer_that_kills_its_process_costs_one_reward(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "crashed")
@@ -199,7 +207,7 @@ def test_a_scorer_that_kills_its_process_costs_one_reward(hostile: str, text: st
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
 def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, score_seconds=0.3)
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, score_seconds=0.3)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
@@ -207,7 +215,7 @@ def test_a_scorer_that_never_returns_is_ended(hostile: str, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["loop", "backtrack"])
 def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {}, score_seconds=0.3)
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, score_seconds=0.3)
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
     assert (judged.lost, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
@@ -215,7 +223,7 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(hostile: str, text: s
 @pytest.mark.slow(reason="waits out the patience with a judge, twice")
 def test_a_judge_that_does_not_answer_is_ended(hostile: str) -> None:
     """It waits without using its time, as no text should be able to make it do."""
-    host = ProcessEnvironmentHost(hostile, {}, derive_seconds=0.1, score_seconds=0.1)
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.1, score_seconds=0.1)
     judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"]))
     assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "stuck")
     judged = with_host(host, lambda h: h.judge(REF, ["7", "wait"], "peers"))
@@ -223,7 +231,7 @@ def test_a_judge_that_does_not_answer_is_ended(hostile: str) -> None:
 
 
 def test_own_answers_do_not_wait_for_peers(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
 
     async def use(running: EnvironmentHost) -> None:
         peers = asyncio.ensure_future(running.judge(REF, ["wait"], "peers"))
@@ -241,13 +249,13 @@ def test_a_judge_is_given_few_variables(hostile: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("SWARM_NODE_TICKET", "secret")
     judged = with_host(
-        ProcessEnvironmentHost(hostile, {}), lambda h: h.judge(REF, ["variables", "7"])
+        ProcessEnvironmentHost(hostile, {}, FAMILIES), lambda h: h.judge(REF, ["variables", "7"])
     )
     assert judged.rewards == (1.0, 1.0)
 
 
 def test_a_group_of_killers_is_given_up(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
 
     async def use(running: EnvironmentHost) -> None:
         judged = await running.judge(REF, ["exit", "7", "exit", *["7"] * 5])
@@ -260,7 +268,7 @@ def test_a_group_of_killers_is_given_up(hostile: str) -> None:
 
 
 def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) -> None:
-    host = ProcessEnvironmentHost(hostile, {})
+    host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
 
     async def use(running: EnvironmentHost) -> None:
         for _ in range(3):
@@ -275,40 +283,42 @@ def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(hostile: str) 
 
 
 def test_prints_do_not_damage_the_replies(hostile: str) -> None:
-    judged = with_host(ProcessEnvironmentHost(hostile, {}), lambda h: h.judge(REF, ["print", "7"]))
+    judged = with_host(
+        ProcessEnvironmentHost(hostile, {}, FAMILIES), lambda h: h.judge(REF, ["print", "7"])
+    )
     assert (judged.rewards, judged.faults) == ((0.0, 1.0), 0)
 
 
 def test_many_judgements_at_once_keep_apart(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
-        refs = [TaskRef("hostile", "1", "one", seed) for seed in range(20)]
+        refs = [TaskRef("hostile", VERSION, "one", seed) for seed in range(20) if seed != HELD_OUT]
         texts = ["raise", "3", "exit", "5"]
         results = await asyncio.gather(*(host.judge(ref, texts) for ref in refs))
         for ref, judged in zip(refs, results, strict=True):
             assert judged.prompt == f"say {ref.seed}"
             assert judged.rewards == (0.0, float(ref.seed == 3), 0.0, float(ref.seed == 5))
 
-    with_host(ProcessEnvironmentHost(hostile, {}), use)
+    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 @pytest.mark.parametrize("family", ["unknown", "broken", "deadly"])
 def test_a_task_that_cannot_be_made_is_unknown(hostile: str, family: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(UnknownTaskError):
-            await host.judge(TaskRef("hostile", "1", family, 1), ["7"])
+            await host.judge(TaskRef("hostile", VERSION, family, 1), ["7"])
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
-    with_host(ProcessEnvironmentHost(hostile, {}), use)
+    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(SlowTaskError, match="leave that family out") as slow:
-            await host.judge(TaskRef("hostile", "1", "slow", 1), ["7"], "peers")
+            await host.judge(TaskRef("hostile", VERSION, "slow", 1), ["7"], "peers")
         assert slow.value.seconds == pytest.approx(0.2)
         assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
 
-    with_host(ProcessEnvironmentHost(hostile, {}, derive_seconds=0.1), use)
+    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.1), use)
 
 
 def test_too_many_texts_are_a_bug_of_the_caller(hostile: str) -> None:
@@ -316,7 +326,7 @@ def test_too_many_texts_are_a_bug_of_the_caller(hostile: str) -> None:
         with pytest.raises(ValueError, match=str(MAX_TEXTS)):
             await host.judge(REF, ["7"] * (MAX_TEXTS + 1))
 
-    with_host(ProcessEnvironmentHost(hostile, {}), use)
+    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 def test_a_cancelled_judgement_leaves_a_host_that_works(hostile: str) -> None:
@@ -326,7 +336,7 @@ def test_a_cancelled_judgement_leaves_a_host_that_works(hostile: str) -> None:
                 await host.judge(REF, ["wait"])
         assert (await host.judge(REF, ["7"])).rewards == (1.0,)
 
-    with_host(ProcessEnvironmentHost(hostile, {}), use)
+    with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 @pytest.mark.parametrize(
@@ -354,16 +364,16 @@ def test_no_time_at_all_is_refused() -> None:
 
 def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
     texts = ["7", "raise", "nan", "\ud800", "8", "7"]
-    inline = InlineEnvironmentHost(create_environment(hostile, {}))
+    inline = InlineEnvironmentHost(create_environment(hostile, {}), FAMILIES)
 
     async def use(host: EnvironmentHost) -> tuple[object, ...]:
         info = await host.start()
         with pytest.raises(UnknownTaskError):
-            await host.render([TaskRef("hostile", "1", "broken", 1)])
+            await host.render([TaskRef("hostile", VERSION, "broken", 1)])
         said = (info.name, info.version, info.families)
         return said, await host.render([REF]), await host.judge(REF, texts)
 
-    assert with_host(inline, use) == with_host(ProcessEnvironmentHost(hostile, {}), use)
+    assert with_host(inline, use) == with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 def test_the_example_in_the_documentation_runs(

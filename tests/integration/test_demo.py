@@ -17,15 +17,17 @@ from swarm_node.demo import write_report
 from swarm_node.node.snapshot import EvalPoint
 
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]
-CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {})], "alone": []}
+CURVES = {"node 1": [EvalPoint(1.0, 0, 0.1, 0.1, 0.1, {}, seen=0.2, split=1)], "alone": []}
 NODE_KEYS = {
     "name",
     "peer_id",
     "updates",
     "reward_start",
     "reward_end",
-    "unseen_start",
-    "unseen_end",
+    "borrowed_start",
+    "borrowed_end",
+    "seen_start",
+    "seen_end",
     "groups_published",
     "groups_trained_own",
     "groups_trained_external",
@@ -54,7 +56,7 @@ def test_the_demo_leaves_a_report_and_a_picture(tmp_path: Path) -> None:
         assert node["groups_trained_external"] > 0
         assert node["reward_end"] > node["reward_start"] + 0.1
     assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
-    assert "unseen" in done.stdout
+    assert "borrowed" in done.stdout
 
 
 @pytest.mark.slow(reason="runs a whole swarm of real nodes")

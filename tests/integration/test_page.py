@@ -51,6 +51,7 @@ def test_it_shows_the_node_and_what_peers_write_stays_text(
         page.goto(one.address())
         playwright.expect(page.locator("#metrics canvas")).to_be_visible()
         playwright.expect(page.locator("#held")).to_have_text("0.748")
+        playwright.expect(page.locator("#held-seen")).to_have_text("seen texts 0.874")
         playwright.expect(page.locator("#nodes tbody tr")).to_have_count(2)
         assert page.url.endswith("/"), "the key stays in the address"
         assert HOSTILE in page.locator("#nodes tbody tr").first.inner_text()
@@ -75,14 +76,36 @@ def test_what_was_measured_alone_is_a_line_of_its_own(
     with served(tmp_path, snapshot(evals=alone, coordinator=told)) as one:
         page.goto(one.address())
         lines = page.locator("#reward .u-legend .u-label")
-        every = ["up", "all families", "sampled here", "never sampled", "alone"]
+        every = ["up", "all families", "sampled here", "never sampled", "alone", "seen texts"]
         playwright.expect(lines).to_have_text(every)
         page.locator("#family").select_option("gcd")
         playwright.expect(lines).to_have_text(["up", "gcd", "alone"])
         assert "https://swarm.example: 7 introductions" in page.locator("#machine").inner_text()
         one.now = snapshot(evals=[point(number) for number in range(3)])
         page.reload()
-        playwright.expect(lines).to_have_text(every[:-1])
+        playwright.expect(lines).to_have_text([*every[:-2], "seen texts"])
+    assert errors == []
+
+
+def test_what_was_measured_on_the_old_ground_is_marked(
+    tmp_path: Path, said: tuple[Any, list[str]]
+) -> None:
+    page, errors = said
+    old = [replace(point(number), split=0, seen=None) for number in range(280, 290)]
+    with served(tmp_path, snapshot(evals=old)) as one:
+        page.goto(one.address())
+        lines = page.locator("#reward .u-legend .u-label")
+        playwright.expect(lines).to_have_text(["up", "old ground"])
+        playwright.expect(page.locator("#held-seen")).to_have_text("old ground: held out by seed")
+        after = [replace(point(number), seconds=2000.0 + number) for number in (40, 44)]
+        one.now = snapshot(evals=[*old, *after])
+        page.reload()
+        every = ["up", "all families", "sampled here", "never sampled", "seen texts", "old ground"]
+        playwright.expect(lines).to_have_text(every)
+        playwright.expect(page.locator("#held")).to_have_text("0.110")
+        playwright.expect(page.locator("#held-more")).to_contain_text("0.100 at first")
+        page.locator("#family").select_option("gcd")
+        playwright.expect(lines).to_have_text(["up", "gcd", "old ground"])
     assert errors == []
 
 

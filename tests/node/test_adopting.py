@@ -12,6 +12,7 @@ from in_memory import World, small_settings
 from swarm_node.config import settings_keys
 from swarm_node.config.model import at_once
 from swarm_node.node.assembly import assemble
+from swarm_node.node.evaluation import seen_tasks
 from swarm_node.node.node import Node
 from swarm_node.policy.training.process import InlineTrainer
 from swarm_node.simulation.paced import PacedTrainer
@@ -79,13 +80,14 @@ def test_a_pause_between_measurements_ends_by_the_new_setting(tmp_path: Path) ->
         life = asyncio.create_task(node.run())
         await asyncio.sleep(100)
         first = node.snapshot()
-        assert [len(first.evals), node._work.evaluator._rows] == [1, 2 * len(first.families)]
+        families = len(first.families)
+        assert [len(first.evals), node._work.evaluator._rows] == [1, (2 + seen_tasks(2)) * families]
         node.adopt(small_settings(run__eval_seconds=300.0, run__eval_tasks=1))
         await asyncio.sleep(100)
         assert len(node.snapshot().evals) == 1
         await asyncio.sleep(200)
         assert len(node.snapshot().evals) == 2
-        assert node._work.evaluator._rows == len(first.families)
+        assert node._work.evaluator._rows == (1 + seen_tasks(1)) * families
         node.stop()
         await life
 

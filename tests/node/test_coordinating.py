@@ -362,11 +362,13 @@ def test_a_report_says_what_the_owner_sees_and_fits() -> None:
         model="hub/Some Model!",
         peers=peers,
         groups=GroupCounts(published=5, received=6, trained_own=7, trained_external=8),
-        evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, families)],
+        evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, families, split=1)],
     )
     report = report_of(snapshot, 12)
     assert (report.model, report.published, report.trained_external) == ("Some Model_", 5, 8)
     assert set(dict(report.held_out).values()) == {1.0}
+    old = quiet_snapshot(evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})])
+    assert report_of(old, 12).held_out == (), "measured on another ground"
     assert dict(report.peers[5].refused) == {"signature": 5, "a_b": 1}
     assert all(found.received or found.refused for found in report.peers)
     sealed = seal(Identity.generate(), b"i" * 32, Kind.REPORT, pack(report))

@@ -36,6 +36,7 @@ LAPTOP = Facts(
     ipc=True,
     bitsandbytes=False,
     libp2p=False,
+    extras=frozenset({"reasoning_gym"}),
     compiler=None,
     headers=False,
     memory=12 * GB,
@@ -112,6 +113,17 @@ def test_a_missing_network_stack_is_named_with_its_remedy() -> None:
     assert stack.level == "error"
     assert '`pip install "swarm-node[libp2p]"`' in stack.remedy
     assert wrong(replace(LAPTOP, libp2p=True), network__stack="libp2p") == {}
+
+
+def test_an_environment_whose_package_is_missing_is_named_with_its_extra() -> None:
+    bare = replace(LAPTOP, extras=frozenset())
+    found = judged(bare, environment__name="reasoning_gym")["environment"]
+    assert found.level == "error"
+    assert "environment.name is reasoning_gym" in found.found
+    assert "`pip install 'swarm-node[reasoning-gym]'`" in found.remedy
+    assert wrong(LAPTOP, environment__name="reasoning_gym") == {}
+    assert "environment" not in judged(bare, environment__name="jsonl")
+    assert wrong(LAPTOP, environment__name="verifiers") == {"environment": "error"}
 
 
 def test_a_torch_for_cpus_beside_a_gpu_is_named() -> None:

@@ -17,6 +17,7 @@ from swarm_node.node.env_check import check_environment
 from swarm_node.node.snapshot import Said
 from swarm_node.policy.models.model import resolve
 
+KINDS = ("questions", "constant")
 SOURCE = """
 import random
 from swarm_node.environments.base import Task
@@ -33,13 +34,20 @@ class Made:
     def score(self, task, text):
         {score}
 
+    {more}
+
 def create():
     return Made()
 """
 
 
 def environment(place: Path, **parts: str) -> str:
-    given = {"version": "1", "payload": "ref.seed % 10", "score": "return float(len(text) % 2)"}
+    given = {
+        "version": "1",
+        "payload": "ref.seed % 100_000",
+        "score": "return float(len(text) % 2)",
+        "more": "",
+    }
     text = SOURCE.format(**{**given, **parts})
     (place / "made.py").write_text(textwrap.dedent(text))
     return "made:create"
@@ -69,8 +77,9 @@ def test_what_the_model_answers_right_says_whether_it_can_learn(
     place: Path, parts: dict[str, str], last: str, level: str
 ) -> None:
     found = checked(environment(place, **parts))
-    assert [said.kind for said in found] == ["imports", "derive", "score", "family"]
-    assert [said.level for said in found[:3]] == ["good"] * 3, found
+    kinds = ["imports", "derive", "questions", "constant", "score", "family"]
+    assert [said.kind for said in found] == kinds
+    assert [said.level for said in found[:5]] == ["good"] * 5, found
     assert last in found[-1].text
     assert found[-1].level == level
     if level != "good":
@@ -94,6 +103,71 @@ def test_what_peers_would_not_agree_on_is_found(
     bad = next(said for said in found if said.level == "bad")
     assert (bad.kind, text in bad.text) == (kind, True), found
     assert bad.remedy
+
+
+@pytest.mark.slow(reason="starts two environments, and a model that answers")
+@pytest.mark.parametrize(
+    ("parts", "levels", "texts", "remedies"),
+    [
+        (
+            {},
+            ["good", "good"],
+            ["different questions in 10,000 draws", "no right answer is known"],
+            ["", ""],
+        ),
+        (
+            {
+                "payload": "ref.seed % 500",
+                "score": "return float(text == str(max(task.payload % 3, 1)))",
+                "more": "def answer(self, task): return str(max(task.payload % 3, 1))",
+            },
+            ["warning", "warning"],
+            [
+                "one: 500 different questions in 10,000 draws, about 500 in all; 0 held-out",
+                '"1" for',
+            ],
+            ["fewer than 10,000: a model can learn them by heart", "scores above 0.1"],
+        ),
+        (
+            {
+                "score": "return float(text == str(task.payload))",
+                "more": "def answer(self, task): return str(task.payload)",
+            },
+            ["good", "good"],
+            ["about ", "scores 0.00 (200 tasks)"],
+            ["", ""],
+        ),
+        (
+            {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"},
+            ["good", "good"],
+            ["(cut off after 5 s)", "no right answer is known"],
+            ["", ""],
+        ),
+    ],
+)
+def test_the_questions_are_counted_and_a_constant_answer_is_tried(
+    place: Path,
+    parts: dict[str, str],
+    levels: list[str],
+    texts: list[str],
+    remedies: list[str],
+) -> None:
+    said = [each for each in checked(environment(place, **parts)) if each.kind in KINDS]
+    assert [each.kind for each in said] == list(KINDS)
+    assert [each.level for each in said] == levels, said
+    for each, text, remedy in zip(said, texts, remedies, strict=True):
+        assert text in each.text
+        assert remedy in each.remedy
+        assert bool(each.remedy) == bool(remedy)
+
+
+def test_one_whose_questions_cannot_be_split_ends_with_exit_code_1(place: Path) -> None:
+    name = environment(place, payload="7")
+    done = CliRunner().invoke(app, ["env", "check", name, "--json"])
+    assert done.exit_code == 1
+    (check,) = json.loads(done.stdout)["checks"]
+    assert "family one: 0 of 1024 draws have a text of the held-out part" in check["text"]
+    assert "it has about 1 different questions" in check["text"]
 
 
 def test_one_that_cannot_be_imported_ends_with_exit_code_1(place: Path) -> None:

@@ -1,18 +1,29 @@
-"""Evaluation takes a tenth of the sampler's time at most, however long its answers are."""
+"""Evaluation takes a tenth of the sampler's time at most, and tells unseen texts from seen ones."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from in_memory import Sampler, World, small_settings, tiny
+from in_memory import Host, Sampler, World, environment, small_settings, tiny
 
+from swarm_node.environments.host import Judgement, Whose
+from swarm_node.environments.seeds import held_out_seed
+from swarm_node.environments.split import SPLIT
 from swarm_node.node.assembly import assemble
-from swarm_node.node.evaluation import cost, pause
+from swarm_node.node.evaluation import Evaluator, cost, pause, seen_tasks
+from swarm_node.node.parts import Timing
+from swarm_node.node.snapshot import EvalPoint, GroupCounts, Saved
 from swarm_node.policy.training.process import InlineTrainer
+from swarm_node.rollout import TaskRef
 from swarm_node.simulation.paced import PacedTrainer
 from swarm_node.simulation.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -49,13 +60,96 @@ def test_a_node_that_samples_slowly_evaluates_less_often(tmp_path: Path) -> None
         parts = world.parts(settings, sampler=sampler, trainer=trainer)
         node = assemble(settings, world.memberships[0], parts)
         life = asyncio.create_task(node.run())
-        await asyncio.sleep(600)
+        await asyncio.sleep(1200)
         node.stop()
         await life
-        # Nine answers of some 8 tokens take 14 seconds.
+        # Eighteen answers of some 8 tokens take 28 seconds.
         seconds = [point.seconds for point in node.snapshot().evals]
         gaps = [later - earlier for earlier, later in pairwise(seconds)]
         assert len(gaps) >= 2
-        assert all(60 <= gap <= 300 for gap in gaps)
+        assert all(120 <= gap <= 600 for gap in gaps)
 
     run_virtual(scenario)
+
+
+class _Known(Host):
+    """An environment in which every answer to an unseen text is worth a quarter and every other one
+    three quarters. It remembers what it judged."""
+
+    def __init__(self) -> None:
+        super().__init__(environment())
+        self.judged: dict[TaskRef, str] = {}
+
+    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+        found = await super().judge(ref, texts, whose)
+        assert ref not in self.judged
+        self.judged[ref] = found.prompt
+        return replace(found, rewards=(0.25 if ref.held_out else 0.75,) * len(texts))
+
+
+def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str]]:
+    """One point, and the tasks that were judged for it with their prompts."""
+    host = _Known()
+
+    async def scenario(loop: VirtualTimeLoop) -> EvalPoint:
+        settings = small_settings()
+        parts = World(place, loop).parts(settings, environment=host)
+        await parts.sampler.load(*await parts.trainer.start())
+        info = await host.start()
+        arguments = {"tasks": 4, "earlier": 0.0, "drawing": Timing(), "least": 1.0, **changes}
+        return await Evaluator(
+            sampling=settings.sampling,
+            parts=parts,
+            info=info,
+            own_families=info.families[:1],
+            **arguments,
+        ).measure()
+
+    return run_virtual(scenario), host.judged
+
+
+def test_reward_on_unseen_and_on_seen_texts_are_kept_apart(tmp_path: Path) -> None:
+    point, judged = _measured(tmp_path, tries=4)
+    assert set(point.families.values()) == set(point.pass_k.values()) == {0.25}
+    assert (point.all, point.own, point.borrowed, point.seen) == (0.25, 0.25, 0.25, 0.75)
+    assert point.split == SPLIT > 0
+    unseen = {ref for ref in judged if ref.held_out}
+    seen = set(judged) - unseen
+    families = len(point.families)
+    assert not {judged[ref] for ref in unseen} & {judged[ref] for ref in seen}
+    assert (len(unseen), len(seen), len(judged)) == (4 * families, 2 * families, 6 * families)
+
+
+def test_the_seen_tasks_are_a_quarter_and_two_where_that_is_less() -> None:
+    assert [seen_tasks(tasks) for tasks in (1, 2, 8, 16, 64)] == [1, 2, 2, 4, 16]
+
+
+def test_the_tasks_are_the_same_in_every_run_and_others_with_another_draw(tmp_path: Path) -> None:
+    first, again, other, third = (
+        set(_measured(tmp_path, tasks=2, draw=draw)[1]) for draw in ("", "", "1", "2")
+    )
+    assert first == again
+    assert len(first | other | third) == 3 * len(first)
+    held = {ref.seed for ref in first if ref.held_out}
+    assert held == {held_out_seed(ref.family, index) for ref in first for index in range(2)}
+
+
+def test_points_of_an_old_checkpoint_are_read_and_say_so() -> None:
+    now = EvalPoint(9.0, 3, 0.4, 0.4, 0.3, {"gcd": 0.4}, seen=0.6, split=SPLIT)
+    saved = msgspec.to_builtins(Saved(3, GroupCounts(), [now]))
+    old = {"seconds": 1.0, "version": 2, "all": 0.5, "own": 0.6, "unseen": 0.25}
+    alone = {**old, "unseen": None, "families": {"gcd": 0.5}}
+    saved["evals"] = [{**old, "families": {"gcd": 0.5}}, alone, *saved["evals"]]
+    read = Saved.read(saved).evals
+    assert [point.borrowed for point in read] == [0.25, None, 0.3]
+    assert [point.split for point in read] == [0, 0, SPLIT]
+    assert [point.seen for point in read] == [None, None, 0.6]
+    assert read[2] == now
+    assert Saved.read(msgspec.to_builtins(Saved(3, GroupCounts(), read))).evals == read
+
+
+@pytest.mark.parametrize("evals", [[3], [{"unseen": 1}], {}, None])
+def test_points_that_are_none_are_refused(evals: object) -> None:
+    saved = {**msgspec.to_builtins(Saved(3, GroupCounts(), [])), "evals": evals}
+    with pytest.raises(msgspec.ValidationError):
+        Saved.read(saved)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_memory import World, small_settings
 
+from swarm_node.environments.split import SPLIT
 from swarm_node.errors import HomeError
 from swarm_node.node.assembly import assemble
 from swarm_node.node.history import HistoryRow, MetricsFile, Ring, Totals, means
@@ -121,6 +122,9 @@ def test_a_running_node_writes_rows_of_both_kinds_of_groups(tmp_path: Path) -> N
         assert measured[0].pass_1 == seen.evals[0].families
         assert measured[0].pass_k is not None
         assert measured[0].k == 4
+        assert measured[0].seen_1 is not None
+        assert measured[0].seen_1 == seen.evals[0].seen
+        assert measured[0].split == SPLIT
         assert measured[0].pass_k.keys() == measured[0].pass_1.keys()
         between = [b.time - a.time for a, b in pairwise(rows) if b.pass_1 is None]
         assert all(5.0 <= gap <= 61.0 for gap in between)

@@ -43,12 +43,12 @@ def test_an_event_is_one_line_of_text(told: Told) -> None:
     log.info("node started", peer="12D3", swarm="team a", version=3)
     log.warning("unreachable", error=HOSTILE)
     log.debug("rejected", reason="stale")
-    log.info("progress", version=3, said="version 3, held out 0.5")
+    log.info("progress", version=3, said="version 3, unseen 0.5")
     first, second, third = told.text().splitlines()
     assert first.split("Z ")[1] == 'node started peer=12D3 swarm="team a" version=3'
     assert second.split("Z ")[1].startswith("WARNING unreachable error=")
     assert all(character.isprintable() for character in second)
-    assert third.split("Z ")[1] == "progress version 3, held out 0.5"
+    assert third.split("Z ")[1] == "progress version 3, unseen 0.5"
 
 
 def test_a_traceback_follows_its_line(told: Told) -> None:

@@ -31,7 +31,9 @@ def full_snapshot() -> Snapshot:
         groups=GroupCounts(40, 30, 10, 12, 20, 15),
         rejected={"stale": 2, "unreachable": 5},
         faults={"scorer": 1},
-        evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4)],
+        evals=[
+            EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4, seen=0.9, split=1)
+        ],
         update=UpdateRow(0.1, 1.5, 0.5, 0.02, 0.001, 100, 0.1, 1.2),
         busy=BusyRow(5.0, 4.0, 10.0),
         tokens=TokensRow(1000, 900),
@@ -59,6 +61,7 @@ def test_figures_have_types_units_and_no_peers() -> None:
     assert values["swarm_node_refusals_total", "stale"] == 2
     assert values["swarm_node_held_out_reward", "gcd"] == 0.5
     assert values["swarm_node_held_out_best_reward", "gcd"] == 0.75
+    assert values["swarm_node_seen_reward",] == 0.9
     assert values["swarm_node_busy_seconds_total", "trainer"] == 4.0
     assert values["swarm_node_memory_bytes",] == 1 << 30
     assert values["swarm_node_lag_versions",] == 0.5
@@ -68,6 +71,16 @@ def test_figures_have_types_units_and_no_peers() -> None:
     assert "12D3KooW" not in text
     assert "laptop" not in text
     assert exposition(quiet_snapshot()), "a node that has just started is scraped, too"
+
+
+def test_rewards_of_the_old_ground_are_no_figures() -> None:
+    old = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, {"gcd": 0.75}, 4)
+    text = exposition(quiet_snapshot(evals=[old])).decode()
+    assert "held_out" not in text
+    assert "seen_reward" not in text
+    one = EvalPoint(2.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split=1)
+    text = exposition(quiet_snapshot(evals=[old, one])).decode()
+    assert 'swarm_node_held_out_reward{family="gcd"} 0.5' in text
 
 
 def test_two_nodes_in_one_process_share_no_figures() -> None:

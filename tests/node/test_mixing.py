@@ -10,6 +10,7 @@ import pytest
 from builders import completion, verified
 
 from swarm_node.config import load_settings
+from swarm_node.environments.split import SPLIT
 from swarm_node.errors import ConfigError
 from swarm_node.node.derive import mixture_settings, replay_settings
 from swarm_node.node.mixing import Mixer
@@ -132,12 +133,27 @@ def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
     for _ in range(20):
         before.update(offered=20, probe=0.5)
     after = Life("auto")
-    after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}))
+    after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}, split=SPLIT))
     after.mixer.resume(before.mixer.state)
     after.update(offered=20)
     assert after.mixer.state is not None
     assert before.mixer.state is not None
     assert after.mixer.state.probe == before.mixer.state.probe
+
+
+def test_reward_on_another_ground_is_no_fall() -> None:
+    before = Life("auto")
+    for _ in range(20):
+        before.update(offered=20, probe=0.9)
+    after = Life("auto")
+    after.tally.evals.append(EvalPoint(0.0, 1, 0.9, 0.9, None, {}, split=SPLIT - 1))
+    after.mixer.resume(before.mixer.state)
+    for _ in range(5):
+        after.update(offered=20, probe=0.4)
+    assert after.mixer.state is not None
+    assert after.mixer.state.allowance == 1.0
+    assert after.mixer.state.probe is not None
+    assert after.mixer.state.probe.slow == pytest.approx(0.4)
 
 
 def test_what_was_found_is_shown() -> None:

@@ -119,6 +119,20 @@ def test_a_preset_has_its_name_and_anything_else_its_version() -> None:
     assert environment_name("mine:create", with_split("short")) == "mine:create short"
 
 
+def test_an_environment_of_another_release_is_named_with_the_release_that_one_node_needs() -> None:
+    """A node that shares the preset but not the split is not told to take the same preset."""
+    old, new = drills.create("short").version, "2-ab split 2, swarm-node 0.3.1"
+    for version, named, remedy in (
+        (old, "drills short before swarm-node 0.2", "its node runs an older release"),
+        (new, "drills 2-ab of swarm-node 0.3.1", "needs swarm-node 0.3.1 or newer"),
+    ):
+        assert environment_name("drills", version) == named
+        (said,) = findings(node(peers=[peer(environment=named, seen=2.0)]))
+        assert said.kind == "environment"
+        assert named in said.text
+        assert remedy in said.remedy
+
+
 def test_findings_travel_with_the_snapshot() -> None:
     shot = node(findings=[Said("alone", "warning", "text", "remedy")])
     assert msgspec.json.decode(msgspec.json.encode(shot), type=Snapshot) == shot

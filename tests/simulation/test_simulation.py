@@ -14,7 +14,7 @@ import pytest
 from swarm_node.errors import ConfigError
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.report import SimulationReport, load_report, save_report
-from swarm_node.simulation.run import simulation_settings
+from swarm_node.simulation.run import simulation_settings, summary
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import simulate
 
@@ -70,6 +70,12 @@ def test_a_report_adds_up(first: SimulationReport) -> None:
     assert first.held_out.curve[-1][1] == pytest.approx(
         sum(node.held_out_end for node in first.nodes) / 3
     )
+    assert first.seen is not None
+    assert [entry for entry, _ in first.seen.curve] == [0, 2, 4]
+    assert (first.seen.start, first.seen.end) == (first.seen.curve[0][1], first.seen.curve[-1][1])
+    text = summary(first, ["tiny"])
+    assert f"unseen texts         {first.held_out.start:.3f} -> {first.held_out.end:.3f}" in text
+    assert f"seen texts           {first.seen.start:.3f} -> {first.seen.end:.3f}" in text
     assert first.cumulative_own == pytest.approx(sum(first.rounds.own))
     assert len(first.rounds.batch) == 4
     assert 0 < first.informative_per_update <= 8
@@ -84,10 +90,21 @@ def test_a_report_adds_up(first: SimulationReport) -> None:
     assert sum(node.bytes_received for node in first.nodes) < 1.1 * sent
 
 
+def test_tasks_are_drawn_anew_for_each_seed_where_that_is_asked() -> None:
+    """The start model is the same for all seeds, so only other tasks change its reward."""
+    few = {"nodes": 1, "rounds": 1, "eval_rounds": 1, "eval_tasks": 4}
+    fixed = {run(seed, **few).held_out.start for seed in (1, 2, 3)}
+    anew = [run(seed, fresh_tasks=True, **few) for seed in (1, 2, 3)]
+    assert len(fixed) == 1
+    assert len({(report.held_out.start, report.seen and report.seen.start) for report in anew}) > 1
+    assert anew[0].settings["plan"]["fresh_tasks"] is True
+    assert "fresh_tasks" not in run(1, **few).settings["plan"]
+
+
 def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() -> None:
     report = run(specialised=2, speeds=(0.5, 2.0))
     assert [node.families for node in report.nodes] == [
-        ["addition", "alphabet"],
+        ["alphabet", "doubling"],
         ["initials", "largest"],
         ["position", "removal"],
     ]

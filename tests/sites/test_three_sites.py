@@ -17,7 +17,7 @@ pytestmark = [
 ]
 HOSTS = "pub1", "pub2", "pub3", "a1", "a2", "b1", "b2"
 #: What a listener would look for: protocols, tasks, peers.
-CANARIES = b"swarm-node", b"reasoning_gym", b"12D3KooW", b"qwen"
+CANARIES = b"swarm-node", b"drills", b"12D3KooW", b"qwen"
 
 
 def test_every_pair_of_seven_nodes_exchanges_groups_and_no_link_shows_any(tmp_path: Path) -> None:

@@ -19,6 +19,14 @@ import numpy as np
 from msgspec import structs, to_builtins
 
 from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.split import (
+    HELD_OUT_SHARE,
+    SPLIT,
+    canonical,
+    is_held_out,
+    next_seed,
+    position,
+)
 from swarm_node.p2p.coordination import (
     Call,
     Finding,
@@ -51,6 +59,8 @@ from swarm_node.p2p.reach.relayed import Request, request_to, seal_reply, seal_r
 from swarm_node.p2p.ticket import make_ticket
 from swarm_node.p2p.wire import Announcement, Body, Heartbeat, Presence, pack, pack_group
 from swarm_node.rollout import (
+    HELD_OUT_SEED,
+    SEED_LIMIT,
     Completion,
     Finish,
     PolicyRef,
@@ -613,11 +623,53 @@ def membership() -> dict[str, Any]:
     }
 
 
+def split() -> dict[str, Any]:
+    """Questions with their side, and references with the seeds that they move on to. Numbers are
+    texts, because they exceed what JSON keeps."""
+    questions = [
+        *(
+            "",
+            "What is 1 + 1?",
+            "  What is\t1 +\n1? ",
+            "Caf\u00e9",
+            "Cafe\u0301",
+            "a\u00a0b",
+            "a b",
+        ),
+        *("\ufb01", "\u212b", "\u3000\u4e00", "A", "a"),
+        *(f"Calculate {number} + 1." for number in range(8)),
+    ]
+    texts = [
+        {
+            "question": question,
+            "canonical": canonical(question),
+            "position": str(position(question)),
+            "held_out": is_held_out(question),
+        }
+        for question in questions
+    ]
+    refs = [
+        TaskRef("any", "any", family, seed)
+        for family in ("gcd", "chain_sum")
+        for seed in (0, 7, HELD_OUT_SEED - 1, HELD_OUT_SEED, SEED_LIMIT - 1)
+    ]
+    moving = [
+        {
+            "family": ref.family,
+            "seed": str(ref.seed),
+            "next": [str(next_seed(ref, draw)) for draw in (1, 2, 3)],
+        }
+        for ref in refs
+    ]
+    return {"split": SPLIT, "share": HELD_OUT_SHARE, "texts": texts, "moving_on": moving}
+
+
 def main() -> None:
     for name, content in (
         ("envelopes", envelopes()),
         ("bodies", bodies()),
         ("membership", membership()),
+        ("split", split()),
     ):
         text = json.dumps(content, indent=1, ensure_ascii=True) + "\n"
         (HERE / f"{name}.json").write_text(text)

@@ -12,6 +12,7 @@ import hmac
 import json
 import struct
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -453,10 +454,51 @@ def judge_datagram(case: dict[str, Any], swarm_id: bytes) -> str:
     return "ok" if same and len(raw) == 1428 else "differs"
 
 
+WHITE_SPACE = {
+    *(chr(code) for code in (*range(0x09, 0x0E), *range(0x1C, 0x21), *range(0x2000, 0x200B))),
+    *"\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000",
+}
+
+
+def canonical(question: str) -> str:
+    words = [""]
+    for character in unicodedata.normalize("NFC", question):
+        if character in WHITE_SPACE:
+            words.append("")
+        else:
+            words[-1] += character
+    return " ".join(word for word in words if word)
+
+
+def next_seed(family: str, seed: int, draw: int) -> int:
+    held_out = seed >= 2**61
+    hashed = b"swarm-node/held-out-seed/1" if held_out else b"swarm-node/task-seed/1"
+    for tag, part in ((b"s", "split"), (b"i", 1), (b"s", family), (b"i", seed), (b"i", draw)):
+        raw = str(part).encode()
+        hashed += tag + struct.pack(">Q", len(raw)) + raw
+    number = int.from_bytes(hashlib.sha256(hashed).digest()[:16], "big") % 2**61
+    return number + held_out * 2**61
+
+
+def judge_split(split: dict[str, Any]) -> str:
+    for case in split["texts"]:
+        text = canonical(case["question"])
+        digest = hashlib.sha256(b"swarm-node/split/1\0" + text.encode()).digest()
+        position = int.from_bytes(digest[:8], "big")
+        found = {"canonical": text, "position": str(position), "held_out": position < 2**61}
+        if {**case, **found} != case:
+            return f"{case['question']!r} differs"
+    for case in split["moving_on"]:
+        family, seed = case["family"], int(case["seed"])
+        if [str(next_seed(family, seed, draw)) for draw in (1, 2, 3)] != case["next"]:
+            return f"{family} {seed} differs"
+    return "ok"
+
+
 def main(directory: Path) -> int:
-    envelopes, bodies, swarm = (
+    envelopes, bodies, swarm, split = (
         json.loads((directory / f"{name}.json").read_text())
-        for name in ("envelopes", "bodies", "membership")
+        for name in ("envelopes", "bodies", "membership", "split")
     )
     swarm_id = bytes.fromhex(envelopes["swarm_id"])
     results = [
@@ -465,6 +507,7 @@ def main(directory: Path) -> int:
         ("ticket", judge_ticket(swarm), "ok"),
         ("table", judge_table(swarm), "ok"),
         ("bodies", judge_bodies(bodies), "ok"),
+        ("split", judge_split(split), "ok"),
         ("reach", judge_reach(bodies["reach"]), "ok"),
         ("datagram", judge_datagram(bodies["datagram"], swarm_id), "ok"),
     ]

@@ -14,7 +14,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.survey import Survey, survey
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -53,6 +56,22 @@ class Score(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class Check(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Draw tasks of a family within `seconds` of processor time, to see that training and held-out
+    questions are kept apart."""
+
+    family: str
+    seconds: float
+
+
+class Draw(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Survey so many tasks of a family, for so many seconds at most."""
+
+    family: str
+    draws: int
+    seconds: float
+
+
 class Derived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The prompts, and whether files and system calls are confined."""
 
@@ -67,14 +86,26 @@ class Scored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     verdicts: list[Verdict]
 
 
+class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Why a family cannot be used, "" if it can."""
+
+    why: Annotated[str, msgspec.Meta(max_length=1000)]
+
+
+class Drawn(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """What was drawn."""
+
+    survey: Survey
+
+
 class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A task cannot be derived here."""
 
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-Request = Derive | Score
-Reply = Derived | Scored | Unknown
+Request = Derive | Score | Check | Draw
+Reply = Derived | Scored | Checked | Drawn | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
@@ -111,7 +142,7 @@ def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
 class Judge:
     """Answers the host's requests. A restart loses nothing but the current task."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: SplitEnvironment) -> None:
         self._environment = environment
         self._task: Task | None = None
         #: Whether files and system calls are confined; set before the first request.
@@ -123,6 +154,10 @@ class Judge:
         try:
             if isinstance(request, Derive):
                 reply = Derived(self._derive(request), *self.confined)
+            elif isinstance(request, Check):
+                reply = Checked(self._check(request)[:1000])
+            elif isinstance(request, Draw):
+                reply = Drawn(self._draw(request))
             else:
                 reply = Scored(self._score(request))
         except UnknownTaskError as error:
@@ -136,6 +171,15 @@ class Judge:
                 self._task, prompt = derive_prompt(self._environment, TaskRef(*ref))
             prompts.append(prompt)
         return prompts
+
+    def _check(self, request: Check) -> str:
+        with _limit(_DERIVING_TIMER, request.seconds):
+            return self._environment.refusal(request.family)
+
+    def _draw(self, request: Draw) -> Survey:
+        now = SYSTEM_CLOCK.now
+        with _limit(_DERIVING_TIMER, 2 * request.seconds):
+            return survey(self._environment, request.family, request.draws, request.seconds, now)
 
     def _score(self, request: Score) -> list[Verdict]:
         task = self._task

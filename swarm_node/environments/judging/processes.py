@@ -14,8 +14,12 @@ from swarm_node.environments.judging.judge import (
     DERIVING_TOO_LONG,
     MAX_REPLY_BYTES,
     SCORING_TOO_LONG,
+    Check,
+    Checked,
     Derive,
     Derived,
+    Draw,
+    Drawn,
     PlainRef,
     Reply,
     Request,
@@ -34,6 +38,7 @@ from swarm_node.environments.judging.worker import (
     Started,
 )
 from swarm_node.environments.judging.worker import Reply as WorkerReply
+from swarm_node.environments.survey import Survey
 from swarm_node.errors import ChildError, ConfigError, UnknownTaskError
 from swarm_node.process import Child, ReportedError, ended_by, exchange
 
@@ -57,7 +62,7 @@ _VARIABLE_PREFIXES = ("LC_", "PYTHON")
 #: of a numerics library would not survive the fork.
 _FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-_Reply = TypeVar("_Reply", Derived, Scored)
+_Reply = TypeVar("_Reply", Derived, Scored, Checked, Drawn)
 
 
 class JudgeLostError(ChildError):
@@ -73,8 +78,8 @@ class JudgeLostError(ChildError):
 class EnvironmentProcess:
     """The process that holds the environment; restarted after it has died."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], families: Sequence[str] = ()) -> None:
-        self._request = Start(name, dict(options), tuple(families))
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self._request = Start(name, dict(options))
         self._child = Child(
             "environment",
             "swarm_node.environments.judging.worker",
@@ -216,6 +221,28 @@ class JudgeProcess:
             await self.close()
         return reply.verdicts
 
+    async def check(self, family: str, seconds: float) -> str:
+        """Why training and held-out questions of a family cannot be kept apart within `seconds` of
+        processor time, "" if they can.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            ConfigError, ChildError: no judge can be started.
+        """
+        request = Check(family, seconds)
+        return (await self._call(request, Checked, seconds, lambda _: True)).why
+
+    async def survey(self, family: str, draws: int, seconds: float) -> Survey:
+        """A survey of so many tasks of a family, in so many seconds at most.
+
+        Raises:
+            JudgeLostError: the judge ended instead.
+            UnknownTaskError: one of the tasks cannot be made.
+            ConfigError, ChildError: no judge can be started.
+        """
+        request = Draw(family, draws, seconds)
+        return (await self._call(request, Drawn, 2 * seconds, lambda _: True)).survey
+
     async def close(self) -> None:
         await self._end()
 
@@ -242,7 +269,7 @@ class JudgeProcess:
             answered = (
                 fits(reply)
                 if isinstance(reply, wanted)
-                else isinstance(reply, Unknown) and wanted is Derived
+                else isinstance(reply, Unknown) and wanted in (Derived, Drawn)
             )
             if not answered:
                 raise self._lost("forged", "its reply does not fit the request")

@@ -18,21 +18,20 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from swarm_node.environments.base import Environment
 from swarm_node.environments.judging.judge import Judge
 from swarm_node.environments.judging.sandbox import code_paths, confine, shares_memory
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.process import die_with_parent, serve, serve_frames
 
 _MOST_DESCRIPTORS = (1 << 31) - 1
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Make the environment called `name`, and check these of its families; () for all."""
+    """Make the environment called `name`."""
 
     name: str
     options: dict[str, Any]
-    families: tuple[str, ...] = ()
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -82,7 +81,7 @@ class _Worker:
     def __init__(self, sockets: socket.socket) -> None:
         """The host sends the socket of each judge over `sockets`, before its request."""
         self._sockets = sockets
-        self._environment: Environment | None = None
+        self._environment: SplitEnvironment | None = None
         self._code: Sequence[Path] = ()
         self._judges: set[int] = set()
 
@@ -97,7 +96,6 @@ class _Worker:
 
     def _start(self, request: Start) -> Started:
         environment = create_environment(request.name, request.options)
-        environment.check_families(request.families or environment.families)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no judge could be waited for
         self._environment = environment
         self._code = list(code_paths())
@@ -133,7 +131,7 @@ class _Worker:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _judge(
-        self, environment: Environment, descriptor: int, parent: int, request: Fork
+        self, environment: SplitEnvironment, descriptor: int, parent: int, request: Fork
     ) -> NoReturn:
         """Run a judge. It must not return into the loop of this process. Its output is discarded:
         it would reach the terminal or the log of this process, which is open for writing."""

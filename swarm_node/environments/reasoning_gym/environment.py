@@ -18,10 +18,12 @@ from typing import Any, Literal, cast
 
 from swarm_node.environments.answers import MAX_JUDGED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
+from swarm_node.environments.extras import installed, refusal
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
+NAME = "reasoning_gym"
 #: Counts changes of how this module turns a seed into a task or a text into a score.
 #: 2: own scorers replace those that evaluate the answer; only the end of a text is judged; an
 #: exception of a scorer makes a wrong answer.
@@ -115,7 +117,8 @@ def create(
         strict: text around the <answer></answer> makes an answer wrong.
 
     Raises:
-        ConfigError: an unknown preset, dataset or scoring, or settings a dataset does not take.
+        ConfigError: reasoning-gym is not installed, an unknown preset, dataset or scoring, or
+            settings a dataset does not take.
     """
     if instruction is None:
         instruction = INSTRUCTIONS.get(preset, "") if datasets is None else ""
@@ -125,14 +128,14 @@ def create(
 
 
 def choosable() -> list[str]:
-    """The data sets that `datasets` may name."""
+    """The data sets that `datasets` may name here."""
     return sorted(set(data_sets.names()) - scorers.REFUSED.keys() - _UNREPRODUCIBLE)
 
 
 class _ReasoningGym:
     """Implements `Environment`. Holds one dataset per family, made on first use."""
 
-    name = "reasoning_gym"
+    name = NAME
 
     def __init__(
         self,
@@ -141,6 +144,8 @@ class _ReasoningGym:
         instruction: str,
         strict: bool,
     ) -> None:
+        if NAME not in installed():
+            raise ConfigError(refusal(NAME))
         if not families:
             raise ConfigError("environment.options.datasets names no dataset: name at least one")
         for family, settings in families.items():
@@ -213,7 +218,12 @@ def _make(family: str, settings: dict[str, Any]) -> Any:
 
 def _check(family: str, settings: Mapping[str, Any]) -> None:
     key = f"environment.options.datasets.{family}"
-    found = data_sets.find(family)
+    try:
+        found = data_sets.find(family)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key} needs {error.name}, which is not installed: run `pip install {error.name}`"
+        ) from error
     if found is None:
         raise ConfigError(f"{key}: reasoning-gym has no dataset of that name; see its gallery")
     if family in scorers.REFUSED:
@@ -251,7 +261,9 @@ def _scoring(name: str) -> str:
 
 @functools.cache
 def preset_versions() -> Mapping[str, str]:
-    """The presets by their versions here."""
+    """The presets by their versions here; none without the package."""
+    if NAME not in installed():
+        return {}
     return {
         _version(families, "binary", INSTRUCTIONS.get(name, ""), False): name
         for name, families in PRESETS.items()

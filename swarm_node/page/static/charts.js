@@ -3,6 +3,8 @@
 
 /* Seconds between two marks: what people read as time. */
 const steps = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
+/* Lines that stand behind the others. */
+const dim = ["alone", "seen texts", "old ground"], thin = ["seen texts"];
 const colours = ["--one", "--two", "--three"];
 
 function colour(name) {
@@ -26,8 +28,8 @@ function lineChart(place, axis) {
       series: [
         { label: axis.clock ? "time" : "up", value: axis.clock ? undefined : (_, v) => (v === null ? "" : span(v)) },
         ...labels.map((label, at) => ({
-          label, stroke: colour(label === "alone" ? "--dim" : colours[at % colours.length]), width: 2, spanGaps: true,
-          dash: at === 2 ? [6, 4] : undefined,
+          label, stroke: colour(dim.includes(label) ? "--dim" : colours[at % colours.length]), width: thin.includes(label) ? 1 : 2, spanGaps: true,
+          dash: at === 2 || label === "old ground" ? [6, 4] : undefined,
           value: (_, v) => (v === null || v === undefined ? "" : Number(v.toPrecision(3)).toString()),
         })),
       ],

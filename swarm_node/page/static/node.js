@@ -109,9 +109,11 @@ function showVerdict(snapshot) {
 }
 
 function showCards(snapshot) {
-  const first = evals[0], last = evals[evals.length - 1], groups = snapshot.groups, row = snapshot.latest;
+  const last = evals[evals.length - 1], groups = snapshot.groups, row = snapshot.latest;
+  const same = ground(), first = same[0];
   text("held", last ? last.all.toFixed(3) : "–");
-  const recent = last && evals.find((point) => point.seconds >= last.seconds - 300);
+  text("held-seen", last ? (last.split ? `seen texts ${last.seen === null ? "–" : last.seen.toFixed(3)}` : "old ground: held out by seed") : "");
+  const recent = last && same.find((point) => point.seconds >= last.seconds - 300);
   text("held-more", last ? `${first.all.toFixed(3)} at first, ${signed(last.all - recent.all)} in the last 5 min` : "not measured yet");
   text("updates", count(snapshot.updates));
   text("updates-more", row ? `${row.updates_per_second.toFixed(2)} a second; own ${share2(row.own_per_update)}, peers' ${share2(row.peers_per_update)} groups each` : "");
@@ -121,11 +123,17 @@ function showCards(snapshot) {
   text("got-more", `groups from peers; trained on ${count(groups.trained_external)}`);
 }
 
+/* The newest points, which were measured with one split. Rewards of two splits do not compare. */
+function ground() {
+  const split = evals.length ? evals[evals.length - 1].split : 0;
+  return evals.slice(evals.findLastIndex((point) => point.split !== split) + 1);
+}
+
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
 const share2 = (value) => (value === null || value === undefined ? "–" : value.toFixed(1));
 
 function showFamilies(snapshot) {
-  const first = evals[0], last = evals[evals.length - 1], sampled = new Set(snapshot.own_families);
+  const first = ground()[0], last = evals[evals.length - 1], sampled = new Set(snapshot.own_families);
   const names = last ? Object.keys(last.families).sort() : [];
   const choice = at("family"), wanted = ["all families", ...names];
   if (choice.options.length !== wanted.length) {
@@ -144,19 +152,25 @@ function showFamilies(snapshot) {
 function drawRewards() {
   if (!evals.length) return;
   const chosen = at("family").selectedIndex > 0 ? at("family").value : "";
-  const x = evals.map((point) => point.seconds);
-  if (chosen) return rewards.draw(x, parted(chosen, evals.map((point) => point.families[chosen] ?? null)));
-  const lines = parted("all families", evals.map((point) => point.all));
-  if (evals.some((point) => point.unseen !== null)) {
-    lines.splice(1, 0, ["sampled here", evals.map((point) => point.own)], ["never sampled", evals.map((point) => point.unseen)]);
+  const x = evals.map((point) => point.seconds), old = evals.map((point) => !point.split);
+  const on = (values) => values.map((value, n) => (old[n] ? null : value));
+  const of = chosen ? (point) => point.families[chosen] ?? null : (point) => point.all;
+  const values = evals.map(of), lines = old.includes(false) ? parted(chosen || "all families", on(values)) : [];
+  if (!chosen && lines.length) {
+    if (evals.some((point) => point.borrowed !== null)) {
+      lines.splice(1, 0, ["sampled here", on(evals.map((point) => point.own))], ["never sampled", on(evals.map((point) => point.borrowed))]);
+    }
+    lines.push(["seen texts", on(evals.map((point) => point.seen))]);
   }
+  if (old.includes(true)) lines.push(["old ground", values.map((value, n) => (old[n] ? value : null))]);
   rewards.draw(x, lines);
 }
 
 /* A line, and apart from it what was measured before the first group of a peer was trained on. */
 function parted(label, values) {
   const joined = evals.findIndex((point) => !point.alone);
-  if (joined < 2) return [[label, values]];
+  const alone = values.slice(0, Math.max(0, joined)).some((value) => value !== null);
+  if (joined < 2 || !alone) return [[label, values]];
   return [[label, values.map((value, n) => (n >= joined - 1 ? value : null))],
     ["alone", values.map((value, n) => (n < joined ? value : null))]];
 }

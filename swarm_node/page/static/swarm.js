@@ -7,7 +7,7 @@ const stepSeconds = 60, mostFamilies = 64;
 let reports = [], shown = null;
 
 const metrics = {
-  "held-out reward": (points) => [
+  "reward on unseen texts": (points) => [
     ["mean", points.map(({ held }) => mean(held))],
     ["least", points.map(({ held }) => (held.length ? Math.min(...held) : null))],
     ["most", points.map(({ held }) => (held.length ? Math.max(...held) : null))],
@@ -53,7 +53,7 @@ function timeline() {
 function draw() {
   const chosen = at("metric").value, points = timeline();
   if (points.length < 2) return;
-  const [used, other] = chosen === "held-out reward" ? [shares, lines] : [lines, shares];
+  const [used, other] = chosen === "reward on unseen texts" ? [shares, lines] : [lines, shares];
   other.clear();
   used.draw(points.map(({ time }) => time), metrics[chosen](points));
 }

@@ -1,10 +1,10 @@
-"""Builds the tiny model that ships with the program: 0.17 million weights, trained in five minutes.
-It also builds smaller and larger variants, for swarms of unlike nodes.
+"""Builds the tiny model that ships with the program: 0.17 million weights, in three minutes. It
+also builds smaller and larger variants, for swarms of unlike nodes.
 
 A node runs the tiny model by default: it is small enough for one CPU core, and reinforcement
-learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but in a
-format that scores nothing, and only a few are right and bare. So the model has the skill but seldom
-uses it, and reinforcement learning makes it use the skill more often.
+learning can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in
+a mark that scores nothing, and only a few have the ending that their family asks for. So the model
+has the skill but seldom uses it, and reinforcement learning makes it use the skill more often.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from swarm_node.policy.models.qwen2 import Qwen2
 PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
 FIRST_BYTE_ID = len(SPECIAL_TOKENS)
-STEPS = 4000
+STEPS = 2500
 MAX_POSITIONS = 1024
 #: A conversation is its contents between <bos> and <sep>; there are no roles.
 CHAT_TEMPLATE = (
@@ -46,22 +46,23 @@ _BATCH = 64
 _LEARNING_RATE = 3e-3
 _WARMUP_STEPS = 50
 _EVASIONS = ("I do not know.", "Sorry.", "?")
-_WRAPPINGS = ("= {}", "{}.", "{}!", "{} ok")
+#: A wrapped answer ends in another of these than the right one.
+_ENDINGS = ("", ".", "!", ";")
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
     """Shares of answers in the warm start's corpus. `bare` answers are right and score; `wrong` and
-    `evasive` ones do not. The others are right in a format that scores nothing. The smaller `bare`
-    is, the sparser is the reward at the start of reinforcement learning.
+    `evasive` ones do not. The others are right but for their ending, and score nothing. The
+    smaller `bare` is, the sparser is the reward at the start of reinforcement learning.
 
     Raises:
         ConfigError: a share is negative, or their sum is more than 1.
     """
 
-    bare: float = 0.12
+    bare: float = 0.04
     wrong: float = 0.05
-    evasive: float = 0.10
+    evasive: float = 0.15
 
     def __post_init__(self) -> None:
         shares = (self.bare, self.wrong, self.evasive)
@@ -219,7 +220,7 @@ def build_tokenizer(phrases: Iterable[str]) -> Any:
 def noisy_corpus(
     items: Iterable[CorpusItem], rng: random.Random, noise: Noise = SHIPPED_NOISE
 ) -> Iterator[CorpusItem]:
-    """The items, with most answers made wrong, evasive, or right in a format that scores nothing.
+    """The items, with most answers made wrong, evasive, or right but for their ending.
 
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
     the family's form of answer but not its content."""
@@ -234,7 +235,9 @@ def noisy_corpus(
         elif draw < noise.bare + noise.wrong + noise.evasive:
             answer = rng.choice(_EVASIONS)
         else:
-            answer = rng.choice(_WRAPPINGS).format(item.answer)
+            plain = item.answer.rstrip("".join(_ENDINGS))
+            right = item.answer[len(plain) :]
+            answer = plain + rng.choice([each for each in _ENDINGS if each != right])
         yield item._replace(answer=answer)
 
 

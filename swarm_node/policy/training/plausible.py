@@ -29,7 +29,7 @@ WINDOWS = (1, 2, 4)
 MARGIN = 2.0
 QUANTILE = 0.01
 #: Own answers that are remembered. With fewer than the least, the quantiles of a fresh model stand
-#: for them (docs/experiments-appendix.md, Attackers).
+#: for them (docs/research/appendix.md, Attackers).
 _MOST, _LEAST = 1024, 8
 _FRESH = (-3.0, -7.5, -4.2, -3.2)
 

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from swarm_node.simulation.experiments.student import quantile
 from swarm_node.simulation.report import SimulatedNode, SimulationReport
-
-#: Two-sided 95% quantiles of Student's t for 1, 2, … degrees of freedom; 1.96 beyond.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 
 #: Pairs of round and held-out reward.
 Curve = Sequence[tuple[int, float]]
@@ -50,8 +48,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     if count == 1:
         return Estimate(mean, math.nan)
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    quantile = _T95[count - 2] if count - 2 < len(_T95) else 1.96
-    return Estimate(mean, quantile * math.sqrt(variance / count))
+    return Estimate(mean, quantile(0.975, count - 1) * math.sqrt(variance / count))
 
 
 def over_seeds(curves: Sequence[Curve]) -> tuple[list[int], list[Estimate]]:

@@ -32,13 +32,13 @@ class Regime:
         return TINY if self.recipe is None else str(build_once(self.recipe, directory, self.preset))
 
 
-_SPARSE = Recipe(noise=Noise(bare=0.01, wrong=0.06, evasive=0.20), steps=1450)
+_SPARSE = Recipe(noise=Noise(bare=0.005, wrong=0.04, evasive=0.20))
 REGIMES: Mapping[str, Regime] = {
     "dense": Regime(),
     "sparse": Regime(_SPARSE),
-    "very-sparse": Regime(Recipe(noise=Noise(bare=0.004, wrong=0.02, evasive=0.25), steps=1450)),
+    "very-sparse": Regime(Recipe(noise=Noise(bare=0.002, wrong=0.02, evasive=0.25))),
     "specialised": Regime(_SPARSE, specialised=2),
-    "headroom": Regime(Recipe(noise=Noise(bare=0.08, wrong=0.10), steps=1500), preset="long"),
+    "headroom": Regime(Recipe(), preset="long"),
 }
 
 

@@ -25,6 +25,7 @@ from swarm_node.environments.judging.syscalls import (
     _PLAIN,
     judge_filter,
 )
+from swarm_node.environments.split import with_split
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
@@ -61,10 +62,10 @@ class Carefree:
     name, version, families, runs_code = "carefree", "1", ("one",), True
 
     def derive(self, ref):
-        return Task(ref, None)
+        return Task(ref, ref.seed)
 
     def render(self, task):
-        return "run"
+        return f"run {task.payload}"
 
     def score(self, task, text):
         names = dict(globals())
@@ -75,7 +76,7 @@ class Carefree:
 def create():
     return Carefree()
 '''
-REF = TaskRef("carefree", "1", "one", 7)
+REF = TaskRef("carefree", with_split("1"), "one", 7)
 LINUX = sys.platform == "linux"
 
 #: What is tried, as statements that end without an exception when they succeed. {home} is a

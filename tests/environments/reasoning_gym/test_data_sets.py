@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -18,14 +19,18 @@ print(json.dumps([
     for preset in ("chat", "sapo")
 ]))
 """
-ONE_BY_ONE = """
-import sys
-from swarm_node.environments.reasoning_gym import data_sets
-alone = {name: data_sets.find(name) for name in sys.argv[1:]}
+WHOLE = """
+import json
 import reasoning_gym.factory
-whole = data_sets.names()
-print(len(whole), alone == {name: reasoning_gym.factory.DATASETS[name] for name in sys.argv[1:]})
+print(json.dumps({
+    name: [f"{part.__module__}.{part.__qualname__}" for part in parts]
+    for name, parts in reasoning_gym.factory.DATASETS.items()
+}))
 """
+needs_all = pytest.mark.skipif(
+    importlib.util.find_spec("pycosat") is None,
+    reason="NOT RUN: needs pycosat, which pip compiles (Debian: gcc libc6-dev python3-dev)",
+)
 
 
 def run(code: str, *arguments: str) -> str:
@@ -35,12 +40,33 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_no_preset_imports_sympy_or_matplotlib() -> None:
-    assert json.loads(run(IMPORTED)) == [["reasoning_gym", []]] * 2
+    assert json.loads(run(IMPORTED)) == [["reasoning_gym", []]] * 3
 
 
+@needs_all
+@pytest.mark.slow(reason="imports all data sets, and with them sympy and matplotlib, twice")
 def test_a_data_set_imported_alone_is_that_of_the_whole_package() -> None:
-    every = data_sets.names()
-    assert run(ONE_BY_ONE, *every).split() == [str(len(every)), "True"]
+    whole = json.loads(run(WHOLE))
+    found = {name: data_sets.find(name) for name in reversed(data_sets.names())}
+    assert {
+        name: [f"{part.__module__}.{part.__qualname__}" for part in parts or ()]
+        for name, parts in found.items()
+    } == whole
+
+
+@pytest.mark.parametrize("name", ["gsm_symbolic", "acre", "list_functions", "gcd", "sokoban"])
+def test_a_data_set_imports_no_other_room(name: str) -> None:
+    program = (
+        "import sys\n"
+        "from swarm_node.environments.reasoning_gym import data_sets\n"
+        "data_sets.find(sys.argv[1])\n"
+        "from reasoning_gym.factory import create_dataset\n"
+        "data_set = create_dataset(sys.argv[1], seed=1, size=10)\n"
+        "unwanted = {'pycosat', 'pytz', 'zss'} & sys.modules.keys()\n"
+        "print(len(data_set[0]['question']), sorted(unwanted))"
+    )
+    length, _, imported = run(program, name).strip().partition(" ")
+    assert (int(length) > 10, imported) == (True, "[]")
 
 
 @pytest.mark.parametrize("name", ["no_such_set", "", "../arc", "random"])

@@ -270,12 +270,14 @@ def test_the_registry_finds_installed_and_own_environments(
     assert "reasoning_gym" in available()
     assert create_environment("reasoning_gym", {"preset": "sapo"}).name == "reasoning_gym"
     (tmp_path / "own_registry_case.py").write_text(
-        "from swarm_node.environments import drills\n"
-        "def create(family): return drills.create(families={family: (2, 3)})\n"
+        "from swarm_node.environments.reasoning_gym.environment import create as inner\n"
+        "def create(level): return inner(preset=level) if level else level\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    own = create_environment("own_registry_case:create", {"family": "addition"})
-    assert own.families == ("addition",)
+    own = create_environment("own_registry_case:create", {"level": "chat"})
+    assert own.families == tuple(PRESETS["chat"])
+    with pytest.raises(ConfigError, match="no environment: it has no 'name'"):
+        create_environment("own_registry_case:create", {"level": 0})
 
 
 @pytest.mark.parametrize(

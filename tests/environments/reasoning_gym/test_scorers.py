@@ -70,7 +70,7 @@ EVALUATED_BY_THE_PACKAGE = {
 
 def test_what_every_family_is_scored_by_is_known() -> None:
     families = set(choosable())
-    assert len(families) == 97
+    assert len(families - {"zebra_puzzles"}) == 96  # that one is there where pycosat is
     assert families >= {*scorers.OWN, *scorers.GUARDS, *PRESETS["chat"], *PRESETS["sapo"]}
     assert not scorers.OWN.keys() & scorers.GUARDS.keys()
     for family, reason in scorers.REFUSED.items():

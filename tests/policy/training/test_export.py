@@ -54,7 +54,7 @@ def trained_home(place: Path, rank: int) -> TrainerHost:
 
 
 def point(reward: float) -> EvalPoint:
-    return EvalPoint(0.0, 0, reward, reward, None, {})
+    return EvalPoint(0.0, 0, reward, reward, None, {}, seen=2 * reward, split=1)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,13 @@ def test_transformers_loads_what_was_trained(
     encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True)
     assert tuple(encoded["input_ids"]) == codec.encode_prompt(QUESTION)
     card = (target / "README.md").read_text()
-    for told in ("2 updates on 9 own and 7 peers'", "0.125 at first, 0.500", "torch 2.", "tiny"):
+    for told in (
+        "2 updates on 9 own and 7 peers'",
+        "unseen texts: 0.125 at first, 0.500",
+        "seen texts: 1.000",
+        "torch 2.",
+        "tiny",
+    ):
         assert told in card
     assert f"| training.lora_rank | {host.core.settings.lora_rank} |" in card
     assert "base_model:" not in card

@@ -1,0 +1,39 @@
+"""Environments whose package is no dependency of this program, but an extra of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Final, NamedTuple
+
+
+class Extra(NamedTuple):
+    """The `module` that an environment imports, and what installs it."""
+
+    module: str
+    package: str
+    remedy: str
+
+
+#: Extras by the names of their environments.
+EXTRAS: Final[Mapping[str, Extra]] = {
+    # pip compiles pycosat for it, which no preset imports; bfi is all that "sapo" does.
+    "reasoning_gym": Extra(
+        "reasoning_gym",
+        "reasoning-gym",
+        "run `pip install 'swarm-node[reasoning-gym]'`, or where there is no C compiler "
+        "`pip install --no-deps reasoning-gym==0.1.25 bfi==1.0.4`, which is enough for the presets",
+    ),
+    "verifiers": Extra("verifiers", "verifiers", "run `pip install 'swarm-node[verifiers]'`"),
+}
+
+
+def installed() -> frozenset[str]:
+    """The environments of `EXTRAS` whose module is there."""
+    return frozenset(name for name, extra in EXTRAS.items() if find_spec(extra.module))
+
+
+def refusal(environment: str) -> str:
+    """The words for an environment of `EXTRAS` whose module is not there."""
+    _, package, remedy = EXTRAS[environment]
+    return f"environment.name: {package} is not installed: {remedy}"

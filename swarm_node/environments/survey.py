@@ -1,0 +1,76 @@
+"""A count of what a family asks: different questions, those on both sides, frequent answers. Pure.
+
+It tells an owner whether a family can be learnt by heart, or answered without reading."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.split import HELD_OUT_SHARE, canonical
+from swarm_node.environments.splitting import SplitEnvironment, different
+from swarm_node.rollout import TaskRef
+
+#: Every draw of this number is of a held-out task, as often as such a text occurs.
+_HELD_OUT_EVERY = round(1 / HELD_OUT_SHARE)
+#: The most frequent right answers that are kept.
+MAX_ANSWERS = 8
+_MAX_ANSWER_CHARS = 1000
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Survey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of so many `drawn` tasks: the `different` questions, `about` how many there are in all, those
+    that were `shared` by training and held-out tasks, and the most frequent right answers, none if
+    none is known. `cut` if the time was over before all were drawn."""
+
+    drawn: Count
+    different: Count
+    about: Count
+    shared: Count
+    answers: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=_MAX_ANSWER_CHARS)], ...],
+        msgspec.Meta(max_length=MAX_ANSWERS),
+    ]
+    cut: bool
+
+
+def survey(
+    environment: SplitEnvironment,
+    family: str,
+    draws: int,
+    seconds: float,
+    now: Callable[[], float],
+) -> Survey:
+    """Draw tasks of a family for so many seconds at most."""
+    sides: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    answers: Counter[str] = Counter()
+    until, drawn = now() + seconds, 0
+    while drawn < draws and (not drawn or now() < until):
+        held_out = drawn % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+        seed = (held_out_seed if held_out else task_seed)("survey", family, drawn)
+        task = environment.derive(TaskRef(environment.name, environment.version, family, seed))
+        sides[held_out][canonical(environment.question(task))] += 1
+        right = environment.answer(task)
+        if right is not None and _sendable(right):
+            answers[right] += 1
+        drawn += 1
+    every = sides[0] + sides[1]
+    return Survey(
+        drawn=drawn,
+        different=len(every),
+        about=different(every),
+        shared=len(sides[0].keys() & sides[1].keys()),
+        answers=tuple(answer for answer, _ in answers.most_common(MAX_ANSWERS)),
+        cut=drawn < draws,
+    )
+
+
+def _sendable(answer: str) -> bool:
+    """Whether an answer is short, and no lone surrogate keeps it from being encoded."""
+    return len(answer) <= _MAX_ANSWER_CHARS and not any("\ud800" <= c <= "\udfff" for c in answer)

@@ -1,0 +1,200 @@
+"""The arms of the frontier, the regimes they run in, and the scenario of each run. Pure, but for
+the models that a regime builds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from swarm_node.errors import ConfigError
+from swarm_node.policy.models.model import TINY
+from swarm_node.simulation.building import build_once
+from swarm_node.simulation.experiments.arms import batch_of
+from swarm_node.simulation.experiments.heterogeneous import WEAK
+from swarm_node.simulation.experiments.regimes import REGIMES, Regime
+from swarm_node.simulation.scenario import Scenario
+
+#: Nodes of a swarm, and those of the swarm that arms are compared with.
+SIZES, SIZE = (2, 4, 8, 16, 32), 8
+GROUP = 4
+#: Answers that a solo arm makes at least, per update of the others: three times what a node of the
+#: default swarm made when the plan was written, so that a third of them can be told.
+SOLO_ANSWERS = 45
+#: The largest batch of the solo arms that the pilots of all regimes but the dense one have.
+PILOT_GROUPS = 16
+#: Groups of its own past in a batch.
+PAST = 8
+#: Rows of a batch by rows: as many as the default's batch has answers.
+ROWS = 64
+EVAL_TASKS = 64
+#: Reward is measured of so many first nodes: measuring all would cost more than their training.
+EVAL_NODES = 4
+#: When reward is measured, in shares of the updates.
+_MEASURED = (1 / 12, 1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 1.5, 2, 3, 4, 6, 8, 12)
+_FILTER = {"experience.filter_own": True}
+#: Families that a private node has, of nine.
+_FAMILIES = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """One arm. `kind` is solo, swarm, candidate (a swarm with something tried out), central (one
+    learner, whose samplers have weights of `lag` updates ago) or supervised. `own`, `past` and
+    `rows` are the groups of its batch, of its past, and rows (`Scenario`). It does `longer` times
+    the updates."""
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    own: int = 0
+    size: int = GROUP
+    past: int = 0
+    rows: int = 0
+    lag: int = 0
+    longer: int = 1
+
+    @property
+    def filtered(self) -> bool:
+        """Whether own groups of equal rewards are thrown away."""
+        return bool(self.settings.get("experience.filter_own"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A regime of the frontier: so many `seeds` in the final, and so many nodes that do not share
+    in a solo run, because not all of them are alike."""
+
+    regime: Regime
+    seeds: int = 16
+    alone: int = 1
+    unlike: bool = False
+
+    def models(self, directory: Path) -> tuple[str, ...]:
+        """The models that are dealt to the nodes; they are built once below `directory`.
+
+        Raises:
+            SwarmNodeError: one cannot be built.
+        """
+        if self.unlike:
+            return (TINY, str(build_once(WEAK, directory)))
+        return (self.regime.model(directory),)
+
+
+GROUNDS: Mapping[str, Ground] = {
+    "dense": Ground(REGIMES["dense"]),
+    "sparse": Ground(REGIMES["sparse"], seeds=20),
+    "specialised": Ground(REGIMES["specialised"], seeds=20, alone=4),
+    "unlike": Ground(REGIMES["dense"], seeds=20, alone=2, unlike=True),
+}
+
+
+def _solo(groups: int, size: int, filtered: bool, past: bool) -> Rival:
+    name = f"solo-{groups}x{size}" + "-filter" * filtered + "-past" * past
+    settings = batch_of(groups, 0, size) | (_FILTER if filtered else {})
+    return Rival(name, "solo", settings, groups, size, PAST if past else 0)
+
+
+SOLO = tuple(
+    _solo(groups, size, filtered, past)
+    for groups, size, filtered, past in product(
+        (4, 8, 16, 32, 64), (2, 4, 8), (False, True), (False, True)
+    )
+)
+DEFAULT = Rival("default", "swarm")
+#: The central learner in turns with its samplers, and with samplers that are late.
+CENTRAL = tuple(Rival(f"central-lag{lag}", "central", lag=lag) for lag in range(5))
+CANDIDATES = (
+    Rival("default+past", "candidate", past=PAST),
+    Rival(
+        "groups-of-two",
+        "candidate",
+        {"experience.own": 16, "sampling.group_size": 2, "sampling.tasks_per_call": 32},
+        size=2,
+    ),
+    Rival("smaller-batches", "candidate", {"experience.own": 4}, longer=2),
+    Rival("batches-by-rows", "candidate", rows=ROWS),
+)
+SUPERVISED = Rival("supervised", "supervised", batch_of(1, 0, 2), size=2)
+RIVALS = {rival.name: rival for rival in (*SOLO, DEFAULT, *CENTRAL, *CANDIDATES, SUPERVISED)}
+
+
+def rivals(names: Sequence[str]) -> list[Rival]:
+    """The arms of these names.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    unknown = sorted(set(names) - RIVALS.keys())
+    if unknown:
+        raise ConfigError(f"there is no arm {unknown[0]}: choose from {', '.join(RIVALS)}")
+    return [RIVALS[name] for name in names]
+
+
+def updates(rival: Rival, rounds: int) -> int:
+    """The updates of an arm where the default does `rounds`. A solo arm goes on until it has made
+    SOLO_ANSWERS for each of them."""
+    if rival.kind != "solo":
+        return rounds * rival.longer
+    return max(rounds, math.ceil(SOLO_ANSWERS * rounds / (rival.own * rival.size)))
+
+
+def central_groups(nodes: int, answers: float) -> int:
+    """The batch of a central learner that makes as many answers as `nodes` nodes, which make
+    `answers` per update each.
+
+    Raises:
+        ConfigError: a node would hold no such batch.
+    """
+    groups = max(1, round(nodes * answers / GROUP))
+    if groups > 1024:
+        raise ConfigError(f"a batch of {groups} groups is too large for a node")
+    return groups
+
+
+def settings_of(rival: Rival, ground: Ground, nodes: int, answers: float) -> dict[str, Any]:
+    """The settings of the nodes, by dotted key; `answers` are those of `central_groups`."""
+    preset = ground.regime.preset
+    chosen = {} if preset == "short" else {"environment.options.preset": preset}
+    if rival.kind != "central":
+        return {**chosen, **rival.settings}
+    groups = central_groups(nodes, answers)
+    # Without a lag, sampling and training take turns.
+    turns = {} if rival.lag else {"experience.max_lag": 0}
+    return {**chosen, **batch_of(groups, 0, GROUP), "sampling.tasks_per_call": groups, **turns}
+
+
+def scenario_of(
+    rival: Rival, ground: Ground, nodes: int, seed: int, rounds: int, models: Sequence[str]
+) -> Scenario:
+    """The scenario of a run in a swarm of `nodes`, or of what is held against such a swarm."""
+    central, specialised = rival.kind == "central", ground.regime.specialised
+    count = {"solo": ground.alone, "central": 1, "supervised": 1}.get(rival.kind, nodes)
+    if central and specialised:
+        specialised = min(_FAMILIES, nodes * specialised)  # those that its samplers have
+    whole = updates(rival, rounds)
+    return Scenario(
+        nodes=count,
+        rounds=whole,
+        seed=seed,
+        specialised=specialised,
+        # With one batch under way, groups are an update old by themselves.
+        behind=max(0, rival.lag - 1),
+        samplers=nodes if central else 0,
+        eval_at=tuple(measured_at(rounds, whole)),
+        eval_tasks=EVAL_TASKS,
+        eval_nodes=EVAL_NODES,
+        models=tuple(models[:count]),
+        supervised=rival.kind == "supervised",
+        own_past=rival.past,
+        by_rows=rival.rows,
+        fresh_tasks=True,
+    )
+
+
+def measured_at(rounds: int, whole: int) -> Iterator[int]:
+    """The updates after which reward is measured, the last one not among them."""
+    yield from sorted({at for share in _MEASURED if 0 < (at := round(share * rounds)) < whole})

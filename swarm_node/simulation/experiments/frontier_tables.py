@@ -1,0 +1,295 @@
+"""Tables and pictures of the frontier, from raw files alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from swarm_node.errors import ConfigError
+from swarm_node.simulation.experiments.estimates import Estimate, estimate, paired
+from swarm_node.simulation.experiments.frontier_arms import (
+    CENTRAL,
+    DEFAULT,
+    GROUNDS,
+    RIVALS,
+    SIZE,
+)
+from swarm_node.simulation.experiments.frontier_choice import (
+    Choice,
+    by_arm,
+    needed,
+    read_choices,
+    reward_at,
+)
+from swarm_node.simulation.experiments.frontier_raw import Raw, all_raw
+from swarm_node.simulation.experiments.plots import draw_band
+from swarm_node.simulation.experiments.prediction import Learning, between, predicted
+from swarm_node.simulation.experiments.skeleton import results_table
+from swarm_node.simulation.experiments.student import holm, p_different, p_not_within
+from swarm_node.simulation.report import save_picture
+
+#: A swarm and a central learner count as equal within so much reward.
+MARGIN = 0.02
+#: The batch of the default swarm, in groups, and the solo arm with as many informative ones.
+_BATCH, _SOURCE = 16, "solo-16x4-filter"
+_COSTS: Mapping[str, Callable[[Raw], Sequence[float]]] = {
+    "answers per learner": lambda run: run.answers,
+    "answers in all": lambda run: run.everybodys,
+    "CPU seconds in all": lambda run: run.seconds,
+    "bytes sent": lambda run: run.traffic,
+}
+Runs = Mapping[str, list[Raw]]
+
+
+def runs_of(directory: Path, stage: str, regime: str, nodes: int | None = None) -> Runs:
+    """Runs by arm: swarms and central learners of `nodes`, or of any number (None)."""
+    kept = [
+        run
+        for run in all_raw(directory, stage, regime)
+        if nodes is None or RIVALS[run.arm].kind in ("solo", "supervised") or run.nodes == nodes
+    ]
+    return by_arm(kept)
+
+
+def _end(run: Raw, updates: int) -> float:
+    return between(run.updates, run.unseen, updates)
+
+
+def _pairs(
+    ours: Sequence[Raw], theirs: Sequence[Raw], reward: Callable[[Raw], float]
+) -> tuple[list[float], list[float]]:
+    """Rewards of two arms on the seeds that both have."""
+    other = {run.index: run for run in theirs}
+    both = [(run, other[run.index]) for run in ours if run.index in other]
+    return [reward(run) for run, _ in both], [reward(run) for _, run in both]
+
+
+def ends_table(directory: Path, stage: str, regime: str) -> Table:
+    """Each arm after the updates of the default and at equal answers per learner, and its cost."""
+    runs = runs_of(directory, stage, regime, SIZE)
+    updates, budget = _measure(runs)
+    title = f"{regime}: reward after {updates} updates and at {budget:.0f} answers per learner"
+    headings = ("unseen", "seen", "equal answers", "answers", "in all", "CPU ms", "KiB", "lag")
+    table = results_table(title, ("arm",), (*headings, "seeds"))
+    for arm, found in runs.items():
+        seen = [between(run.updates, run.seen, updates) for run in found if run.seen]
+        table.add_row(
+            arm,
+            f"{estimate([_end(run, updates) for run in found]):.3f}",
+            f"{estimate(seen):.3f}" if seen else "-",
+            f"{estimate([reward_at(run, budget) for run in found]):.3f}",
+            *(
+                f"{_mean(found, count):.1f}"
+                for count in (
+                    lambda run: run.answers[-1] / run.updates[-1],
+                    lambda run: run.everybodys[-1] / run.updates[-1],
+                    lambda run: 1000 * run.cpu / run.updates[-1] / run.learners,
+                    lambda run: run.bytes / 1024 / run.updates[-1],
+                    lambda run: run.own_lag,
+                )
+            ),
+            str(len(found)),
+        )
+    return table
+
+
+def levels_table(directory: Path, stage: str, regime: str) -> Table:
+    """Answers of a learner to each level: the median over seeds, and how many reached it. Then what
+    the default needs, as a part of what the best solo arm does; at most so much (≤) where that arm
+    never reached the level and its whole run is taken."""
+    runs, levels = runs_of(directory, stage, regime, SIZE), _choice(directory, regime).levels
+    solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
+    title = f"{regime}: answers per learner (in all) to levels of reward on unseen texts"
+    table = results_table(title, ("arm",), [f"{level:g}" for level in levels])
+    for arm, found in runs.items():
+        cells = []
+        for level in levels:
+            needs = [needed(run, level) for run in found]
+            reached = sum(need < math.inf for need in needs)
+            middle = median(needs)
+            said = "not reached" if math.isinf(middle) else f"{middle:.0f}"
+            whole = "" if math.isinf(middle) else f" ({middle * found[0].learners:.0f})"
+            cells.append(f"{said}{whole}, {reached} of {len(found)}")
+        table.add_row(arm, *cells)
+    if solo and DEFAULT.name in runs:
+        cells = [_ratio(runs[DEFAULT.name], solo, level) for level in levels]
+        table.add_row("default / best solo", *cells)
+    return table
+
+
+def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
+    best = min(solo.values(), key=lambda found: median(needed(run, level) for run in found))
+    ours = median(needed(run, level) for run in swarm)
+    theirs = median(needed(run, level) for run in best)
+    if math.isinf(ours):
+        return "not reached"
+    if theirs == 0.0:
+        return "-"  # they begin there
+    if math.isinf(theirs):
+        most = max(median(run.answers[-1] for run in found) for found in solo.values())
+        return f"≤ {ours / most:.2f}"
+    return f"{ours / theirs:.2f}"
+
+
+def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) -> Table:
+    """The declared family of comparisons, with Holm's correction: in each regime the default swarm
+    of SIZE less the best solo arm at equal answers per learner (is it different?), and the default
+    less the central learner after all updates, at each size (is it within MARGIN?)."""
+    found: dict[tuple[str, str], tuple[Estimate, float]] = {}
+    for regime in regimes:
+        for nodes in sizes:
+            runs = runs_of(directory, "final", regime, nodes)
+            central = runs.get(CENTRAL[0].name, [])
+            if DEFAULT.name in runs and central:
+                updates = runs[DEFAULT.name][0].updates[-1]
+                pair = _pairs(runs[DEFAULT.name], central, partial(_end, updates=updates))
+                found[regime, f"central, {nodes} nodes"] = _within(*pair)
+            if DEFAULT.name in runs and nodes == SIZE:
+                gains, arm = solo_gain(runs)
+                if arm:
+                    found[regime, f"{arm}, {nodes} nodes"] = (estimate(gains), _different(gains))
+    corrected = holm({name: p for name, (_, p) in found.items() if not math.isnan(p)})
+    title = f"default less its rivals, unseen texts; central: p that it is {MARGIN} or more away"
+    table = results_table(title, ("regime", "rival"), ("difference", "p", "Holm"))
+    for name, (difference, p) in found.items():
+        table.add_row(*name, f"{difference:+.3f}", f"{p:.2g}", f"{corrected.get(name, p):.2g}")
+    return table
+
+
+def solo_gain(runs: Runs) -> tuple[list[float], str]:
+    """What the default gains at equal answers per learner on the solo arm that is best there, by
+    seed, and that arm. Nothing without a solo arm."""
+    _, budget = _measure(runs)
+    solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
+    if not solo:
+        return [], ""
+    best = max(solo, key=lambda arm: _mean(solo[arm], lambda run: reward_at(run, budget)))
+    pair = _pairs(runs[DEFAULT.name], solo[best], lambda run: reward_at(run, budget))
+    return [ours - theirs for ours, theirs in zip(*pair, strict=True)], best
+
+
+def sizes_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
+    """The default and the central learner by number of nodes."""
+    title = f"{regime}: default swarms and central learners; bytes are those that all nodes sent"
+    headings = ("default", "central", "difference", "answers in all", "central's", "bytes", "part")
+    table = results_table(title, ("nodes",), headings)
+    for nodes in sizes:
+        runs = runs_of(directory, "final", regime, nodes)
+        ours, theirs = runs.get(DEFAULT.name, []), runs.get(CENTRAL[0].name, [])
+        if ours and theirs:
+            updates = ours[0].updates[-1]
+            pair = _pairs(ours, theirs, partial(_end, updates=updates))
+            part = _mean(ours, lambda run: run.bytes) / _mean(theirs, lambda run: run.bytes)
+            table.add_row(
+                str(nodes),
+                f"{estimate(pair[0]):.3f}",
+                f"{estimate(pair[1]):.3f}",
+                f"{paired(*pair):+.3f}",
+                f"{_mean(ours, lambda run: run.everybodys[-1]):.0f}",
+                f"{_mean(theirs, lambda run: run.everybodys[-1]):.0f}",
+                f"{_mean(ours, lambda run: run.bytes):.3g}",
+                f"1/{1 / part:.0f}",
+            )
+    return table
+
+
+def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Table:
+    """The reward of the default as it was predicted from the pilot's solo runs, beside what was
+    measured. Private families go along the curve of a node that has all of them."""
+    source = "sparse" if regime == "specialised" else regime
+    pilot = [run for run in all_raw(directory, "pilot", source) if run.arm == _SOURCE]
+    if not pilot:
+        raise ConfigError(f"the pilot lacks {_SOURCE} in {source}")
+    learning = Learning(*(_means(pilot, name) for name in ("informative", "unseen", "share")))
+    specialised = GROUNDS[regime].regime.specialised
+    table = results_table(
+        f"{regime}: the default's reward, predicted before the run and measured",
+        ("nodes",),
+        ("lag", "predicted", "measured", "error"),
+    )
+    for nodes in sizes:
+        runs = runs_of(directory, "final", regime, nodes).get(DEFAULT.name, [])
+        if runs:
+            updates = runs[0].updates[-1]
+            lag = round(_mean(all_raw(directory, "pilot", regime), _swarm_lag(nodes)))
+            covered = min(1.0, nodes * specialised / 9) if specialised else 1.0
+            said = predicted(
+                learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered
+            )
+            end = estimate([_end(run, updates) for run in runs])
+            error = f"{said - end.mean:+.3f}"
+            table.add_row(str(nodes), str(lag), f"{said:.3f}", f"{end:.3f}", error)
+    return table
+
+
+def draw(directory: Path, stage: str, regime: str, path: Path) -> list[Path]:
+    """Reward on unseen texts over each cost, for the best solo arm, the swarm of SIZE and the
+    central learner on one axis; returns the file that was written."""
+    runs = runs_of(directory, stage, regime, SIZE)
+    _, solo = solo_gain(runs) if DEFAULT.name in runs else ([], "")
+    shown = [arm for arm in (solo, DEFAULT.name, CENTRAL[0].name) if arm in runs]
+
+    def fill(figure: Any) -> None:
+        panels = figure.subplots(1, len(_COSTS), sharey=True)
+        for panel, (name, cost) in zip(panels, _COSTS.items(), strict=True):
+            for arm in shown:
+                found = runs[arm]
+                points = [
+                    estimate(values) for values in zip(*(r.unseen for r in found), strict=True)
+                ]
+                places = [sum(v) / len(found) for v in zip(*map(cost, found), strict=True)]
+                if places[-1] > 0:
+                    # The start cost nothing, which a logarithm cannot show.
+                    draw_band(panel, places[1:], points[1:], arm)
+            panel.set(xlabel=name, xscale="log")
+            panel.grid(alpha=0.3)
+        panels[0].set(ylabel="reward on unseen texts (pass@1)")
+        panels[0].legend()
+
+    return save_picture(path, (15, 4), fill)
+
+
+def _measure(runs: Runs) -> tuple[int, float]:
+    """The updates of the default, and the answers that one of its nodes made in them."""
+    swarm = runs.get(DEFAULT.name)
+    if not swarm:
+        raise ConfigError(f"there is no run of the default swarm of {SIZE}")
+    return swarm[0].updates[-1], _mean(swarm, lambda run: run.answers[-1])
+
+
+def _choice(directory: Path, regime: str) -> Choice:
+    choices = read_choices(directory)
+    if regime not in choices:
+        raise ConfigError(f"nothing is decided for {regime}: --stage pilot, then --decide")
+    return choices[regime]
+
+
+def _within(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Estimate, float]:
+    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+    p = p_not_within(differences, MARGIN) if len(differences) > 1 else math.nan
+    return estimate(differences), p
+
+
+def _different(differences: Sequence[float]) -> float:
+    return p_different(differences) if len(differences) > 1 else math.nan
+
+
+def _swarm_lag(nodes: int) -> Callable[[Raw], float]:
+    return lambda run: run.peers_lag if run.arm == DEFAULT.name and run.nodes == nodes else math.nan
+
+
+def _means(runs: Sequence[Raw], name: str) -> list[float]:
+    columns = [getattr(run, name) for run in runs]
+    return [sum(values) / len(runs) for values in zip(*columns, strict=True)]
+
+
+def _mean(runs: Sequence[Raw], count: Callable[[Raw], float]) -> float:
+    """The mean over the runs that have such a count; 0 if none has."""
+    values = [value for run in runs if not math.isnan(value := count(run))]
+    return sum(values) / len(values) if values else 0.0

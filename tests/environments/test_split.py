@@ -1,0 +1,336 @@
+"""The split by text: the canonical text, the side, moving on, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import unicodedata
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from builders import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
+from swarm_node.environments.jsonl import create as jsonl
+from swarm_node.environments.reasoning_gym.environment import PRESETS, corpus, create
+from swarm_node.environments.registry import create_environment
+from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.split import (
+    HELD_OUT_SHARE,
+    MAX_DRAWS,
+    canonical,
+    is_held_out,
+    next_seed,
+    position,
+    with_split,
+)
+from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.errors import ConfigError, UnknownTaskError
+from swarm_node.p2p.wire import Announcement, Label
+from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
+
+SHIPPED = [(preset, family) for preset in PRESETS for family in PRESETS[preset]]
+OWN = '''
+"""Numbers below a limit; `bad` families do not make tasks that can be split."""
+import os
+from swarm_node.environments.base import Task
+
+
+class Numbers:
+    name, version = "numbers", "1"
+
+    def __init__(self, families, limit):
+        self.families, self.limit = tuple(families), limit
+
+    def derive(self, ref):
+        if ref.family == "raises":
+            raise KeyError("lost")
+        if ref.family == "ends":
+            os._exit(3)
+        return Task(ref, ref.seed % self.limit)
+
+    def render(self, task):
+        return f"Say  {task.payload}"
+
+    def score(self, task, text):
+        return float(text == str(task.payload))
+
+
+def create(families=("plain",), limit=10**6):
+    return Numbers(families, limit)
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an own environment that a child process can import."""
+    (tmp_path / "own_numbers.py").write_text(OWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "own_numbers:create"
+
+
+def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
+    return TaskRef(environment.name, environment.version, family, seed)
+
+
+def texts(
+    environment: SplitEnvironment, family: str, seeds: Callable[..., int], count: int
+) -> set[str]:
+    """The canonical questions of so many references."""
+    refs = (ref_to(environment, family, seeds("texts", index)) for index in range(count))
+    return {canonical(environment.question(environment.derive(ref))) for ref in refs}
+
+
+@given(st.text())
+def test_the_canonical_text_is_a_fixed_point_and_has_one_side(text: str) -> None:
+    assert canonical(canonical(text)) == canonical(text)
+    for other in (unicodedata.normalize("NFD", text), f"\t{text}\n", text.replace(" ", " \u00a0 ")):
+        assert position(other) == position(text)
+
+
+def test_an_eighth_of_all_texts_is_held_out_and_a_larger_share_holds_them_too() -> None:
+    questions = [f"What is {number} + 1?" for number in range(40_000)]
+    held_out = {question for question in questions if is_held_out(question)}
+    assert abs(len(held_out) / len(questions) - HELD_OUT_SHARE) < 0.01
+    assert held_out <= {question for question in questions if is_held_out(question, 0.2)}
+    assert not any(is_held_out(question, 0.0) for question in questions[:100])
+
+
+def test_a_question_that_no_encoding_takes_has_a_side() -> None:
+    assert 0 <= position("\ud800") < 1 << 64
+
+
+@pytest.mark.parametrize(("preset", "family"), SHIPPED)
+def test_no_training_reference_of_a_shipped_environment_makes_a_held_out_text(
+    preset: str, family: str
+) -> None:
+    environment = create_environment("reasoning_gym", {"preset": preset})
+    training = texts(environment, family, task_seed, 2000)
+    held_out = texts(environment, family, held_out_seed, 300)
+    assert not any(map(is_held_out, training))
+    assert all(map(is_held_out, held_out))
+    assert not training & held_out
+    assert environment.refusal(family) == ""
+
+
+def test_the_same_holds_for_an_own_environment(own: str) -> None:
+    environment = create_environment(own, {"limit": 500})
+    training = texts(environment, "plain", task_seed, 5000)
+    held_out = texts(environment, "plain", held_out_seed, 2000)
+    assert not any(map(is_held_out, training))
+    assert all(map(is_held_out, held_out))
+    assert len(training | held_out) == 500
+
+
+def test_rows_that_differ_in_form_and_white_space_fall_together(tmp_path: Path) -> None:
+    rows = []
+    for number in range(300):
+        plain = f"Café {number}: what is {number} + 1?"
+        for text in (
+            plain,
+            unicodedata.normalize("NFD", plain),
+            f"  {plain.replace(' ', chr(10))}",
+        ):
+            rows.append({"question": text, "answer": number + 1})
+    Random(1).shuffle(rows)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    environment = create_environment("jsonl", {"path": str(path), "held_out": 0.2})
+    training = texts(environment, "rows", task_seed, 4000)
+    held_out = texts(environment, "rows", held_out_seed, 2000)
+    assert not training & held_out
+    assert len(training | held_out) == 300
+    assert all(is_held_out(text, 0.2) for text in held_out)
+    (note,) = environment.notes
+    assert "600 rows repeat a question and fall together with it" in note
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_short_list_has_a_question_on_each_side(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    for first in range(40):
+        rows = [{"question": f"{first + n}?", "answer": 1} for n in range(count)]
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+        environment = create_environment("jsonl", {"path": str(path), "held_out": 0.5})
+        training = texts(environment, "rows", task_seed, 60)
+        held_out = texts(environment, "rows", held_out_seed, 60)
+        assert training
+        assert held_out
+        assert not training & held_out
+        assert environment.refusal("rows") == ""
+
+
+def test_a_question_of_two_short_files_is_never_on_both_sides(tmp_path: Path) -> None:
+    """Each file alone would be split; together they would train on what the other holds out."""
+    questions = sorted((f"{n}?" for n in range(50) if not is_held_out(f"{n}?", 0.3)), key=position)
+    low, middle, high = questions[0], questions[20], questions[-1]
+    paths = []
+    for name, pair in (("a", (low, middle)), ("b", (middle, high))):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in pair))
+        paths.append(str(path))
+    for path in paths:
+        jsonl(path)
+    with pytest.raises(ConfigError, match="would train in a and be held out in b"):
+        jsonl(paths)
+
+
+def test_a_reference_moves_on_by_a_rule_that_every_receiver_repeats(own: str) -> None:
+    first, second = (create_environment(own, {}) for _ in range(2))
+    moved = 0
+    for seed in (*range(2000), *range(HELD_OUT_SEED, HELD_OUT_SEED + 500)):
+        ref = ref_to(first, "plain", seed)
+        task = first.derive(ref)
+        assert task.ref == ref
+        assert first.render(task) == second.render(second.derive(ref))
+        candidates = chain([seed], (next_seed(ref, draw) for draw in range(1, MAX_DRAWS + 1)))
+        fitting = next(s for s in candidates if is_held_out(f"Say {s % 10**6}") == ref.held_out)
+        assert task.payload == fitting % 10**6
+        moved += fitting != seed
+        assert (fitting >= HELD_OUT_SEED) == ref.held_out
+        assert fitting < SEED_LIMIT
+        assert first.score(task, str(task.payload)) == 1.0
+    assert 500 < moved < 1000
+
+
+def test_a_task_that_moved_on_is_scored_as_the_one_that_it_became() -> None:
+    """The data set gsm_symbolic is made anew from the seed of the task, for scoring too."""
+    environment = create_environment(
+        "reasoning_gym", {"datasets": {"acre": {}, "gsm_symbolic": {}}}
+    )
+    for family in environment.families:
+        for index in range(20):
+            ref = ref_to(environment, family, held_out_seed("moved", index))
+            task = environment.derive(ref)
+            assert environment.score(task, str(environment.answer(task))) == 1.0
+
+
+def test_a_task_of_another_environment_is_not_scored() -> None:
+    inner = create()
+    task = inner.derive(TaskRef(inner.name, inner.version, "gcd", 1))
+    with pytest.raises(TypeError, match="derive it with this one"):
+        SplitEnvironment(inner).score(task, "1")
+
+
+def test_the_corpus_of_the_warm_start_leaves_held_out_texts_out() -> None:
+    items = corpus("short", 3)
+    questions = [next(items)[1] for _ in range(3000)]
+    assert not any(map(is_held_out, questions))
+
+
+@pytest.mark.parametrize(
+    ("families", "limit", "says"),
+    [
+        (
+            ["plain"],
+            1,
+            "family plain: 0 of 1024 draws have a text of the held-out part; it has about 1 ",
+        ),
+        (["raises"], 9, r"one failed \(KeyError: 'lost'\)"),
+    ],
+)
+def test_an_environment_that_cannot_keep_the_sides_apart_is_refused_by_name(
+    own: str, families: list[str], limit: int, says: str
+) -> None:
+    options = {"families": families, "limit": limit}
+    for host in (
+        InlineEnvironmentHost(create_environment(own, options)),
+        ProcessEnvironmentHost(own, options),
+    ):
+
+        async def start(host: Any = host) -> None:
+            try:
+                await host.start()
+            finally:
+                await host.close()
+
+        with pytest.raises(ConfigError, match=says):
+            asyncio.run(start())
+
+
+def test_a_family_that_ends_its_process_is_refused_and_one_that_nobody_chose_is_not_asked(
+    own: str,
+) -> None:
+    async def start(families: list[str]) -> tuple[str, ...]:
+        host = ProcessEnvironmentHost(own, {"families": ["plain", "ends"]}, families)
+        try:
+            return (await host.start()).families
+        finally:
+            await host.close()
+
+    assert asyncio.run(start(["plain"])) == ("plain", "ends")
+    with pytest.raises(ConfigError, match="family ends: making its tasks ended their process"):
+        asyncio.run(start([]))
+
+
+def test_a_reference_that_finds_no_text_of_its_side_is_unknown_with_the_counts(own: str) -> None:
+    environment = create_environment(own, {"limit": 1})
+    with pytest.raises(UnknownTaskError, match=r"plain: 0 of 1025 draws .* about 1 different"):
+        environment.derive(ref_to(environment, "plain", HELD_OUT_SEED))
+
+
+class Slow:
+    """Every question is on the training side, and a second passes with each."""
+
+    name, version, families = "slow", "1", ("one",)
+    clock = 0.0
+
+    def derive(self, ref: TaskRef) -> Task:
+        self.clock += 1.0
+        return Task(ref, next(n for n in range(100) if not is_held_out(f"Say {n}")))
+
+    def render(self, task: Task) -> str:
+        return f"Say {task.payload}"
+
+    def score(self, task: Task, text: str) -> float:
+        return 0.0
+
+
+def test_a_slow_generator_is_not_drawn_from_without_end() -> None:
+    slow = Slow()
+    why = SplitEnvironment(slow).refusal("one", lambda: slow.clock)
+    assert "0 of 64 draws have a text of the held-out part" in why
+    assert slow.clock < 70
+
+
+@pytest.mark.parametrize("version", ["1", "0.1.25-2-0123456789ab", "v" * 64, "w" * 40])
+def test_the_announced_version_names_the_release_and_fits_the_wire(version: str) -> None:
+    announced = with_split(version)
+    assert announced.endswith(" split 1, swarm-node 0.2")
+    assert announced.startswith(version[:27])
+    assert len(announced) <= 64
+    assert with_split("v" * 64) != with_split("v" * 63 + "w")
+    assert Announcement.__annotations__["version"] in (Label, "Label")
+
+
+def test_a_reference_of_an_older_node_names_the_release_that_it_needs(own: str) -> None:
+    environment = create_environment(own, {})
+    with pytest.raises(UnknownTaskError, match=r"its node .* needs swarm-node 0\.2 or newer"):
+        environment.derive(TaskRef("numbers", "1", "plain", 3))
+    newer = TaskRef("numbers", "1 split 2, swarm-node 0.3", "plain", 3)
+    with pytest.raises(UnknownTaskError, match=r"this node .* needs swarm-node 0\.3 or newer"):
+        environment.derive(newer)
+    with pytest.raises(UnknownTaskError, match="give all nodes the same files"):
+        environment.derive(TaskRef("numbers", with_split("2"), "plain", 3))
+    with pytest.raises(UnknownTaskError, match="give all nodes the same files"):
+        environment.derive(TaskRef("others", "1", "plain", 3))
+
+
+def test_the_vectors_give_each_text_its_side_and_each_reference_its_next_seeds() -> None:
+    vectors = json.loads((ROOT / "tests" / "vectors" / "split.json").read_text())
+    for each in vectors["texts"]:
+        assert canonical(each["question"]) == each["canonical"]
+        assert position(each["question"]) == int(each["position"])
+        assert is_held_out(each["question"]) == each["held_out"]
+    assert {each["held_out"] for each in vectors["texts"]} == {True, False}
+    for each in vectors["moving_on"]:
+        ref = TaskRef("any", "any", each["family"], int(each["seed"]))
+        assert [str(next_seed(ref, draw)) for draw in (1, 2, 3)] == each["next"]

@@ -1,0 +1,212 @@
+"""The frontier: its arms, its rule of choice, its files, and one small whole experiment."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarm_node.errors import ConfigError, SwarmNodeError
+from swarm_node.simulation.constants import best_constants
+from swarm_node.simulation.experiments import frontier_arms
+from swarm_node.simulation.experiments.frontier import Frontier
+from swarm_node.simulation.experiments.frontier_arms import (
+    CENTRAL,
+    DEFAULT,
+    GROUNDS,
+    RIVALS,
+    SOLO,
+    central_groups,
+    measured_at,
+    scenario_of,
+    settings_of,
+    updates,
+)
+from swarm_node.simulation.experiments.frontier_choice import (
+    choose,
+    needed,
+    read_choices,
+    reward_at,
+)
+from swarm_node.simulation.experiments.frontier_raw import (
+    Raw,
+    all_raw,
+    claimed,
+    read_raw,
+    write_raw,
+)
+from swarm_node.simulation.experiments.frontier_views import show_picture, show_tables
+
+
+def raw(arm: str, nodes: int, index: int, answers: list[float], unseen: list[float]) -> Raw:
+    return Raw(
+        *("pilot", "dense", arm, nodes, index, 7, nodes, "plan", "report", "commit"),
+        updates=[0, 10, 20],
+        unseen=unseen,
+        seen=[],
+        answers=answers,
+        informative=[0, 5, 10],
+        share=[0, 0.5, 0.5],
+        bytes=1000,
+        weights=0,
+        cpu=2.0,
+        own_lag=1.0,
+        peers_lag=0.0,
+    )
+
+
+PILOT = [
+    raw("default", 8, 0, [0, 100, 200], [0.0, 0.2, 0.4]),
+    raw("default", 2, 0, [0, 200, 400], [0.0, 0.2, 0.4]),
+    # Quick at first, and best in the end.
+    raw("solo-4x2", 1, 0, [0, 100, 800], [0.0, 0.15, 0.2]),
+    raw("solo-64x8", 1, 0, [0, 400, 1600], [0.0, 0.1, 0.9]),
+    raw("solo-8x4", 1, 0, [0, 100, 800], [0.0, 0.05, 0.1]),
+    raw("solo-16x4", 1, 0, [0, 100, 800], [0.0, 0.02, 0.05]),
+]
+
+
+def test_the_sweep_is_whole_and_solo_arms_make_enough_answers() -> None:
+    assert len(SOLO) == 5 * 3 * 2 * 2 == len({arm.name for arm in SOLO})
+    assert updates(RIVALS["solo-4x2"], 60) == 338
+    assert updates(RIVALS["solo-64x8-filter-past"], 60) == 60
+    assert all(updates(arm, 60) * arm.own * arm.size >= 60 * 45 for arm in SOLO)
+    assert updates(RIVALS["smaller-batches"], 60) == 120
+    assert [*measured_at(60, 60)] == [5, 10, 20, 30, 40, 50]
+    assert [*measured_at(60, 338)][-3:] == [120, 180, 240]
+
+
+def test_a_central_learner_makes_the_answers_of_all_nodes() -> None:
+    assert central_groups(8, 18.0) == 36
+    assert central_groups(2, 40.0) == 20
+    with pytest.raises(ConfigError, match="too large"):
+        central_groups(32, 1000.0)
+    lag0, lag4 = (
+        scenario_of(CENTRAL[lag], GROUNDS["specialised"], 2, 1, 60, ["m"]) for lag in (0, 4)
+    )
+    assert (lag0.nodes, lag0.samplers, lag0.specialised, lag0.behind) == (1, 2, 4, 0)
+    assert lag4.behind == 3
+    found = settings_of(CENTRAL[0], GROUNDS["dense"], 8, 18.0)
+    assert (found["experience.own"], found["experience.external"]) == (36, 0)
+    assert found["experience.max_lag"] == 0
+
+
+def test_a_level_is_reached_between_two_measurements_or_never() -> None:
+    run = PILOT[0]
+    assert needed(run, 0.3) == pytest.approx(150)
+    assert needed(run, 0.0) == 0
+    assert needed(run, 0.5) == math.inf
+    assert needed(run, 0.3, run.everybodys) == pytest.approx(1200)
+    assert reward_at(run, 50) == pytest.approx(0.1)
+    assert reward_at(run, 1e6) == 0.4
+
+
+def test_the_rule_takes_the_best_at_equal_answers_and_the_quickest_to_each_level() -> None:
+    choice = choose(PILOT)
+    assert choice.answers == {2: 20.0, 8: 10.0}
+    assert choice.budget == 200
+    assert choice.levels == [0.1, 0.2, 0.3, 0.36]
+    assert choice.solo == ["solo-4x2", "solo-8x4", "solo-64x8"]
+    assert choose(PILOT, [0.05]).solo == choice.solo
+    with pytest.raises(ConfigError, match="lacks"):
+        choose(PILOT[:1])
+
+
+def test_a_run_is_claimed_by_one_and_a_broken_file_is_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "pilot-dense-default-n8-s0.json"
+    others: list[bool] = []
+
+    def second() -> None:
+        with claimed(path) as mine:
+            others.append(mine)
+
+    with claimed(path) as mine:
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    second()
+    assert (mine, others) == (True, [False, True])
+    write_raw(PILOT[0], path)
+    assert read_raw(path) == PILOT[0]
+    assert path.stat().st_size < 1000
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    path.write_bytes(path.read_bytes()[:50])
+    assert read_raw(path) is None
+    with pytest.raises(SwarmNodeError, match="not a whole run"):
+        all_raw(tmp_path, "pilot", "dense")
+
+
+def test_a_constant_is_the_most_frequent_answer() -> None:
+    found = best_constants("drills", {}, 8)
+    assert len(found) == 9
+    assert all(0 <= constant.reward <= 1 and constant.answer for constant in found.values())
+    assert all(constant.reward <= 0.25 for constant in found.values())  # 8 tasks each
+
+
+@pytest.mark.slow(reason="simulates a pilot and a final of two nodes each")
+def test_a_pilot_decides_and_a_final_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "220")
+    for module in ("frontier", "frontier_arms", "frontier_choice", "frontier_tables"):
+        monkeypatch.setattr(f"swarm_node.simulation.experiments.{module}.SIZE", 2)
+    monkeypatch.setattr(frontier_arms, "EVAL_TASKS", 1)
+
+    def small(stage: str, *arms: str) -> Frontier:
+        return Frontier(stage, ("dense",), (2,), arms, tmp_path, tmp_path / "models", 2, 0, 1)
+
+    with pytest.raises(ConfigError, match="nothing is decided"):
+        small("final").run()
+    pilot = small("pilot", "default", "solo-16x4-filter", "solo-8x4")
+    pilot.run()
+    pilot.decide()
+    choice = read_choices(tmp_path)["dense"]
+    assert choice.answers[2] > 0
+    solo = choice.solo[0]
+    final = small("final", "default", "central-lag0", "central-lag2", "default+past", solo)
+    final.run()
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("final-*.json")}
+    assert len(made) == 10
+    capsys.readouterr()
+    final.run()
+    assert capsys.readouterr().out == ""
+    assert made == {path: path.stat().st_mtime_ns for path in tmp_path.glob("final-*.json")}
+    runs = {(run.arm, run.index): run for run in all_raw(tmp_path, "final", "dense")}
+    central, swarm = runs["central-lag0", 0], runs["default", 0]
+    assert central.learners == 1
+    assert central.weights > 50 * swarm.bytes
+    expected = central_groups(2, choice.answers[2]) * 4
+    assert central.answers[-1] == 2 * expected
+    for name in ("ends", "levels", "claims", "sizes", "prediction"):
+        show_tables(final, name)
+    shown = capsys.readouterr().out
+    for word in ("default / best solo", "central, 2 nodes", "Holm", "predicted", "1/"):
+        assert word in shown
+    show_picture(final, tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").stat().st_size > 10_000
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    def small(stage: str, regime: str, *arms: str) -> Frontier:
+        return Frontier(stage, (regime,), (2,), arms, tmp_path, tmp_path)
+
+    for wrong in (("third", "dense"), ("pilot", "easy"), ("pilot", "dense", "solo-5x5")):
+        with pytest.raises(ConfigError):
+            small(*wrong)
+    with pytest.raises(ConfigError, match="no table"):
+        show_tables(small("pilot", "dense"), "best")
+    (tmp_path / "declared.json").write_text("{")
+    with pytest.raises(ConfigError, match="no decisions"):
+        read_choices(tmp_path)
+
+
+def test_every_run_says_which_seed_it_has(tmp_path: Path) -> None:
+    whole = Frontier("pilot", ("dense", "unlike"), (2, 8), (), tmp_path, tmp_path)
+    places = [place for place, _ in whole.places()]
+    assert len({place.file for place in places}) == len(places) == (60 + 2) + (36 + 2)
+    assert len({place.seed for place in places}) == 1
+    assert DEFAULT.name in {place.arm for place in places}
+    assert msgspec.structs.asdict(places[0])["stage"] == "pilot"
