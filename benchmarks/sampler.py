@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 
-from swarm_node.environments.reasoning_gym.environment import corpus
+from swarm_node.environments.drills import corpus
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.sampling.sampler import SampleRequest

@@ -74,7 +74,7 @@ def test_a_start_without_reasoning_gym_is_refused_by_name(
 
 def test_a_peers_environment_is_named_by_its_version_without_the_package(bare_python: Path) -> None:
     program = (
-        "from swarm_node.environments.reasoning_gym.environment import environment_name as n\n"
+        "from swarm_node.environments.presets import environment_name as n\n"
         "print(n('reasoning_gym', '0.1.25-2-abc'))\n"
     )
     done = subprocess.run([bare_python, "-c", program], capture_output=True, text=True)
@@ -104,7 +104,7 @@ def test_the_data_set_that_needs_pycosat_says_so() -> None:
         "sys.modules['pycosat'] = None  # as if it were not installed\n"
         "from swarm_node.environments.reasoning_gym.environment import choosable, create\n"
         "from swarm_node.errors import ConfigError\n"
-        "for preset in ('short', 'long', 'chat', 'sapo'):\n"
+        "for preset in ('chat', 'sapo'):\n"
         "    create(preset=preset)\n"
         "print(len(choosable()), 'zebra_puzzles' in choosable())\n"
         "try:\n"
