@@ -60,7 +60,7 @@ async def group_milliseconds(groups: int) -> list[float]:
         for index in range(groups):
             family = info.families[index % len(info.families)]
             ref = TaskRef(info.name, info.version, family, task_seed("judging", index))
-            right = local.answer(local.derive(ref))
+            right = str(local.answer(local.derive(ref)))
             texts = [right, f"It is <answer>{right}</answer>.", f"{right}0", "7"] * 2
             begin = time.perf_counter()
             await host.judge(ref, texts)

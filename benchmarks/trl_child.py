@@ -35,11 +35,10 @@ from swarm_node.rollout import TaskRef
 def environment_of(name: str) -> Environment:
     """By the names that the node takes, which are not installed here, and split as the node's: no
     held-out text is trained on."""
+    if name == "drills":
+        return SplitEnvironment(drills.create("short"))
     module, _, function = name.partition(":")
-    made = (
-        drills.create("short") if name == "drills" else getattr(import_module(module), function)()
-    )
-    return SplitEnvironment(made)
+    return SplitEnvironment(getattr(import_module(module), function)())
 
 
 class Rewards:

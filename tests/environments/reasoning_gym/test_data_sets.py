@@ -40,7 +40,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_no_preset_imports_sympy_or_matplotlib() -> None:
-    assert json.loads(run(IMPORTED)) == [["reasoning_gym", []]] * 3
+    assert json.loads(run(IMPORTED)) == [["reasoning_gym", []]] * 2
 
 
 @needs_all
