@@ -52,7 +52,7 @@ def group_of(size: int, rng: np.random.Generator) -> RolloutGroup:
         )
         for _ in range(count)
     )
-    task = TaskRef("reasoning_gym", "0.1.25", "chain_sum", 7)
+    task = TaskRef("drills", "1-2f8a", "alphabet", 7)
     policy = PolicyRef(bytes(32), bytes(32), 3)
     return RolloutGroup(task, policy, completions, (0.0,) * (count - 1) + (1.0,))
 

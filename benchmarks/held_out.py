@@ -6,7 +6,7 @@ import asyncio
 import statistics
 from pathlib import Path
 
-from swarm_node.environments.drills import create
+from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.policy.models.codec import Codec
 from swarm_node.policy.models.model import resolve
@@ -23,7 +23,7 @@ class HeldOut:
         model = resolve("tiny")
         self._sampler = TorchSampler.from_directory(model, threads=1)
         self._codec = Codec.from_directory(model)
-        self._environment = create(preset="short")
+        self._environment = create_environment("drills", {"preset": "short"})
         names = self._environment.name, self._environment.version
         self._tasks = [
             self._environment.derive(TaskRef(*names, family, held_out_seed(family, index)))

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from hostile import shapes
 
-from swarm_node.environments import drills
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import choosable, create
+from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import task_seed
 from swarm_node.rollout import TaskRef
 
@@ -51,15 +51,16 @@ def slowest(family: str) -> tuple[float, str]:
 
 async def group_milliseconds(groups: int) -> list[float]:
     """Wall milliseconds of judging eight honest texts, per group."""
-    host = ProcessEnvironmentHost("drills", {"preset": "short"})
+    chosen = "drills", {"preset": "short"}
+    host = ProcessEnvironmentHost(*chosen)
     try:
         info = await host.start()
-        local = drills.create(preset="short")
+        local = create_environment(*chosen)
         took = []
         for index in range(groups):
-            family = local.families[index % len(local.families)]
+            family = info.families[index % len(info.families)]
             ref = TaskRef(info.name, info.version, family, task_seed("judging", index))
-            right = str(local.derive(ref).payload["answer"])
+            right = str(local.answer(local.derive(ref)))
             texts = [right, f"It is <answer>{right}</answer>.", f"{right}0", "7"] * 2
             begin = time.perf_counter()
             await host.judge(ref, texts)

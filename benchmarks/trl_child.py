@@ -25,20 +25,20 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splitting import SplitEnvironment
 from swarm_node.rollout import TaskRef
 
 
 def environment_of(name: str) -> Environment:
-    """By the names that the node takes."""
+    """By the names that the node takes, which are not installed here, and split as the node's: no
+    held-out text is trained on."""
     if name == "drills":
-        from swarm_node.environments.drills import create
-
-        return create(preset="short")
+        return SplitEnvironment(drills.create("short"))
     module, _, function = name.partition(":")
-    made: Environment = getattr(import_module(module), function)()
-    return made
+    return SplitEnvironment(getattr(import_module(module), function)())
 
 
 class Rewards:

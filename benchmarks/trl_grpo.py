@@ -101,7 +101,7 @@ class Mark:
     cpu: float
     updates: int
     samples: int
-    weights: Path | str | None
+    weights: Path | None
     tokens: float  # mean length of an answer
     reward: float = 0.0
 
@@ -220,6 +220,7 @@ def run_trl(setup: Setup, marks: list[float], seed: int, python: Path, directory
                     run.start_cpu, started = said["begin"], time.monotonic()
                     continue
                 run.wall = time.monotonic() - started
+                said["weights"] = said["weights"] and Path(said["weights"])
                 run.marks.append(Mark(**said))
         if child.wait() or len(run.marks) < len(marks):
             raise RuntimeError(f"TRL failed:\n{errors.read_text()[-2000:]}")

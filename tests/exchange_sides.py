@@ -120,7 +120,7 @@ class Side:
     def peer_id(self) -> str:
         return self.membership.identity.peer_id
 
-    def task(self, index: int = 0, family: str = "addition", held_out: bool = False) -> TaskRef:
+    def task(self, index: int = 0, family: str = "alphabet", held_out: bool = False) -> TaskRef:
         seed = (held_out_seed if held_out else task_seed)("test", index)
         return TaskRef(self.info.name, self.info.version, family, seed)
 

@@ -17,12 +17,12 @@ class Extra(NamedTuple):
 
 #: Extras by the names of their environments.
 EXTRAS: Final[Mapping[str, Extra]] = {
-    # pip compiles pycosat for it, which no preset imports; bfi is all that "sapo" does.
+    # pip compiles pycosat for it. The presets import none of what it requires.
     "reasoning_gym": Extra(
         "reasoning_gym",
         "reasoning-gym",
         "run `pip install 'swarm-node[reasoning-gym]'`, or where there is no C compiler "
-        "`pip install --no-deps reasoning-gym==0.1.25 bfi==1.0.4`, which is enough for the presets",
+        "`pip install --no-deps reasoning-gym==0.1.25`, which is enough for the presets",
     ),
     "verifiers": Extra("verifiers", "verifiers", "run `pip install 'swarm-node[verifiers]'`"),
 }

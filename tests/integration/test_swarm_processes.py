@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-Families = "addition,largest,position", "initials,sorting", "reversal"
+Families = "doubling,largest,position", "initials,sorting", "reversal"
 NodeStarter = Callable[..., Any]
 
 

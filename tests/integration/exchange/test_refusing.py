@@ -152,7 +152,7 @@ def _other_tokens(group: RolloutGroup) -> RolloutGroup:
 
 
 def _held_out(group: RolloutGroup) -> RolloutGroup:
-    task = TaskRef(group.task.environment, group.task.version, "addition", held_out_seed("exam"))
+    task = TaskRef(group.task.environment, group.task.version, "alphabet", held_out_seed("exam"))
     return RolloutGroup(task, group.policy, group.completions, group.claimed)
 
 

@@ -55,7 +55,7 @@ def here(home: Path) -> Facts:
 
 
 def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
-    lines = lines_of(here(tmp_path), environment__families=["addition"])
+    lines = lines_of(here(tmp_path), environment__families=["alphabet"])
     assert lines["device"].text == "CPU, 8.0 GB of main memory free"
     assert lines["sampler"].text == "built in: the node computes on the CPU"
     assert lines["model"].text == "tiny, 0.2 million weights"
@@ -63,7 +63,7 @@ def test_a_node_on_a_cpu_says_what_it_trains(tmp_path: Path) -> None:
         "all weights in float32, 64 answers at once, answers of up to 24 tokens in contexts of up "
         "to 1,024, learning rate 1e-05"
     )
-    assert lines["tasks"].text == "drills, default options, families: addition"
+    assert lines["tasks"].text == "drills, default options, families: alphabet"
     assert lines["home"].fields == {"home": str(tmp_path)}
     parts = lines["memory"].fields["parts"]
     assert isinstance(parts, dict)
