@@ -146,7 +146,7 @@ def signed_bytes(swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
 
 
 def is_sound_key(key: bytes) -> bool:
-    """Whether `key` (32 bytes) is a canonical encoding (RFC 8032, 5.1.3: y < p) of a point that
+    """Check that `key` (32 bytes) is a canonical encoding (RFC 8032, 5.1.3: y < p) of a point that
     can own a signature."""
     y = int.from_bytes(key, "little") & ~(1 << 255)
     return len(key) == 32 and y < _FIELD_PRIME and key not in _SMALL_ORDER_KEYS
