@@ -153,8 +153,8 @@ def is_sound_key(key: bytes) -> bool:
 
 
 def _encode(kind: Kind, body: bytes, key: bytes, signature: bytes) -> bytes:
-    """The one encoding: array of four, str 8 (every kind has 32 to 255 bytes), the shortest bin
-    header for the body, bin 8, bin 8."""
+    """Return the only accepted encoding: array of four, str 8 (every kind has 32 to 255 bytes), the
+    shortest bin header for the body, bin 8, bin 8."""
     name, length = kind.encode(), len(body)
     if length < 1 << 8:
         header = struct.pack(">BB", 0xC4, length)
