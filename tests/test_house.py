@@ -48,7 +48,7 @@ TAKES_ALL_SETTINGS = {
 QUESTIONS = {"What", "Whether", "How", "Where", "Which", "Why", "Who", "Of", "By"}
 #: The docstrings with such a beginning and the class names used twice that are left. Lower these
 #: numbers whenever some are mended; never raise them.
-QUESTIONS_LEFT = 269
+QUESTIONS_LEFT = 96
 HOMONYMS_LEFT = 10
 #: Packages whose modules lie in rooms.
 HAVE_ROOMS = ("policy", "p2p", "node")

@@ -21,8 +21,8 @@ from swarm_node.p2p.wire.identity import public_key_of
 
 _MAX_ADDRESS_CHARS = 256
 _RESOLVE_SECONDS = 3.0
-#: Peers choose the names, and a lookup holds its thread for longer than anybody waits for it. So
-#: lookups have threads of their own, and slow names delay only other names.
+#: Peers choose the names, and a lookup may block its thread longer than the caller waits. So
+#: lookups have threads of their own, and slow names delay only other lookups.
 _LOOKUPS = ThreadPoolExecutor(4, "lookup")
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\Z")
 #: A coordinator's URL, and the multiaddr under which a ticket carries it.
@@ -51,8 +51,8 @@ def parse_address(text: str) -> Address | None:
 
 
 async def resolve(address: Address) -> list[Address]:
-    """`address` with the IP addresses of its name, two at most, and as it is if it has none. So
-    what is checked is what is dialled."""
+    """Return `address` with the IP addresses of its name, at most two, or unchanged if it has no
+    name. The IP address that is checked is then the one that is dialled."""
     kind, host, port = split_endpoint(address.multiaddr) or ("", "", 0)
     if kind not in ("dns4", "dns6"):
         return [address]
@@ -68,7 +68,7 @@ async def resolve(address: Address) -> list[Address]:
 
 
 async def accepts(address: Address, patience: float) -> bool:
-    """Whether anything accepts a TCP connection there, within `patience` seconds."""
+    """Check that a TCP connection to the address is accepted within `patience` seconds."""
     _, host, port = split_endpoint(address.multiaddr) or ("", "", 0)
     try:
         async with asyncio.timeout(patience):
@@ -80,7 +80,7 @@ async def accepts(address: Address, patience: float) -> bool:
 
 
 def is_here(text: str) -> bool:
-    """Whether an IP address, or that of a multiaddr, is one of this machine."""
+    """Check that an IP address, or that of a multiaddr, belongs to this machine."""
     _, ip, _ = split_endpoint(text) or ("", text, 0)
     try:
         with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
@@ -91,8 +91,8 @@ def is_here(text: str) -> bool:
 
 
 def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """`listen` with each port 0 replaced by the port of the `known` addresses of the same kind (ip4
-    or ip6), if they have exactly one."""
+    """Return `listen` with each port 0 replaced by the port of the `known` addresses of the same
+    kind (ip4 or ip6), if these have exactly one port."""
     ports: dict[str, set[int]] = {}
     for text in known:
         parsed = endpoint_of(text)
@@ -108,7 +108,7 @@ def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def is_endpoint(text: str) -> bool:
-    """Whether `text` is a TCP multiaddr without a peer id; port 0 means any."""
+    """Check that `text` is a TCP multiaddr without a peer id. Port 0 means any port."""
     return split_endpoint(text) is not None
 
 
@@ -195,7 +195,7 @@ def _is_host(kind: str, host: str) -> bool:
 
 
 def is_peer_id(text: str) -> bool:
-    """Whether `text` is the base58 peer id of an Ed25519 key."""
+    """Check that `text` is the base58 peer id of an Ed25519 key."""
     try:
         public_key_of(text)
     except ValueError:

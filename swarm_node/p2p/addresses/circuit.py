@@ -1,7 +1,7 @@
 """Circuit addresses: how to reach a peer through a relay. Pure.
 
-`/ip4/HOST/tcp/PORT/p2p/RELAY/p2p-circuit` means: dial RELAY there, and ask it to forward. It is the
-notation of libp2p. In a heartbeat and a greeting the target's id is left out, as it is the
+`/ip4/HOST/tcp/PORT/p2p/RELAY/p2p-circuit` means: dial RELAY there, and ask it to forward. The
+notation is libp2p's. A heartbeat and a greeting leave out the target's id, because it is the
 author's. Where addresses of several peers stand together, `/p2p/TARGET` follows.
 """
 
@@ -21,7 +21,8 @@ _MAX_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """`address` of `relay`, with its id at the end, and the id of the `target`, "" if left out."""
+    """The `address` of `relay`, which ends in its id, and the id of the `target`, "" if left
+    out."""
 
     address: str
     relay: str
@@ -32,8 +33,8 @@ class Circuit:
 
 
 def parse(text: str) -> Circuit | None:
-    """The circuit that a text names, None for anything else. Whoever dials the relay checks the
-    host in its address."""
+    """Parse a circuit address. Return None for anything else. The caller that dials the relay
+    checks the host in its address."""
     address, _, target = text[:_MAX_CHARS].partition(_CIRCUIT)
     endpoint, _, relay = address.rpartition(_PEER)
     circuit = Circuit(address, relay, target.removeprefix(_PEER))
@@ -44,20 +45,22 @@ def parse(text: str) -> Circuit | None:
 
 
 def completed(addresses: Iterable[str], peer_id: str) -> list[str]:
-    """The addresses that a peer states of itself, with its id at the end of each circuit."""
+    """Return the addresses that a peer states of itself, with its id appended to each circuit."""
     found = ((text, parse(text)) for text in addresses)
     return [str(Circuit(c.address, c.relay, peer_id)) if c else text for text, c in found]
 
 
 def stated(addresses: Iterable[str]) -> list[str]:
-    """The addresses of a node as it states them: circuits first and without its id."""
+    """Return a node's addresses in the form in which it states them: circuits first, without its
+    id."""
     found = [(text, parse(text)) for text in addresses]
     circuits = [str(Circuit(c.address, c.relay, "")) for _, c in found if c]
     return circuits + [text for text, c in found if not c]
 
 
 def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The first of a node's addresses that fit into a heartbeat: two circuits and two others."""
+    """Return the first of a node's addresses that fit into a heartbeat: two circuits and two
+    others."""
     chosen: list[str] = []
     left = MAX_HEARTBEAT_ADDRESS_CHARS
     room = {True: 2, False: 2}
@@ -71,13 +74,13 @@ def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def dialled(addresses: Iterable[str]) -> list[str]:
-    """The addresses that a dial goes to: a relay's for each circuit."""
+    """Return the addresses to dial: for a circuit, that of its relay."""
     found = ((text, parse(text)) for text in addresses)
     return [circuit.address if circuit else text for text, circuit in found]
 
 
 def reachable_first(addresses: Iterable[str]) -> list[str]:
-    """Direct addresses only, those of the Internet before those of a private network."""
+    """Return the direct addresses, those of the Internet before those of private networks."""
     return sorted((text for text in addresses if not parse(text)), key=is_private)
 
 
@@ -88,7 +91,7 @@ def host_of(address: str) -> str:
 
 
 def is_private(address: str) -> bool:
-    """Whether the host in a multiaddr is no address of the Internet; a name may be one."""
+    """Check that the host in a multiaddr is not an address of the Internet. A name may be one."""
     try:
         return not ipaddress.ip_address(host_of(address)).is_global
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which IP addresses are those of hosts of the Internet, and which lie at one place. Pure."""
+"""Classes of IP addresses: hosts of the Internet, and addresses of one site. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-#: Forms that carry an IPv4 address to somewhere else (mapped, NAT64, Teredo, 6to4 and its relays).
+#: Ranges whose addresses embed an IPv4 address (mapped, NAT64, Teredo, 6to4 and its relays).
 #: `is_global` holds for some of them, and for multicast.
 _EMBEDDING = tuple(
     map(
@@ -17,24 +17,26 @@ _EMBEDDING = tuple(
         ),
     )
 )
-#: `is_global` holds for all that IANA has not assigned, and for the old site-local addresses.
+#: The global unicast range. `is_global` holds for all that IANA has not assigned, and for the old
+#: site-local addresses.
 _ASSIGNED = ipaddress.ip_network("2000::/3")
 
 
 def is_internet(host: IpAddress) -> bool:
-    """Whether it is the address of one host of the Internet, in a form that leads nowhere else."""
+    """Check that an address is that of one Internet host and embeds no other address."""
     assigned = host.version == 4 or host in _ASSIGNED
     return host.is_global and assigned and not host.is_multicast and not is_embedding(host)
 
 
 def is_embedding(host: IpAddress) -> bool:
-    """Whether it stands for an IPv4 address somewhere else."""
+    """Check that an IPv6 address embeds an IPv4 address."""
     return any(host in net for net in _EMBEDDING)
 
 
 def site(ip: str) -> str:
-    """What stands for one place: an IPv4 address, also one in the form of IPv6, or the first 64
-    bits of an IPv6 address. Who has one address of such a network has all of them.
+    """Return the key of the site of an address: the IPv4 address, also if it is mapped into IPv6,
+    or the first 64 bits of an IPv6 address. The owner of one address in such a prefix owns all of
+    them.
 
     Raises:
         ValueError: `ip` is no IP address.

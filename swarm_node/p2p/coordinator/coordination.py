@@ -1,9 +1,9 @@
-"""What members and a coordinator sign: requests, reports and numbered batches. Pure.
+"""Statements that members and a coordinator sign: requests, reports and numbered batches. Pure.
 
-A member's request carries a CALL, which one request fits and no other. A report is a member's own
-word and stays verifiable wherever it is stored. A coordinator signs a BATCH for every set of
-reports that it took in; each names the one before, so that a coordinator that shows two members two
-histories leaves two signed heads of one number.
+A member's request carries a CALL that is valid for this request alone. A report is a member's own
+claim and stays verifiable wherever it is stored. A coordinator signs a BATCH for every set of
+reports that it accepted. Each batch names the one before. So a coordinator that shows two members
+two histories leaves two signed heads with one number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Call(Body, frozen=True):
 
 
 class Shown(Body, frozen=True):
-    """A sealed call with the certificates of who sealed it."""
+    """A sealed call with the certificates of the member that sealed it."""
 
     call: Annotated[bytes, Meta(max_length=MAX_CALL_BYTES)]
     issuer: Certificate
@@ -68,7 +68,7 @@ class Shown(Body, frozen=True):
 
 
 class Finding(Body, frozen=True):
-    """What a node's own checks found of the peer with this `key`: groups received from it, and
+    """Results of a node's own checks of the peer with this `key`: groups received from it, and
     refused ones by reason."""
 
     key: Digest
@@ -77,8 +77,8 @@ class Finding(Body, frozen=True):
 
 
 class Report(Body, frozen=True):
-    """Kind.REPORT: what a member says of itself and of its peers. `held_out` has the mean reward by
-    family. Of two reports of a member, the one of the greater `issued_ms` counts."""
+    """Kind.REPORT: a member's statement about itself and its peers. `held_out` has the mean reward
+    by family. Of two reports of a member, the one with the greater `issued_ms` counts."""
 
     v: Version1
     issued_ms: Milliseconds
@@ -125,7 +125,7 @@ class SignedBatch(Signed):
 
     @property
     def digest(self) -> bytes:
-        """What the next batch names as `previous`."""
+        """The digest that the next batch names as `previous`."""
         return hashlib.sha256(self.raw).digest()
 
 
@@ -146,7 +146,7 @@ def show_call(identity: Identity, swarm_id: bytes, chain: Chain, call: Call) -> 
 
 
 def open_call(data: bytes, swarm_id: bytes) -> SignedCall | Rejected:
-    """The call in a packed `Shown`. Membership, time and what it asks for are not checked."""
+    """Open the call in a packed `Shown`. Membership, time and the call's fields are not checked."""
     shown = unpack(Shown, data, max_bytes=MAX_SHOWN_BYTES)
     if isinstance(shown, Rejected):
         return shown
@@ -159,7 +159,7 @@ def open_call(data: bytes, swarm_id: bytes) -> SignedCall | Rejected:
 
 
 def open_report(data: bytes, swarm_id: bytes) -> SignedReport | Rejected:
-    """A report and its author."""
+    """Open a report, with its author."""
     opened = _open(data, swarm_id, Kind.REPORT, Report, MAX_REPORT_BYTES)
     if isinstance(opened, Rejected):
         return opened
@@ -167,7 +167,7 @@ def open_report(data: bytes, swarm_id: bytes) -> SignedReport | Rejected:
 
 
 def open_batch(data: bytes, swarm_id: bytes) -> SignedBatch | Rejected:
-    """A batch and the coordinator that sealed it."""
+    """Open a batch, with the coordinator that sealed it."""
     opened = _open(data, swarm_id, Kind.BATCH, Batch, MAX_BATCH_BYTES)
     if isinstance(opened, Rejected):
         return opened
@@ -196,9 +196,10 @@ def content_digest(items: Sequence[bytes]) -> bytes:
 def follow(
     held: SignedBatch | None, batches: Sequence[SignedBatch]
 ) -> tuple[SignedBatch | None, str]:
-    """The batch to hold after these, and what is wrong with them ("" for nothing). `batches` are in
-    order, from the number held on, or the newest one if that is lower. A fork or a step back leaves
-    the old batch held, so that it is found again; where batches are missing, a new trail begins."""
+    """Follow the chain of batches. Return the batch to hold after these, and the fault found in
+    them ("" for none). `batches` are in order, from the held number on, or only the newest one if
+    its number is lower. After a fork or a step back the old batch stays held, so that the fault is
+    found again. Where batches are missing, a new chain begins."""
     gap = ""
     for batch in batches:
         if held is None:

@@ -1,7 +1,7 @@
 """Requests and answers of a coordinator's API, as JSON. Bytes are base64 there. Pure.
 
-A node believes none of it without a check of its own: presences, revocation lists and batches are
-signed by others, and a reputation only lowers shares.
+A node checks all of it: presences, revocation lists and batches are signed by others, and a
+reputation can only lower shares.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES, Counter, Digest
 
 PREFIX: Final = "/v1"
-#: Before the base64 of a packed `coordination.Shown`, in the header Authorization.
+#: Scheme of the header Authorization. The base64 of a packed `coordination.Shown` follows.
 SCHEME: Final = "Swarm "
 MAX_INTRODUCED: Final = 16
 MAX_ROWS: Final = 1000
 MAX_BATCHES: Final = 256
-#: Of a request's body.
+#: Largest body of a request.
 MAX_BODY_BYTES: Final = 64 * 1024
-#: Of an answer that a node reads: a thousand rows.
+#: Largest answer that a node reads: a thousand rows.
 MAX_ANSWER_BYTES: Final = 2 << 20
 _NEWCOMER_DOMAIN: Final = b"swarm-node/redemption/v1"
 
@@ -38,7 +38,7 @@ Statement = Annotated[bytes, Meta(max_length=MAX_STATEMENT_BYTES)]
 PresenceBytes = Annotated[bytes, Meta(min_length=1, max_length=MAX_PRESENCE_BYTES)]
 ReportBytes = Annotated[bytes, Meta(min_length=1, max_length=MAX_REPORT_BYTES)]
 BatchBytes = Annotated[bytes, Meta(max_length=MAX_BATCH_BYTES)]
-#: Letters and digits in groups; what a person types is compared without blanks and hyphens.
+#: Letters and digits in groups. Blanks and hyphens in typed text are ignored.
 Code = Annotated[str, Meta(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9 -]*$")]
 
 
@@ -47,7 +47,7 @@ class Wire(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Problem(Struct, frozen=True):
-    """Why a request was refused (RFC 9457); `reason` is a word for programs."""
+    """The error of a refused request (RFC 9457). `reason` is a word for programs."""
 
     type: str
     title: str
@@ -61,8 +61,8 @@ class Health(Struct, frozen=True):
 
 
 class Introduction(Wire, frozen=True):
-    """The caller's own packed presence, and the number of the newest revocation list it holds, with
-    the list itself where the coordinator has an older one."""
+    """The caller's own packed presence, and the number of the newest revocation list that it holds.
+    If the coordinator's list is older, `statement` carries this list."""
 
     presence: PresenceBytes
     revoked: Counter = 0
@@ -70,9 +70,9 @@ class Introduction(Wire, frozen=True):
 
 
 class Introduced(Struct, frozen=True):
-    """Presences of other members, as they left them. `statement` is the coordinator's revocation
-    list if it is newer than the caller's, whose number it states as `revoked`. It asks for a
-    `report` if it has none of the caller."""
+    """Presences of other members, as these published them. `statement` is the coordinator's
+    revocation list if it is newer than the caller's, and `revoked` is its number. `report` asks for
+    a report, because the coordinator has none of the caller."""
 
     presences: Annotated[list[PresenceBytes], Meta(max_length=MAX_INTRODUCED)]
     revoked: Counter
@@ -87,19 +87,21 @@ class Reported(Wire, frozen=True):
 
 
 class Taken(Struct, frozen=True):
-    """A report was stored. `number` is that of the newest batch; the report goes into the next."""
+    """Receipt for a stored report. `number` is that of the newest batch. The report goes into the
+    next."""
 
     number: Counter
 
 
 class Batches(Struct, frozen=True):
-    """Sealed batches from a number on, in order; the newest one if that is lower."""
+    """Sealed batches from a number on, in order. If the newest number is lower, only the newest
+    batch."""
 
     batches: Annotated[list[BatchBytes], Meta(max_length=MAX_BATCHES)]
 
 
 class ReputationRow(Struct, frozen=True):
-    """A member's `share` of all trust, in [0, 1], and that of all rated members of its issuer.
+    """A member's `share` of all trust, in [0, 1], and the share of all rated members of its issuer.
     `raters` members reported about it."""
 
     peer_id: PeerId
@@ -109,8 +111,8 @@ class ReputationRow(Struct, frozen=True):
 
 
 class Reputation(Struct, frozen=True):
-    """Members about whom others reported, the least trusted first; how many there are, and the
-    median of their issuers' shares."""
+    """Members with reports about them, the least trusted first; their `count`; and the `median` of
+    their issuers' shares."""
 
     count: Counter
     median: Share
@@ -118,9 +120,9 @@ class Reputation(Struct, frozen=True):
 
 
 class MemberRow(Struct, frozen=True):
-    """A member as its certificate and its newest report say. `standing` is "member", or why it is
-    none; `seen` and `reported` are Unix seconds, 0 for never; `introduced` says that its presence
-    is given to others now. `held_out` has rewards by family."""
+    """A member according to its certificate and its newest report. `standing` is "member", or the
+    reason why it is none. `seen` and `reported` are Unix seconds, 0 for never. `introduced` is true
+    while its presence is given to others. `held_out` has rewards by family."""
 
     peer_id: PeerId
     name: str
@@ -152,7 +154,7 @@ class MemberRows(Struct, frozen=True):
 
 
 class FindingRow(Struct, frozen=True):
-    """What the author of a report found of a peer: groups received, and refused by reason."""
+    """Findings of a report's author about a peer: groups received, and refused by reason."""
 
     peer_id: PeerId
     received: Counter
@@ -160,7 +162,7 @@ class FindingRow(Struct, frozen=True):
 
 
 class ReportView(Struct, frozen=True):
-    """The newest report of a member: its signed bytes, and what it found of its peers."""
+    """The newest report of a member: its signed bytes, and its findings about peers."""
 
     report: ReportBytes
     peers: list[FindingRow]
@@ -181,16 +183,15 @@ class HistoryRow(Struct, frozen=True):
 
 
 class History(Struct, frozen=True):
-    """Rows in the order in which they came. `next` is the `after` of the next page, 0 at the
-    end."""
+    """Rows in order of arrival. `next` is the `after` of the next page, 0 at the end."""
 
     rows: Annotated[list[HistoryRow], Meta(max_length=MAX_ROWS)]
     next: Counter
 
 
 class Picture(Struct, frozen=True):
-    """What the page shows at `time` (Unix seconds): members, whom reports trust, and history from a
-    row on. `next` is as in `History`."""
+    """The content of the page at `time` (Unix seconds): members, the reputation from reports, and
+    history from a row on. `next` is as in `History`."""
 
     swarm: str
     swarm_id: str
@@ -202,16 +203,16 @@ class Picture(Struct, frozen=True):
 
 
 class Redemption(Wire, frozen=True):
-    """A code, and what nobody but the `newcomer` can make of it: the same two get the same ticket
-    again."""
+    """A code, and a proof that only the `newcomer` can derive from it. The same two get the same
+    ticket again."""
 
     code: Code
     newcomer: Digest
 
 
 def redemption(code: str, newcomer: Identity) -> Redemption:
-    """What a newcomer asks with. Ed25519 signs the same code alike each time, so it needs to store
-    nothing, and who reads a used code gets no ticket for it.
+    """Build a newcomer's request. Ed25519 signatures are deterministic, so the newcomer needs to
+    store nothing. Somebody who reads a used code gets no ticket for it.
 
     Raises:
         msgspec.ValidationError: this is no code.
@@ -222,7 +223,7 @@ def redemption(code: str, newcomer: Identity) -> Redemption:
 
 
 def code_digest(code: str) -> bytes:
-    """Of a code as a person types it. It has 100 random bits, so no slow hash is needed."""
+    """Hash a code as a person types it. It has 100 random bits, so no slow hash is needed."""
     plain = [letter for letter in code.upper() if letter.isalnum()]
     return hashlib.sha256("".join(plain).encode()).digest()
 
@@ -240,7 +241,7 @@ class NewCode(Wire, frozen=True):
 
 
 class CodeRow(Struct, frozen=True):
-    """A code without its text, which is shown once. `withdrawn` ones are not redeemed."""
+    """A code without its text, which is shown once. A `withdrawn` code is not redeemed."""
 
     id: Counter
     name: Name
@@ -256,14 +257,14 @@ class MadeCode(Struct, frozen=True):
 
 
 class Codes(Struct, frozen=True):
-    """All codes, and how many tickets are left for them."""
+    """All codes, and the number of tickets left for them."""
 
     codes: list[CodeRow]
     tickets: Counter
 
 
 class Trusted(Wire, frozen=True):
-    """Peer ids or names of tickets whose reports the reputation begins with."""
+    """Peer ids or ticket names. The reputation starts from their reports."""
 
     who: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=64)]], Meta(max_length=MAX_ROWS)
@@ -271,6 +272,6 @@ class Trusted(Wire, frozen=True):
 
 
 class Forgotten(Struct, frozen=True):
-    """How many reports and rows of history of a member were deleted."""
+    """The number of a member's reports and rows of history that were deleted."""
 
     rows: Counter

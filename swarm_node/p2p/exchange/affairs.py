@@ -1,5 +1,5 @@
-"""Keeps this node and its peers up to date on who is a member: hands on revocation lists and new
-secrets, asks a steward for a renewal in time, and lets go of peers that are members no more."""
+"""Keeps membership in sync with peers: passes on revocation lists and new secrets, asks a steward
+for a renewal in time, and drops former members."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from swarm_node.p2p.membership.statements import MAX_STATEMENT_BYTES
 from swarm_node.p2p.peers.peers import Directory, Peer
 from swarm_node.p2p.wire import wire
 
-#: Peers that a node tells of a new statement; each tells as many. Three beats reach 4,096 nodes.
+#: Peers that a node tells of a new statement. Each of them tells as many. Three beats reach 4,096
+#: nodes.
 _TOLD = 16
-#: Peers of those that claim to know more, or to renew, that are asked in one beat.
+#: Peers asked in one beat, of those that claim a newer statement or claim to renew.
 _ASKED = 3
 _log = structlog.get_logger(__name__)
 
 
 class Affairs:
-    """`tend` is called at every heartbeat. `let_go` is told the peer ids of former members."""
+    """Call `tend` at every heartbeat. `let_go` is called with the peer ids of former members."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class Affairs:
         self._rng = rng
 
     async def tend(self) -> None:
-        """Bring this node up to date, then its peers. The list comes before the secret, so that
-        nobody hands the secret to a peer that the list expels."""
+        """Update this node, then its peers. The list comes before the secret, so that nobody passes
+        the secret to a peer that the list expels."""
         own = self._credentials
         own.refresh()
         self.dismiss()
@@ -61,13 +62,13 @@ class Affairs:
         await self._renew()
 
     def dismiss(self) -> None:
-        """Let go of all peers that are members no more."""
+        """Drop all peers that are former members."""
         for peer_id in self._members.dismiss():
             _log.info("a peer is no member any more", peer=peer_id)
             self._let_go(peer_id)
 
     async def _spread(self, shelf: Shelf[Any], protocol: str, knowing: list[str]) -> None:
-        """Tell peers of a new statement, or ask those that say that they know a newer one."""
+        """Tell peers of a new statement, or ask those that claim a newer one."""
         peers = self._some(knowing, _ASKED)
         if shelf.fresh:
             shelf.fresh = False
@@ -83,7 +84,7 @@ class Affairs:
             self._asker.reject(refused, peer.peer_id)
 
     async def _renew(self) -> None:
-        """In the last third of its membership, ask a steward for a new one."""
+        """Ask a steward for a renewal in the last third of this node's membership."""
         me = self._credentials.me()
         if isinstance(me, Rejected):
             _log.error("this node is no member: no peer talks to it", reason=me.reason)
@@ -107,8 +108,8 @@ class Affairs:
         _log.warning("the membership of this node ends soon", days=round(days, 1))
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
-        """Some of these peers, as far as this node knows how to reach them: of each issuer one
-        before a second of any. They say themselves what they know, and a ticket can make many."""
+        """Choose some of these peers that this node can reach: one of each issuer before a second
+        of any. Their claims are their own, and a ticket can make many peers."""
         known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
         peers = [peer for peer in known if peer is not None]
         self._rng.shuffle(peers)

@@ -21,13 +21,13 @@ from swarm_node.p2p.wire.transport import Transport
 
 MAX_SMALL_REPLY = 64 * 1024
 _REQUEST_SECONDS = 10.0
-#: For a peer that is no partner now; TCP, Noise and the greeting take six round trips.
+#: Deadline for a new or a lost peer. TCP, Noise and the greeting take six round trips.
 _FEEL_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 
 
 class Asker:
-    """Sends this node's requests to members, and counts what it refuses of their answers."""
+    """Sends this node's requests to members, and counts refusals of their answers."""
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class Asker:
         seconds: float = _REQUEST_SECONDS,
         stated_by: str | None = None,
     ) -> bytes | None:
-        """Send one request to a member, after a greeting if needed. A failure is counted: None.
-        `stated_by` is the peer that stated `max_reply`, None where the protocol does."""
+        """Send one request to a member, after a greeting if needed. A failure is counted, and None
+        is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets
+        it."""
         if self.ended(peer.peer_id):
             return None
         try:
@@ -96,8 +97,8 @@ class Asker:
         return reply
 
     async def greet(self, peer: Peer) -> bool:
-        """Whether a peer that this node does not work with now, or no longer, answers a greeting as
-        a member. A failure is counted."""
+        """Greet a new or a lost peer. Return True if it answers as a member. A failure is
+        counted."""
         try:
             async with asyncio.timeout(_FEEL_SECONDS):
                 await self._greet(peer)
@@ -110,12 +111,12 @@ class Asker:
         return True
 
     async def introduce(self, peer_id: str) -> bool:
-        """Whether a peer that is connected answers a greeting as a member."""
+        """Greet a connected peer. Return True if it answers as a member."""
         now = self._clock.now()
         return await self.greet(self._directory.get(peer_id) or Peer(peer_id, now))
 
     def ended(self, peer_id: str) -> bool:
-        """Whether a peer was a member and is none any more. That is counted."""
+        """Check for a former member: a peer that was a member and is none now. It is counted."""
         checked = self._members.check(peer_id)
         if isinstance(checked, Member) or checked.reason == "unknown_member":
             return False
@@ -123,8 +124,8 @@ class Asker:
         return True
 
     def reject(self, rejected: Rejected, peer_id: str | None) -> None:
-        """Count a refusal, in total and for the peer that sent the message, with what follows for
-        that peer."""
+        """Count a refusal, in total and for the peer that sent the message. The peer's penalty
+        follows."""
         self._rejected[rejected.reason] += 1
         _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
         if peer_id is None:
@@ -134,8 +135,8 @@ class Asker:
             self._transport.sever(peer_id, cut)
 
     def opened(self, raw: bytes, kind: Kind, most: int, author: str | None) -> Opened | None:
-        """An envelope of at most `most` bytes by `author`, or by anybody for None. If it is
-        refused, that is counted."""
+        """Open an envelope of at most `most` bytes by `author`, or by anybody if None. A refusal is
+        counted."""
         opened = open_sealed(raw, self._swarm_id, kind, max_bytes=most)
         if isinstance(opened, Opened) and author not in (None, opened.author):
             opened = Rejected("author", f"a {kind.name} envelope of another peer")
@@ -145,12 +146,12 @@ class Asker:
         return None
 
     async def _greet(self, peer: Peer) -> None:
-        """Exchange certificate chains; raises TransportError if the peer is no member."""
+        """Exchange certificate chains. Raise TransportError if the peer is no member."""
         reached = not peer.addresses or await self._transport.dial(
             circuit.completed(peer.addresses, peer.peer_id)
         )
         # A request would dial the same addresses again. Members that missed a change of the secret
-        # do not answer when dialled, and are connected all the same.
+        # do not answer a dial, but are connected all the same.
         if not reached and not await self._transport.connected(peer.peer_id):
             raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))

@@ -1,7 +1,7 @@
 """Shares experience: publishes own groups; meets peers; lists, draws and pulls their groups.
 
-No call waits for all peers: it asks a few random ones, each with a deadline, and returns what they
-answered. `serving.py` answers the same protocols; `verify.py` decides on admission.
+No call waits for all peers. It asks a few random ones, each with a deadline, and returns their
+answers. `serving.py` answers the same protocols. `verify.py` decides on admission.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def open_exchange(
     rng: random.Random,
     relays: Callable[[], bool] = lambda: False,
 ) -> Exchange:
-    """The parts, over what they share. `relays` says whether this node forwards requests now."""
+    """Build the parts over their shared values. `relays` returns true while this node forwards
+    requests."""
     asker = Asker(
         transport=transport,
         swarm_id=swarm_id,

@@ -1,10 +1,10 @@
-"""Meets peers: publishes this node's heartbeat, learns of others, and tries those it was told of.
+"""Meets peers: publishes this node's heartbeat, learns of others, and tries peers from the book.
 
 Peers are sampled by asking each other, as in Brahms (Bortnikov et al., 2009, doi
-10.1016/j.comnet.2009.03.008): a node pulls a few heartbeats from a random partner, takes who
-greets it (pushes) for at most half of its draws, and keeps a part of its partners for long (the
-history sample). benchmarks/peer_sampling.py compares it with Cyclon and HyParView. The transport's
-table of heartbeats (the DHT) is where a node without partners begins.
+10.1016/j.comnet.2009.03.008). A node pulls a few heartbeats from a random partner. Peers that greet
+it (pushes) get at most half of its draws. A part of its partners stays for long (the history
+sample). benchmarks/peer_sampling.py compares this with Cyclon and HyParView. A node without
+partners begins with the transport's table of heartbeats (the DHT).
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from swarm_node.schema import KnownPeer
 from swarm_node.storage import MAX_PEERS, Storage
 
 _PEERS_LIMIT = 8
-#: Heartbeats of the transport's table that are checked per read, and beats from read to read once
-#: there are FEW peers. The cost then depends on neither the swarm nor the table.
+#: Heartbeats of the transport's table that are checked per read, and beats between two reads once
+#: there are FEW peers. So the cost depends on neither the swarm's size nor the table's.
 _HEARD_PER_READ = 32
 _BEATS_PER_READ = 128
 _HEARTBEAT_LIVES = 3
-#: With fewer peers than this a node looks for more with all it has.
+#: With fewer peers than this a node searches by all means.
 FEW = 4
-#: Seconds between two new peers that a node tries once it has all partners. Bitcoin Core's
+#: Seconds between two tries of new peers once a node has all partners. Bitcoin Core's
 #: FEELER_INTERVAL is 120; a greeting with two certificates costs more than its handshake.
 _FEELER_SECONDS = 300.0
 
 
 class Meeting:
-    """Makes this node known, and finds the others."""
+    """Makes this node known to peers, and finds them."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Meeting:
         self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
 
     async def open(self, bootstraps: Sequence[str]) -> None:
-        """Take up the peers of earlier runs and the addresses that the settings and the ticket
-        name. Anchors and these addresses are tried first."""
+        """Load the peers of earlier runs and the addresses from the settings and the ticket.
+        Anchors and these addresses are tried first."""
         now, wall = self._clock.now(), self._clock.wall()
         for row in await self._storage.run(self._storage.known_peers, MAX_PEERS):
             known = Known(row.peer_id, row.addresses, row.issuer, "", failures=row.failures)
@@ -94,15 +94,16 @@ class Meeting:
         self.name(bootstraps)
 
     def name(self, addresses: Sequence[str]) -> None:
-        """Try the peers of these addresses first."""
+        """Add the peers of these addresses to the book, to be tried first."""
         peers: dict[str, list[str]] = {}
         for address in addresses:
             peers.setdefault(address.rpartition("/")[2], []).append(address)
         self._book.configure(peers.items(), self._clock.now())
 
     async def beat(self, version: int, seconds: float) -> None:
-        """Publish this node's heartbeat, ask a peer for those of others, and store which peers
-        answer. With few peers, read heartbeats from the transport and try the peers at once."""
+        """Publish this node's heartbeat, ask a peer for those of others, and store the peers that
+        answer. With few peers, also read heartbeats from the transport and try their peers at
+        once."""
         await self._affairs.tend()
         own = self._credentials
         heartbeat = wire.pack(
@@ -129,23 +130,23 @@ class Meeting:
         for peer in self._directory.live(now, seconds):
             issuer = self._members.issuer(peer.peer_id)
             self._book.welcome(peer.peer_id, peer.addresses, now, issuer)
-        # Without a table peers are all that it hears of others, so it asks more of them.
+        # Without a table the node hears of others only from peers, so it asks more of them.
         count = 1 if self._transport.has_table else FEW
         asked = self._directory.draw(self._rng, count, self._clock.now())
         await asyncio.gather(*map(self._exchange_peers, asked))
         await self._save()
 
     def hear(self, presences: Iterable[bytes]) -> None:
-        """Take presences that a coordinator gave, as those of the transport's table."""
+        """Accept presences from a coordinator, like those of the transport's table."""
         for raw in presences:
             self._hear(raw, expected=None, teller=None)
 
     async def feel(self) -> bool | None:
-        """Try one peer: one that stopped answering, or one that this node was told of. Returns
-        whether it answered, None if there is none to try now.
+        """Try one peer: a lost one, or one that this node only heard of. Return True if it
+        answered, None if there is none to try now.
 
-        This is all that a dead peer ever costs. The caller awaits one call at a time, and a few at
-        once while there are FEW peers.
+        A dead peer costs nothing beyond these calls. The caller awaits one call at a time, and a
+        few at once while there are FEW peers.
         """
         now = self._clock.now()
         if self._revisits.due(now):
@@ -164,20 +165,20 @@ class Meeting:
         return await self._try(known)
 
     def _silent(self, now: float) -> dict[str, float]:
-        """When each peer that stopped answering last did."""
+        """Peer id -> time of the last answer, for each peer that stopped answering."""
         known = self._book.silent().items()
         left = {peer: answered for peer, answered in known if self._directory.get(peer) is None}
         return left | self._directory.silent(now)
 
     async def _revisit(self, peer_id: str) -> bool | None:
-        """Whether a peer that stopped answering does now, though it is not its turn."""
+        """Retry a lost peer before its turn. Return True if it answers."""
         peer, known = self._directory.get(peer_id), self._book.get(peer_id)
         if peer is not None and peer.silent:
             return await self._retry(peer)
         return await self._try(known, early=True) if known is not None else None
 
     async def _retry(self, lost: Peer) -> bool:
-        """Whether a peer that stopped answering does now."""
+        """Retry a lost peer. Return True if it answers."""
         asked_before, since = lost.felt_at, lost.last_seen
         lost.feel(self._clock.now())
         answered = await self._asker.greet(lost)
@@ -188,12 +189,13 @@ class Meeting:
         return answered
 
     def _came_back(self, since: float) -> None:
-        """A peer that had been silent `since` then answers again."""
+        """Note that a peer that was silent `since` then answers again."""
         now = self._clock.now()
         self._revisits.returned(self._silent(now), since, now)
 
     async def _try(self, known: Known, *, early: bool = False) -> bool:
-        """Whether a peer of the book answers. An `early` try that fails says nothing new of it."""
+        """Try a peer of the book. Return True if it answers. A failure of an `early` try is not
+        recorded."""
         now = self._clock.now()
         since = known.answered if known.tried and known.failures else None
         peer = self._directory.get(known.peer_id)
@@ -216,7 +218,7 @@ class Meeting:
         return True
 
     def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:
-        """Tell the book how a try went of a peer that was silent `since` then."""
+        """Report to the book the result for a peer that was silent `since` then."""
         now = self._clock.now()
         if answered:
             self._book.answered(peer_id, now, self._members.issuer(peer_id))
@@ -224,11 +226,12 @@ class Meeting:
             self._book.failed(peer_id, now, self._directory.heard(), since)
 
     def _searching(self, now: float) -> bool:
-        """Whether it is time for a peer of the book."""
+        """Check that it is time to try a peer of the book."""
         return now >= self._next_feeler or self._directory.fewer(PARTNERS, now, partners=True)
 
     def _passed(self, peer_id: str) -> bool:
-        """Whether the book need not name this peer: a partner, or one that is left alone."""
+        """Check that the book can leave out this peer: a partner, or one that may not be asked
+        now."""
         peer = self._directory.get(peer_id)
         return peer is not None and (
             peer.partner_since is not None or peer.retry_at > self._clock.now()
@@ -249,8 +252,9 @@ class Meeting:
             await asyncio.gather(*(self.feel() for _ in range(FEW)))
 
     def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
-        """Check a presence, from the DHT or from the peer `teller`, and note what it says. An
-        honest peer has checked what it passes on, so it answers for all but times and lists."""
+        """Check a presence, from the DHT or from the peer `teller`, and record its content. An
+        honest peer checks each presence that it passes on, so it is responsible for all faults but
+        times and lists."""
         heard = self._members.hear(raw, expected)
         if isinstance(heard, Rejected):
             return self._asker.reject(heard, teller)
@@ -261,7 +265,7 @@ class Meeting:
             beat.addresses,
             now,
             issuer=issuer,
-            # The table does not say who told it: its members share one teller per issuer.
+            # The table names no teller. Its members share one teller per issuer.
             teller=teller or "",
             telling_issuer=self._members.issuer(teller) if teller else issuer,
             heartbeat=raw,
@@ -286,7 +290,7 @@ class Meeting:
             self._hear(raw, expected=None, teller=peer.peer_id)
 
     async def _save(self) -> None:
-        """Store the peers that answered, and which of them are anchors."""
+        """Store the peers that answered, with the anchors among them."""
         now, wall = self._clock.now(), self._clock.wall()
         partners = self._directory.partners(now)
         anchors = {peer.peer_id for peer in partners[:ANCHORS]}

@@ -1,4 +1,4 @@
-"""Lists, draws and pulls the groups of peers; `verify.py` decides on their admission."""
+"""Lists, draws and pulls the groups of peers. `verify.py` decides on their admission."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LIST_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A peer may be listed, up to `limit` announcements. `asked` are the peers that the turns of
-    one round have asked."""
+    """Permission to list one peer, up to `limit` announcements. `asked` are the peers that the
+    turns of one round have asked."""
 
     limit: int
     asked: set[str]
@@ -63,12 +63,12 @@ class Puller:
         self._listing: set[str] = set()
 
     def turns(self, count: int, wanted: int) -> list[Turn]:
-        """Turns to list `count` different peers, or all if there are fewer, about `wanted`
-        announcements in all.
+        """Make the turns of one round: `count` different peers, or all if there are fewer, and
+        about `wanted` announcements in all.
 
         The limit keeps the cost independent of the swarm's size: in a large swarm a peer has
-        announced many groups since it was last listed. If none is wanted, one peer is still asked
-        for its newest announcement, so that the offers do not all become stale.
+        announced many groups since it was last listed. If `wanted` is 0, one peer is still asked
+        for its newest announcement, so that not all offers become stale.
         """
         now, count = self._clock.now(), count if wanted > 0 else 1
         while count > 1 and self._directory.fewer(count, now):
@@ -78,8 +78,8 @@ class Puller:
         return [Turn(limit, asked) for _ in range(count)]
 
     async def list_one(self, turn: Turn) -> int:
-        """List a random peer. One that does not answer costs this call ten seconds, and then
-        another is asked. Returns how many new offers the peer states."""
+        """List a random peer. A peer that does not answer costs this call ten seconds, and then
+        another is asked. Return the number of new offers that the peer states."""
         for _ in range(_LIST_TRIES):
             without = turn.asked | self._listing
             drawn = self._directory.draw(self._rng, 1, self._clock.now(), without)
@@ -97,16 +97,16 @@ class Puller:
         return 0
 
     def on_offer(self, slots: Callable[[str | None], int]) -> int:
-        """How many more groups could be pulled now. Together with the pulls under way they take at
-        most `slots(author)` of each author and `slots(None)` in all."""
+        """Count the groups that could still be pulled now. Together with the pulls under way they
+        take at most `slots(author)` of each author and `slots(None)` in all."""
         free = slots(None) - self._pulling.total()
         if free <= 0:
             return 0
         return min(free, self._directory.offered(self._left(slots), self._clock.now()))
 
     async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
-        """Draw one offer at random, pull the group and verify it. None if there is no offer, if
-        nobody answered, or if the group was refused, which is counted."""
+        """Draw one offer at random, pull the group and verify it. Return None if there is no offer,
+        if nobody answered, or if the group was refused, which is counted."""
         while True:
             now = self._clock.now()
             offer = self._directory.draw_offer(
@@ -150,12 +150,12 @@ class Puller:
                 break  # it was dropped for what it listed
             since = max(since, self._note(peer, raw))
         peer.cursor = (listed.epoch, since)
-        # The peer alone states how many it left out, so the number is bounded.
+        # Only the peer knows how many it left out, so the number is bounded.
         return peer.offered - before + min(listed.left_out, _LIST_LIMIT)
 
     def _note(self, peer: Peer, raw: bytes) -> int:
-        """Check one announcement, and keep it as an offer if its group is new and mixed. Returns
-        its sequence number, 0 if it was refused."""
+        """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
+        sequence number, 0 if it was refused."""
         opened = self._asker.opened(raw, Kind.RECORD, wire.MAX_ANNOUNCEMENT_BYTES, peer.peer_id)
         if opened is None:
             return 0
@@ -210,7 +210,8 @@ class Puller:
         return None
 
     def _holders(self, offer: Offer) -> list[Peer]:
-        """The author, then two other peers: a hash names the group, so anyone may send it."""
+        """Return the author, then two other peers: a hash names the group, so any peer may send
+        it."""
         now = self._clock.now()
         others = [p for p in self._directory.draw(self._rng, 3, now) if p.peer_id != offer.author]
         author = self._directory.get(offer.author)

@@ -1,8 +1,8 @@
 """Answers peers' requests: greeting, the own log, groups by hash, heartbeats of others.
 
-Membership is checked before the request is parsed; a greeting brings the proof. The link
-authenticates the caller's key, and a certificate chain must lead from the swarm's root to that
-key. `budgets.py` says how much is answered. Who breaks the protocol is cut off.
+Membership is checked before the request is parsed. A greeting carries the proof: the link
+authenticates the caller's key, and a certificate chain must lead from the swarm's root to that key.
+`budgets.py` limits the answers. A peer that breaks the protocol is cut off.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ RENEW = "/swarm-node/renew/1"
 UNKNOWN_MEMBER = "say hello first"
 NO_MEMBER = "no member of this swarm"
 NOT_HERE = "not here (any more)"
-#: How long the link of a stranger that breaks the protocol is cut.
+#: Seconds for which the link of a stranger is cut after it broke the protocol.
 _STRANGER_SECONDS = 60.0
 
-#: (caller, payload) -> the reply, or what is wrong with the request.
+#: (caller, payload) -> the reply, or the fault of the request.
 Answer = Callable[[str, bytes], Awaitable[bytes | Rejected]]
 Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 Body = TypeVar("Body", bound=wire.Body)
@@ -76,8 +76,8 @@ class Server:
         further: Mapping[str, Answer] = MappingProxyType({}),
         on_pull: Callable[[], None] = lambda: None,
     ) -> None:
-        """`further` are handlers of protocols for members that need nothing of this class.
-        `on_pull` is called for every group that a peer takes."""
+        """`further` are handlers of protocols for members that use nothing of this class. `on_pull`
+        is called for every group that a peer pulls."""
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
@@ -104,7 +104,7 @@ class Server:
         transport.screen(members.vouches, members.is_member, members.issuer)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
-        """Answer a request, if the caller's budget allows, and charge it for the reply."""
+        """Answer a request if the caller's budget allows it, and charge the reply."""
         self._allow(caller)
         reply = await handler(caller, payload)
         self._traffic.sent(caller, self._clock.now(), len(reply))
@@ -120,7 +120,7 @@ class Server:
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = peer.failed_until = now
-        # The reply is this node's greeting. A peer that did not get it answers UNKNOWN_MEMBER.
+        # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
         peer.greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses
@@ -169,15 +169,15 @@ class Server:
         return self._exchanged(caller, await answer(caller, payload))
 
     def _exchanged(self, caller: str, answer: bytes | Rejected) -> bytes:
-        """The answer, if the request is in order. A node answers for statements too: it checks what
-        it passes on."""
+        """Return the answer if the request is valid. A node is responsible for statements too,
+        because it checks each that it passes on."""
         if isinstance(answer, Rejected):
             self._refuse(caller, answer)
             raise TransportError(f"refused: {answer.reason}")
         return answer
 
     async def _admit(self, handler: Handler, caller: str, payload: bytes) -> bytes:
-        """Answer a request, if its caller has greeted this node and is a member now."""
+        """Answer a request if its caller has greeted this node and is a member now."""
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
             raise TransportError(UNKNOWN_MEMBER)
@@ -223,8 +223,8 @@ def refuse(
     directory: Directory,
     counts: Counter[str],
 ) -> None:
-    """Count what is wrong with a request, in total and against the caller, whose link is cut if no
-    honest program sends that."""
+    """Count a fault of a request, in total and against the caller. Cut the caller's link if no
+    honest program sends such a request."""
     counts[rejected.reason] += 1
     cut = directory.refused(caller, rejected.reason, now)
     if REASONS.get(rejected.reason) is Blame.VIOLATION:

@@ -1,7 +1,7 @@
 """The checks that admit a pulled group to training, the cheapest first.
 
 size and hash → signature → author → schema → replay window → task → length → tokens → content →
-verifier. What an announcement states is checked before the group is pulled. The result is a
+verifier. The fields of an announcement are checked before the group is pulled. The result is a
 `VerifiedGroup` whose rewards this node computed, or a `Rejected` with the reason to count.
 """
 
@@ -25,7 +25,7 @@ from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 class Judged(Protocol):
     """The result of judging a group: the derived prompt, one reward per text, and `lost`. `lost` is
-    "", or says how the texts ended the process that judges them."""
+    "" or describes how the texts ended the judging process."""
 
     @property
     def prompt(self) -> str: ...
@@ -35,18 +35,18 @@ class Judged(Protocol):
     def lost(self) -> str: ...
 
 
-#: Judges the texts of a group by the author, whose share of the time for judging is limited.
+#: Judges the texts of a group by the author. The author's share of the judging time is limited.
 Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
-#: Whether a kin group's token ids really spell its texts; the policy knows the tokenizer.
+#: Checks that the token ids of a same-model group spell its texts. The policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]
-#: Spells a foreign answer in this node's tokens.
+#: Encodes a foreign answer in this node's tokens.
 Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What this node trains on: groups of anything else are refused. `own_tasks` is this node's
-    peer id if nobody else samples the tasks that it samples, "" if they may be common ones."""
+    """Groups that this node trains on; others are refused. `own_tasks` is this node's peer id if
+    nobody else samples its tasks, "" if others may share them."""
 
     environment: str
     version: str
@@ -82,22 +82,24 @@ class GroupVerifier:
                 storage.damaged(f"groups of {row.author} are refused until it starts again")
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
-        """Why an announced (author, epoch, seq) must not be pulled, or None if it may be."""
+        """Check an announced (author, epoch, seq) for replay. Return the reason for not pulling it,
+        None if it may be pulled."""
         return self._windows.check(author, epoch, seq)
 
     def refuse_announced(self, entry: wire.Announcement) -> Rejected | None:
-        """Why the group of an announcement is not worth a pull, whoever announces it."""
+        """Check the fields of an announcement. Return the reason for not pulling its group, whoever
+        announces it."""
         if self._elsewhere(entry.environment, entry.version, entry.family):
-            # Its author broke nothing and cost nothing: it may be about to upgrade.
+            # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
         return self._expected.sizes.announced(entry.completions, entry.size)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
-        """Whether kin would accept the token ids of an own group."""
+        """Check that nodes with the same model would accept the token ids of an own group."""
         return self._check_tokens(group) is None
 
     async def verify(self, offer: Offer, sealed: bytes, version: int) -> VerifiedGroup | Rejected:
-        """Check `sealed`, pulled for `offer`, store it and return it ready for the replay buffer.
+        """Check `sealed`, pulled for `offer`. Store it and return it ready for the replay buffer.
 
         `version` is this node's policy version now. One transaction stores the group and marks its
         number in the author's replay window, so no restart can admit the group again.
@@ -163,7 +165,7 @@ class GroupVerifier:
         return None
 
     def _elsewhere(self, environment: str, version: str, family: str) -> bool:
-        """Whether a task is none of those that this node trains on."""
+        """Check that a task is not among those that this node trains on."""
         expected = self._expected
         trained = (environment, version) == (expected.environment, expected.version)
         return not trained or family not in expected.families
@@ -183,7 +185,7 @@ class GroupVerifier:
         return await self._storage.run(self._refuse_known, group, offer, prompt)
 
     def _refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
-        """Refuse a group that was here before, whoever signed it then."""
+        """Refuse a group that was accepted before, whoever signed it then."""
         author, mine = offer.author, self._expected.own_tasks
         ours, theirs = task_digest(group.task, mine), task_digest(group.task, author)
         content = content_digest(group, prompt)
@@ -206,8 +208,8 @@ class GroupVerifier:
     async def _admit(
         self, verified: VerifiedGroup, offer: Offer, sealed: bytes
     ) -> VerifiedGroup | Rejected:
-        # Judging took time: another pull of the same number may have finished meanwhile. Nothing
-        # is awaited between the look at the window and the mark in it.
+        # Judging takes time: another pull of the same number may have finished meanwhile. No await
+        # may stand between the check of the window and its mark.
         repeated = await self._refuse_content(verified.group, offer, verified.prompt) or self.seen(
             verified.author, offer.epoch, offer.seq
         )
@@ -216,7 +218,7 @@ class GroupVerifier:
         marked = self._windows.mark(verified.author, offer.epoch, offer.seq)
         row = WindowRow(verified.author, offer.epoch, *marked)
         if not verified.informative:
-            # All its advantages are zero, so no update can learn from it: only its number is kept.
+            # All its advantages are zero, so no update can learn from it. Only its number is kept.
             await self._storage.run(self._storage.save_window, row)
             return Rejected("zero_advantage", "all rewards are equal")
         stored = stored_group(verified, offer.epoch, offer.seq, sealed)
@@ -226,7 +228,8 @@ class GroupVerifier:
 
 
 def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
-    """The row of a group with its place in its author's log; `restored_group` is the way back."""
+    """Make the row of a group with its position in its author's log. `restored_group` is the
+    inverse."""
     return StoredGroup(
         id=verified.id,
         author=verified.author,
@@ -242,7 +245,7 @@ def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -
 
 
 def restored_groups(storage: Storage) -> list[VerifiedGroup]:
-    """The stored groups that were not trained on, oldest first. Damaged ones are deleted."""
+    """Load the stored groups that were not trained on, oldest first. Damaged ones are deleted."""
     groups = []
     for row in storage.live(1):
         try:
@@ -253,7 +256,7 @@ def restored_groups(storage: Storage) -> list[VerifiedGroup]:
 
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:
-    """A group that passed all checks before it was stored, as it was then.
+    """Rebuild a stored group, which passed all checks before it was stored.
 
     Raises:
         HomeError: the stored bytes are damaged.

@@ -1,4 +1,4 @@
-"""Which streams of peers are served: limits per peer and for all, and peers whose links are cut."""
+"""Admission of peers' streams: limits per peer and for all, and peers whose links are cut."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from swarm_node.p2p.limits.gates import PeerGates
 from swarm_node.p2p.wire.transport import RELAY, RELAYED
 from swarm_node.recent import Recent
 
-#: Streams of one peer that may wait while others of it run, and streams of all peers together.
+#: Streams of one peer that may wait while others of it run, and the limit for all peers together.
 MAX_WAITING_PER_PEER = 64
 MAX_STREAMS = 512
-#: Streams of all that are no members: keys cost nothing, so a limit for each of them is none.
+#: Limit for all non-members together. Keys cost nothing, so a limit per non-member bounds nothing.
 MAX_STRANGERS_STREAMS = MAX_STREAMS // 4
-#: Peers whose links are cut; of more, the one cut longest ago is forgotten.
+#: Peers whose links are cut. Above this number the one cut longest ago is forgotten.
 _MAX_SEVERED = 4096
-#: What a stream over the limit costs its peer, and streams that end early: more than a few a second
-#: are no accident.
+#: Seconds for which a peer is cut off after streams over the limit or streams that end early. More
+#: than a few of these a second are no accident.
 _JUNK_SECONDS = 60.0
 _EARLY_ENDS = (1.0, 64.0)
 
 
 class BusyError(TransportError):
-    """A stream is refused before its request is read; the caller gets the text."""
+    """Refusal of a stream before its request is read. The caller gets the text."""
 
 
 class PeerSlots:
-    """Limits what runs per key, what waits per key, and what runs or waits in all. A key is a peer
-    id, or a peer id with something that has a limit of its own."""
+    """Limits the running tasks per key, the waiting tasks per key, and both together for all keys.
+    A key is a peer id, or a peer id with the name of a resource that has a limit of its own."""
 
     def __init__(self) -> None:
         self._streams: Counter[str] = Counter()
@@ -40,8 +40,8 @@ class PeerSlots:
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str, most: int, group: str | None = None) -> AsyncGenerator[None]:
-        """Wait until fewer than `most` of this key run. The keys of a `group` hold at most as many
-        as are free, so that those of others always find some.
+        """Wait until fewer than `most` tasks of this key run. The keys of a `group` hold at most as
+        many slots as are free, so other groups always find some.
 
         Raises:
             BusyError: its queue, its group's share or the node is full.
@@ -74,7 +74,7 @@ class Severed:
         self._until: Recent[str, float] = Recent(_MAX_SEVERED)
 
     def sever(self, peer: str, seconds: float) -> None:
-        """Cut a link for so long; a later call replaces an earlier one."""
+        """Cut the link of a peer for so many seconds. A later call replaces an earlier one."""
         self._until[peer] = self._now() + seconds
 
     def __contains__(self, peer: object) -> bool:
@@ -82,12 +82,12 @@ class Severed:
 
 
 class Admission:
-    """Decides for one transport. `per_peer` streams of one peer run at once."""
+    """Admits the streams of one transport. `per_peer` streams of one peer run at once."""
 
     def __init__(self, per_peer: int, now: Callable[[], float]) -> None:
         self.severed = Severed(now)
         self._per_peer = per_peer
-        #: Names who admitted a peer, "" for a stranger.
+        #: Names the issuer that admitted a peer, "" for a stranger.
         self.issuer: Callable[[str], str] = lambda peer: ""
         self._now = now
         self._slots = PeerSlots()
@@ -95,7 +95,8 @@ class Admission:
         self._open = self._strangers = 0
 
     def enter(self, peer: str, stranger: bool) -> bool:
-        """Whether a stream is looked at. If so, `leave` follows."""
+        """Admit a stream if the limits allow it. If it is admitted, the caller calls `leave`
+        afterwards."""
         full = self._open >= 2 * MAX_STREAMS  # too many even to refuse each
         if peer in self.severed or full or (stranger and self._strangers >= MAX_STRANGERS_STREAMS):
             return False
@@ -104,13 +105,13 @@ class Admission:
         return True
 
     def leave(self, stranger: bool) -> None:
-        """A stream has ended; `stranger` is what `enter` was told."""
+        """Release a stream that has ended. `stranger` is the value passed to `enter`."""
         self._open -= 1
         self._strangers -= stranger
 
     def hold(self, peer: str, protocol: str) -> contextlib.AbstractAsyncContextManager[None]:
-        """Wait for this peer's turn. Requests for a third peer only wait for each other. A relay
-        has twice as many: it limits those of each asker.
+        """Wait for this peer's turn. Requests for a third peer wait only for each other. A relay
+        has twice as many slots, because it limits each of its askers itself.
 
         Raises:
             BusyError: its queue or the node is full.
@@ -122,6 +123,7 @@ class Admission:
         return self._slots.hold(f"{peer} {protocol}", most, issuer)
 
     def ended_early(self, peer: str, *, junk: bool) -> None:
-        """A stream ended before its reply was taken; `junk` was over the limit."""
+        """Note a stream that ended before its reply was taken. `junk` marks one that was over the
+        limit."""
         if junk or not self._early_ends.take(peer, self._now()):
             self.severed.sever(peer, _JUNK_SECONDS)

@@ -1,7 +1,7 @@
 """Cheap checks that run before any costly one: replay windows and rate limits. Pure.
 
-Callers pass the time in monotonic seconds. They store state as rows, an accepted group and its
-window in one transaction. A group is new only if `Windows` says so, and the caller must mark it
+Callers pass the time in monotonic seconds. They store state as rows: an accepted group and its
+window in one transaction. A group is new only if `Windows` accepts it. The caller must mark it
 there before it uses the group.
 """
 
@@ -15,33 +15,35 @@ from swarm_node.errors import Rejected
 from swarm_node.recent import Recent
 
 WINDOW: Final = 1024
-#: One message cannot move a window further than this. Otherwise one absurd sequence number would
-#: make every later group of its author look old.
+#: Largest advance of a window by one message. Without it one absurd sequence number would make
+#: every later group of its author look old.
 MAX_ADVANCE: Final = 1_000_000
-#: How much larger than own groups, and longer than own answers, those of peers may be.
+#: Limits for peers' groups and answers, as a multiple of this node's own sizes.
 LARGER: Final = 4
 LONGER: Final = 4
-#: Most bytes of a sealed group, besides its answers, of an answer besides its tokens, and of a
-#: token: its id, its log-prob, its version and its text.
+#: Most bytes of a sealed group without its answers, of an answer without its tokens, and of a token
+#: (its id, its log-prob, its version and its text).
 _GROUP_BYTES, _ANSWER_BYTES, _TOKEN_BYTES = 1024, 256, 64
 
 
 @dataclass(frozen=True, slots=True)
 class SizeGate:
-    """What a peer's group may hold: so many `completions`, and so many `tokens` in each. A group of
-    64 gives its only right answer an advantage of √63, and a long answer costs a forward pass in
-    proportion, so both are bounded by what this node makes itself."""
+    """Limits of a peer's group: so many `completions`, and so many `tokens` in each. A group of 64
+    gives its only right answer an advantage of √63. A long answer costs a forward pass in
+    proportion. So both are bounded by the sizes that this node makes itself."""
 
     completions: int
     tokens: int
 
     @classmethod
     def of(cls, group_size: int, max_new_tokens: int) -> Self:
-        """The gate of a node that makes groups of this size with answers up to this length."""
+        """Return the gate of a node that makes groups of this size with answers up to this
+        length."""
         return cls(LARGER * group_size, LONGER * max_new_tokens)
 
     def announced(self, completions: int, size: int) -> Rejected | None:
-        """Why a group of so many completions and sealed bytes is not pulled, None if it may be."""
+        """Check the announced number of completions and sealed bytes. Return the reason for not
+        pulling the group, None if it may be pulled."""
         if completions > self.completions:
             return Rejected("too_large", f"{completions} completions, at most {self.completions}")
         most = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
@@ -50,7 +52,8 @@ class SizeGate:
         return None
 
     def pulled(self, lengths: Sequence[int]) -> Rejected | None:
-        """Why a group with answers of these `lengths` in tokens is refused, None if it is not."""
+        """Check the `lengths` of the answers in tokens. Return the reason of a refusal, None if
+        there is none."""
         if len(lengths) > self.completions:
             return Rejected("too_large", f"{len(lengths)} completions, at most {self.completions}")
         if max(lengths) > self.tokens:
@@ -59,8 +62,8 @@ class SizeGate:
 
 
 class ReplayWindow:
-    """Which sequence numbers of one author's epoch were seen: the newest, and a bitmap of the 1024
-    up to it (bit i stands for newest - i), as in RFC 4303, 3.4.3.
+    """The sequence numbers seen of one author's epoch: the newest, and a bitmap of the 1024 up to
+    it (bit i stands for newest - i), as in RFC 4303, 3.4.3.
 
     Numbers start at 1. The first number seen may be any, because a node may join late."""
 
@@ -74,7 +77,8 @@ class ReplayWindow:
         return self._high
 
     def check(self, seq: int) -> Rejected | None:
-        """None if `seq` was not seen; "too_old", "duplicate" or "seq_jump" otherwise."""
+        """Check `seq`. Return None if it was not seen, else "too_old", "duplicate" or
+        "seq_jump"."""
         if seq < 1 or seq <= self._high - WINDOW:
             return Rejected("too_old", f"sequence {seq}, newest {self._high}")
         if self._high and seq > self._high + MAX_ADVANCE:
@@ -121,13 +125,13 @@ class ReplayWindow:
 
 
 class Windows:
-    """The greatest epoch of every author and the window in it, of the `capacity` authors marked
+    """The greatest epoch of each author, and the window in it, for the `capacity` authors marked
     last.
 
     An author starts a greater epoch, with an empty `ReplayWindow`, when it cannot know which
-    numbers it has used: at every start. Groups of a lower epoch are refused from then on, because
-    their window is gone. Nobody but an author can announce its groups, so a forgotten author can
-    at most have its own old ones taken again."""
+    numbers it has used: at every start. From then on groups of a lower epoch are refused, because
+    their window is gone. Only the author can announce its groups. So if an author is forgotten, at
+    worst its own old groups are accepted again."""
 
     def __init__(self, capacity: int = 4096) -> None:
         self._known: Recent[str, tuple[int, ReplayWindow]] = Recent(capacity)
@@ -136,19 +140,21 @@ class Windows:
         return len(self._known)
 
     def check(self, author: str, epoch: int, seq: int) -> Rejected | None:
-        """None if the group is new; "old_epoch" or a reason of `ReplayWindow.check` otherwise."""
+        """Check a group. Return None if it is new, else "old_epoch" or a reason of
+        `ReplayWindow.check`."""
         newest, window = self._known.get(author, (epoch, ReplayWindow()))
         if epoch < newest:
             return Rejected("old_epoch", f"epoch {epoch}, newest {newest}")
         return (window if epoch == newest else ReplayWindow()).check(seq)
 
     def begins(self, author: str, epoch: int) -> bool:
-        """Whether `epoch` is greater than all that groups of a known author were taken of."""
+        """Check that `epoch` is greater than the stored epoch of a known author."""
         known = self._known.get(author)
         return known is not None and epoch > known[0]
 
     def mark(self, author: str, epoch: int, seq: int) -> tuple[int, bytes]:
-        """Remember the group; the author's row is `epoch` with the pair returned.
+        """Mark a group as seen. Return the window's row; the author's row is `epoch` with this
+        pair.
 
         Raises:
             ValueError: `check` refuses it.
@@ -163,7 +169,7 @@ class Windows:
         return window.to_row()
 
     def restore(self, author: str, epoch: int, high: int, bitmap: bytes) -> None:
-        """Remember a stored row; the one marked last comes last.
+        """Restore a stored row. Restore rows in the order in which they were marked.
 
         Raises:
             ValueError: it is damaged. Then no group of the author's epoch is taken any more.
@@ -177,8 +183,8 @@ class Windows:
 
 
 class TokenBucket:
-    """A rate limit: `rate` units per second, and at most `burst` at once. Starts full. A charge of
-    more than is left is a debt."""
+    """A rate limit: `rate` units per second, and at most `burst` at once. It starts full. A charge
+    of more than is left becomes a debt."""
 
     def __init__(self, rate: float, burst: float) -> None:
         if not (0 <= rate < float("inf") and 0 < burst < float("inf")):
@@ -190,12 +196,12 @@ class TokenBucket:
 
     @property
     def tokens(self) -> float:
-        """Units left after the last call; at most `burst`, below 0 for a debt."""
+        """Units left after the last call: at most `burst`, below 0 for a debt."""
         return self._tokens
 
     def take(self, now: float, n: float = 1.0) -> bool:
-        """Take `n` units at monotonic second `now`. False, and nothing taken, if fewer are left. A
-        clock that goes backwards adds no units."""
+        """Take `n` units at monotonic second `now`. If fewer are left, take nothing and return
+        False. A clock that goes backwards adds no units."""
         if not n >= 0:
             raise ValueError("only a number >= 0 can be taken")
         if not self.holds(now, n):
@@ -204,7 +210,7 @@ class TokenBucket:
         return True
 
     def holds(self, now: float, n: float) -> bool:
-        """Whether `n` units are left at monotonic second `now`."""
+        """Check that `n` units are left at monotonic second `now`."""
         if self._last is None:
             self._last = now
         if now > self._last:
@@ -213,8 +219,8 @@ class TokenBucket:
         return n <= self._tokens
 
     def charge(self, now: float, n: float) -> None:
-        """Take `n` units at monotonic second `now`, also if fewer are left. A negative number is
-        given back."""
+        """Take `n` units at monotonic second `now`, even if fewer are left. A negative number is a
+        refund."""
         self.holds(now, n)
         self._tokens = min(self.burst, self._tokens - n)
 
@@ -223,7 +229,7 @@ class PeerGates:
     """One bucket per peer, for the `capacity` most recent peers.
 
     Identities cost nothing, so limits per peer bound a careless peer, not an attacker. Callers put
-    one shared bucket in front. A forgotten peer that comes back starts with a full bucket."""
+    one shared bucket in front. A forgotten peer that returns starts with a full bucket."""
 
     def __init__(self, rate: float, burst: float, capacity: int = 1024) -> None:
         if capacity < 1:
@@ -240,11 +246,11 @@ class PeerGates:
         return self._bucket(peer).take(now, n)
 
     def holds(self, peer: str, now: float, n: float) -> bool:
-        """Whether `n` units are left in the bucket of `peer`."""
+        """Check that `n` units are left in the bucket of `peer`."""
         return self._bucket(peer).holds(now, n)
 
     def charge(self, peer: str, now: float, n: float) -> None:
-        """Take `n` units, also if fewer are left."""
+        """Take `n` units, even if fewer are left."""
         self._bucket(peer).charge(now, n)
 
     def _bucket(self, peer: str) -> TokenBucket:

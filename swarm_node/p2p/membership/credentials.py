@@ -1,5 +1,5 @@
-"""What a node shows of itself and holds of its swarm: its chain, its steward's key, and the newest
-list and secret, which survive a restart."""
+"""A node's credentials: its chain, its steward's key, and the newest list and secret of its swarm.
+They survive a restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Office(Keeper, Protocol):
 
 
 class MemoryOffice:
-    """Keeps nothing beyond its own life."""
+    """Keeps files in memory, so they end with the process."""
 
     def __init__(self, signer: Signer | None = None) -> None:
         self._files: dict[str, bytes] = {}
@@ -53,8 +53,8 @@ class MemoryOffice:
 
 class Shelf(Generic[T]):
     """The newest statement of one kind, in memory and in a small file. `use` is called with every
-    newer one, `passed` with one in the file that was no newer. `fresh` says that peers have not
-    been told of it."""
+    newer one, `passed` with one from the file that was no newer. `fresh` is true until peers were
+    told of it."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Shelf(Generic[T]):
 
     @property
     def number(self) -> int:
-        """Of the newest statement that this node holds or was told of by its ticket."""
+        """Number of the newest statement that this node holds or knows of from its ticket."""
         return self.held.body.number if self.held else self._least
 
     @property
@@ -88,7 +88,7 @@ class Shelf(Generic[T]):
         return self.held.raw if self.held else b""
 
     def offer(self, raw: bytes) -> Rejected | None:
-        """Take a statement, if it is valid and outranks the one held."""
+        """Accept a statement if it is valid and outranks the one held."""
         statement = self._verify(raw, self._wall())
         if isinstance(statement, Rejected):
             return statement
@@ -100,13 +100,12 @@ class Shelf(Generic[T]):
         return None
 
     def exchange(self, raw: bytes) -> bytes | Rejected:
-        """Answer a peer that offers a statement, or nothing: with the one held, if that is
-        another."""
+        """Answer a peer that offers a statement, or none. Return the one held if it differs."""
         refused = self.offer(raw) if raw else None
         return refused or (b"" if self.raw == raw else self.raw)
 
     def refresh(self) -> None:
-        """Take what a command has written into the file."""
+        """Read a statement that a command has written into the file."""
         raw = self._keeper.load(self._name)
         if raw is None or raw == self._file:
             return
@@ -131,7 +130,7 @@ class Shelf(Generic[T]):
 
 
 class Credentials:
-    """See the module. `use_secret` is told every new secret of the swarm."""
+    """The credentials of one node. `use_secret` is called with every new secret of the swarm."""
 
     def __init__(
         self,
@@ -172,9 +171,10 @@ class Credentials:
         self.me()  # the first that an issuer with limited uses admits, as this node sees it
 
     def refresh(self) -> None:
-        """Take up what commands have written into the home, and do a steward's duties: renew this
-        node itself, and state the list anew before it ends, or if it lacks keys of earlier ones.
-        Two stewards that expel at once make two lists of one number, and only one of them holds."""
+        """Read what commands have written into the home. A steward also renews this node's own
+        membership, and issues the list anew before it ends, or if it lacks keys of earlier ones. If
+        two stewards expel at once, they make two lists with one number, and only one of them is
+        valid."""
         self.lists.refresh()
         self.secrets.refresh()
         self.steward, now = self._office.steward(), self._wall()
@@ -198,25 +198,25 @@ class Credentials:
         self._note_listed(body)
 
     def _note_listed(self, body: Revocations) -> None:
-        """Remember whom a list named, as many as one list can name."""
+        """Remember the keys that a list named, as many as one list can name."""
         self._listed.update(body.keys)
         if len(self._listed) > MAX_REVOKED:
             self._listed = set(body.keys)
 
     def _below_root(self, held: Statement[Revocations]) -> bool:
-        """Whether a steward may still add to the list."""
+        """Check that a steward may still add to the list."""
         return held.body.number + 1 < ROOT_ONLY
 
     def me(self) -> Member | Rejected:
-        """This node's own membership now, or why it has none."""
+        """Return this node's own membership now, or the reason why it has none."""
         return self._members.admit(self.chain, self.identity.peer_id)
 
     def ends_soon(self, me: Member) -> bool:
-        """Whether a membership is in the last third of its time."""
+        """Check that a membership is in the last third of its period."""
         return in_last_third(me.body.not_before, me.until, self._wall())
 
     def renewal_of(self, peer_id: str) -> Chain | Rejected:
-        """A new chain for a member, if this node is a steward."""
+        """Renew a member's chain, if this node is a steward."""
         member = self._members.check(peer_id)
         if isinstance(member, Rejected):
             return member
@@ -225,8 +225,9 @@ class Credentials:
         return issue_renewal(self.steward, self._swarm, member, self._wall())
 
     def adopt(self, chain: Chain) -> Rejected | None:
-        """Use a renewed chain of this node from now on, and keep it. Anybody with a ticket could
-        answer with a chain of that ticket, and this node would be expelled together with it."""
+        """Use a renewed chain of this node from now on, and store it. A chain of another ticket is
+        refused: anybody with a ticket could send one, and this node would be expelled together with
+        that ticket."""
         own, offered = (
             open_chain(shown, self._swarm, self.identity.public_key)
             for shown in (self.chain, chain)

@@ -1,5 +1,5 @@
-"""Who is a member now: the certificates that peers have shown, the revocation list, and the one
-question that all other modules ask. No I/O but the small file of counted admissions.
+"""The members now: the certificates that peers presented, the revocation list, and the one
+membership check that all other modules use. No I/O but the small file of counted admissions.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from swarm_node.p2p.wire.identity import peer_id_of, public_key_of
 from swarm_node.recent import Recent
 
 MAX_MEMBERS = 4096
-#: A heartbeat is issued at least every five minutes. One that is older than two of them and a wrong
-#: clock is of a peer that stopped.
+#: Oldest accepted heartbeat. One is issued at least every five minutes. After two of these
+#: intervals and the tolerated clock error its peer has stopped.
 MAX_HEAD_SECONDS: Final = 900
-#: Subjects, of all issuers whose uses are limited.
+#: Limit of counted subjects, over all issuers whose uses are limited.
 _MAX_COUNTED = 65_536
-#: Certificates of issuers that were opened; a ticket has one, and all of its members show it.
+#: Limit of verified issuer certificates in memory. A ticket has one, and all of its members present
+#: it.
 _MAX_ISSUERS = 1024
-#: Peers that are members no more, for their owner to see.
+#: Former members that are kept for the node's owner to see.
 _MAX_FORMER = 256
 _ADMITTED = "admitted"
 
 
 class Keeper(Protocol):
-    """Small files that survive a restart, of a home or in memory."""
+    """Small files that survive a restart, in a home or in memory."""
 
     def load(self, name: str) -> bytes | None: ...
     def save(self, name: str, data: bytes) -> None: ...
@@ -53,7 +54,7 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer, the certificate that admits it, and the one of the issuer that signed it."""
+    """A peer with the certificate that admits it and the certificate of its issuer."""
 
     peer_id: str
     issuer: IssuerBody
@@ -61,7 +62,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Of the ticket or issuer that first admitted it."""
+        """Name of the ticket or issuer that first admitted it."""
         return self.body.name
 
     @property
@@ -77,7 +78,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A verified presence: whose it is, and what its heartbeat says."""
+    """A verified presence: its member and its heartbeat."""
 
     member: Member
     head: wire.Heartbeat
@@ -99,8 +100,8 @@ def nobody() -> frozenset[str]:
 
 
 class Members:
-    """The members that this node has met. Of more than MAX_MEMBERS, one of the issuer with most is
-    forgotten, the one admitted longest ago, so no ticket crowds out the members of another."""
+    """The members that this node knows. Above MAX_MEMBERS it forgets the oldest member of the most
+    common issuer, so no ticket crowds out the members of another."""
 
     def __init__(
         self,
@@ -109,8 +110,8 @@ class Members:
         keeper: Keeper | None = None,
         banned: Callable[[], frozenset[str]] = nobody,
     ) -> None:
-        """`banned` says whom this node alone shuns now: peer ids, and keys (hex) of issuers whose
-        members are shunned, as far as the issuer was the first to admit them.
+        """`banned` returns this node's own bans: peer ids, and keys (hex) of issuers. A banned
+        issuer key applies to members that it first admitted.
 
         Raises:
             HomeError: what `keeper` holds is damaged.
@@ -124,8 +125,8 @@ class Members:
         self._revoked: frozenset[bytes] = frozenset()
         self._expelled: set[bytes] = set()
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
-        #: What the last walk of `dismiss` went by: the list, the bans, its time; and when the first
-        #: of those known since then ends.
+        #: The list and the bans at the last walk of `dismiss`, its time, and the earliest end of
+        #: the memberships known since then.
         self._walked: tuple[frozenset[bytes], frozenset[str]] | None = None
         self._walked_at = self._ends = 0.0
         self._admitted = _load_admitted(keeper)
@@ -134,29 +135,29 @@ class Members:
         self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
-        """Check the chain that `peer_id` shows, and remember a member. The reasons are those of
-        `membership.verify_chain`, "revoked", and "used_up" for an issuer that has admitted as many
-        as it may."""
+        """Check the chain that `peer_id` presents, and remember it as a member. The reasons are
+        those of `membership.verify_chain`, "revoked", and "used_up" for an issuer that has admitted
+        as many as it may."""
         opened = self._open(chain, peer_id)
         if isinstance(opened, Rejected):
             return opened
         return self._refused(opened) or self._count(opened) or self._remember(opened, shown=True)
 
     def check(self, peer_id: str) -> Member | Rejected:
-        """The member of this id, if it is one now; otherwise "unknown_member", or a reason of
-        `admit`."""
+        """Return the member with this id, if it is one now. Otherwise the reason is
+        "unknown_member" or one of `admit`."""
         known = self._known.get(peer_id)
         if known is None:
             return Rejected("unknown_member", "it has shown no certificate")
         return self._refused(known.member) or known.member
 
     def is_member(self, peer_id: str) -> bool:
-        """Whether `check` finds a member."""
+        """Check that this peer is a member now."""
         return isinstance(self.check(peer_id), Member)
 
     def shown(self, peer_id: str) -> tuple[Member, str] | None:
-        """What a peer has shown, also a former member, with "member" or the reason why it is none;
-        None for any other peer."""
+        """The membership that a peer presented, also a former member's, with "member" or the reason
+        why it is none. None for any other peer."""
         known = self._known.get(peer_id)
         member = known.member if known else self._former.get(peer_id)
         if member is None:
@@ -165,18 +166,19 @@ class Members:
         return member, refused.reason if refused else "member"
 
     def issuer(self, peer_id: str) -> str:
-        """The key (hex) of who admitted a peer that this node has met, "" for any other."""
+        """Key (hex) of the issuer that admitted a peer known to this node, "" for any other."""
         known = self._known.get(peer_id)
         return known.member.admitted_by.hex() if known else ""
 
     def hear(self, presence: bytes, expected: str | None = None) -> Heard | Rejected:
-        """Check a packed presence, of `expected` or of anybody, and remember its member. Besides
-        the reasons of `admit` and `open_sealed`: "author" for another peer's, "future" and
-        "outdated" for a heartbeat more than CLOCK_SKEW_SECONDS ahead or MAX_HEAD_SECONDS old.
+        """Check a packed presence, of `expected` or of any peer, and remember its member. Reasons
+        besides those of `admit` and `open_sealed`: "author" for another peer's presence, "future"
+        for a heartbeat more than CLOCK_SKEW_SECONDS ahead, "outdated" for one older than
+        MAX_HEAD_SECONDS.
 
-        A teller can put another chain beside a member's head, because any holder of a ticket can
-        sign a certificate for any key. So it cannot change by which ticket a peer came that has
-        shown its chain. Signatures of a presence that was read before are not checked again."""
+        Any holder of a ticket can sign a certificate for any key. So a teller can put another chain
+        beside a member's heartbeat. It cannot change the issuer of a peer that presented its chain
+        itself. Signatures of a presence that was read before are not checked again."""
         heard = self._read(presence)
         if isinstance(heard, Rejected):
             return heard
@@ -201,9 +203,9 @@ class Members:
         return Heard(member, head)
 
     def vouches(self, presence: bytes, peer_id: str) -> bool:
-        """Whether the chain of a presence leads from the root to `peer_id`, at whatever time. A
-        record of the DHT is refused otherwise. This depends on no clock and no list, because a
-        reader drops all that a holder sent together with one record that it refuses."""
+        """Check that the chain of a presence leads from the root to `peer_id`, regardless of time.
+        Otherwise the record of the DHT is refused. The result depends on no clock and no list,
+        because a reader drops all records of a holder if it refuses one of them."""
         shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
         if isinstance(shown, Rejected):
             return False
@@ -214,7 +216,8 @@ class Members:
         return True
 
     def note(self, peer_id: str, revoked: int, secret: int, *, steward: bool | None = None) -> None:
-        """Keep which list and which secret a member says that it holds, and whether it renews."""
+        """Record the numbers of the list and the secret that a member claims to hold, and whether
+        it renews."""
         known = self._known.get(peer_id)
         if known is None:
             return
@@ -223,7 +226,7 @@ class Members:
             known.steward = steward
 
     def holding(self, *, revoked: int | None = None, secret: int | None = None) -> list[str]:
-        """Members that say that they hold a list or a secret of a greater number."""
+        """Members that claim to hold a list or a secret with a greater number."""
         return [
             peer_id
             for peer_id, known in self._known.items()
@@ -232,23 +235,23 @@ class Members:
         ]
 
     def stewards(self) -> list[str]:
-        """Members that say that they renew memberships."""
+        """Members that claim to renew memberships."""
         return [peer_id for peer_id, known in self._known.items() if known.steward]
 
     def relays(self) -> dict[str, tuple[str, ...]]:
-        """The addresses of members that say that they forward requests."""
+        """Addresses of members that claim to forward requests, by peer id."""
         said = ((peer, known.relay) for peer, known in self._known.items() if known.relay)
         return {peer: addresses for peer, addresses in said if self.is_member(peer)}
 
     def obey(self, body: Revocations) -> None:
-        """Refuse whom this list names from now on, and no others."""
+        """Refuse exactly the keys that this list names from now on."""
         revoked = frozenset(body.keys)
         self._expelled |= revoked - self._revoked
         self._revoked = revoked
 
     def dismiss(self) -> list[str]:
-        """Forget who is no member any more. The peer ids of those, and of whom the list names since
-        the last call: this node may hold groups of a peer that it has not met since its start."""
+        """Forget former members. Return their peer ids, and those that the list named since the
+        last call: this node may hold groups of a peer that it has not met since its start."""
         gone = self._ended()
         for peer_id in gone:
             self._former[peer_id] = self._known[peer_id].member
@@ -258,7 +261,7 @@ class Members:
         return sorted(expelled.union(gone))
 
     def _ended(self) -> list[str]:
-        """Who is no member any more. All are looked at only if the list or the bans changed, if a
+        """Find former members. All members are checked only if the list or the bans changed, if a
         membership has ended, or if the clock was set back."""
         state, now = (self._revoked, self._banned()), self._wall()
         walk = state != self._walked or not self._walked_at <= now <= self._ends
@@ -278,7 +281,7 @@ class Members:
         return check_times(member.issuer, member.body, self._wall())
 
     def _count(self, member: Member) -> Rejected | None:
-        """Count a subject of an issuer that may admit only some."""
+        """Count a subject of an issuer with limited uses."""
         uses, key = member.issuer.uses, member.issuer.issuer_key
         met = self._admitted.get(key, [])
         if not uses or member.body.subject in met:
@@ -293,8 +296,8 @@ class Members:
         return None
 
     def _remember(self, member: Member, *, shown: bool = False) -> Member:
-        """Keep a member; of its certificates the one that ends last, but what it has `shown` itself
-        rather than what others told."""
+        """Store the member. A certificate that the member presented itself wins over one that a
+        peer passed on; otherwise the later expiry wins."""
         known = self._known.get(member.peer_id)
         self._ends = min(self._ends, member.until + CLOCK_SKEW_SECONDS)
         if known is None:

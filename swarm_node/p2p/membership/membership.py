@@ -1,8 +1,8 @@
-"""Who belongs to a private swarm: the swarm's identity and two-level certificates.
+"""Membership in a private swarm: the swarm's identity and two-level certificates.
 
 The root key signs issuer certificates, and issuer keys sign member certificates: the depth is
 exactly two. A certificate is an envelope, so its signature binds it to the swarm. Callers pass the
-time in Unix seconds. docs/protocol.md states what the rules leave open.
+time in Unix seconds. docs/protocol.md has details that the rules leave open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SWARM_DOMAIN = b"swarm-node/swarm/v1"
 _NAME = re.compile(r"[A-Za-z0-9 _.-]{1,32}")
 
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.-]{1,32}\Z")]
-#: The end of the year 9999, so that every time before it can be shown as a date.
+#: The end of the year 9999. Every earlier time can be shown as a date.
 MAX_UNIX_SECONDS: Final = 253_402_300_800
 UnixSeconds = Annotated[int, Meta(ge=0, lt=MAX_UNIX_SECONDS)]
 MemberSeconds = Annotated[int, Meta(ge=1, le=MAX_MEMBER_SECONDS)]
@@ -59,7 +59,7 @@ class IssuerBody(Body, frozen=True):
 
     A `steward` may also renew members that others admitted, and sign revocation lists and new
     secrets (statements.py). Every node accepts the first `uses` subjects of the issuer that it
-    meets; 0 stands for no limit."""
+    sees. 0 means no limit."""
 
     v: Version1
     issuer_key: Digest
@@ -73,8 +73,8 @@ class IssuerBody(Body, frozen=True):
 
 class MemberBody(Body, frozen=True):
     """Kind.CERT, sealed by an issuer: `subject` is a member during this period. `name` and
-    `admitted_by` are the name and the key of the issuer that first admitted it. Only a steward, who
-    renews, signs those of another issuer."""
+    `admitted_by` are the name and the key of the issuer that first admitted it. Only a steward, in
+    a renewal, may sign those of another issuer."""
 
     v: Version1
     subject: Digest
@@ -95,9 +95,10 @@ class _SwarmFile(Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SwarmInfo:
-    """What every member knows of its swarm. `root_key` (32 bytes) is the public key that every
-    certificate chain starts from. `secret` (32 bytes) keeps outsiders from the swarm's records and
-    is never shown; `secret_number` counts how often it was replaced."""
+    """The swarm's public identity and its secret, which every member knows. `root_key` (32 bytes)
+    is the public key at the start of every certificate chain. `secret` (32 bytes) keeps outsiders
+    from the swarm's records and is never shown. `secret_number` counts how often it was
+    replaced."""
 
     name: str
     root_key: bytes
@@ -203,7 +204,8 @@ def issue_issuer(
     steward: bool = False,
     uses: int = 0,
 ) -> bytes:
-    """A sealed issuer certificate; fractions of seconds are cut off. `IssuerBody` has the fields.
+    """Seal an issuer certificate. `IssuerBody` describes the fields. Fractions of seconds are cut
+    off.
 
     Raises:
         ValueError: `root` is not the swarm's root, or a field is outside its bounds.
@@ -227,9 +229,9 @@ def issue_member(
     not_after: float,
     admitted_by: bytes | None = None,
 ) -> bytes:
-    """A sealed member certificate; fractions of seconds are cut off. `name` is the issuer's own,
-    unless a steward renews what the issuer key `admitted_by` began. `verify_chain`, which every
-    peer runs, checks it against the issuer's own certificate.
+    """Seal a member certificate. `name` is the issuer's own, unless a steward renews a membership
+    of the issuer key `admitted_by`. Every peer checks it against the issuer's certificate with
+    `verify_chain`. Fractions of seconds are cut off.
 
     Raises:
         ValueError: the key cannot be used, or a field is outside its bounds.
@@ -242,7 +244,7 @@ def issue_member(
 
 
 def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
-    """The body of an issuer certificate that the root of `info` signed. Times are not checked."""
+    """Open an issuer certificate that the root of `info` signed. Times are not checked."""
     opened = open_sealed(certificate, info.swarm_id, Kind.ISSUER, max_bytes=MAX_CERTIFICATE_BYTES)
     if isinstance(opened, Rejected):
         return opened
@@ -257,8 +259,8 @@ def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
 def verify_chain(
     chain: tuple[bytes, ...], info: SwarmInfo, subject_key: bytes, now: float
 ) -> MemberBody | Rejected:
-    """The body of the member certificate, if the owner of `subject_key`, which the link
-    authenticated, is a member at `now`.
+    """Verify a chain. Return the body of the member certificate if the owner of `subject_key`,
+    which the link authenticated, is a member at `now`.
 
     `chain` is (issuer certificate, member certificate). Besides the reasons of `open_sealed`:
     "chain_depth", "wrong_root", "wrong_issuer", "wrong_subject", "not_steward", "outside_issuer",
@@ -277,9 +279,8 @@ def open_chain(
     subject_key: bytes,
     open_issuer: Callable[[bytes, SwarmInfo], IssuerBody | Rejected] = verify_issuer,
 ) -> tuple[IssuerBody, MemberBody] | Rejected:
-    """The bodies of a chain for `subject_key` that the root of `info` began. Times are not
-    checked; the reasons are those of `verify_chain`. `open_issuer` may remember what
-    `verify_issuer` found."""
+    """Open a chain for `subject_key` that starts at the root of `info`. Times are not checked. The
+    reasons are those of `verify_chain`. `open_issuer` may cache results of `verify_issuer`."""
     if len(chain) != 2:
         return Rejected("chain_depth", "a chain has an issuer and a member certificate")
     issuer = open_issuer(chain[0], info)
@@ -309,8 +310,9 @@ def _period(not_before: float, not_after: float) -> tuple[int, int]:
 
 
 def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected | None:
-    """Why the owner of these certificates is no member at `now`, None if it is one. Two honest
-    clocks may differ by CLOCK_SKEW_SECONDS, in both directions."""
+    """Check the periods of these certificates at `now`. Return the reason why their owner is no
+    member, None if it is one. Two honest clocks may differ by CLOCK_SKEW_SECONDS, in both
+    directions."""
     earliest = issuer.not_before - CLOCK_SKEW_SECONDS
     if not earliest <= member.not_before <= issuer.not_after:
         return Rejected("outside_issuer", "it begins when its issuer was not allowed to admit")

@@ -1,8 +1,8 @@
-"""What the root or a steward states to the whole swarm: revocation lists and new secrets.
+"""Statements of the root or a steward to the whole swarm: revocation lists and new secrets.
 
 A statement travels as `Signed`: the sealed body, and the certificate of the steward that sealed it.
-Of each kind a node keeps the one of the greatest rank. The rank is a total order, so all nodes end
-with the same one, whatever the order of arrival.
+A node keeps, of each kind, the statement with the greatest rank. The rank is a total order, so all
+nodes end with the same one, whatever the order of arrival.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ MAX_REVOKED: Final = 1000
 MAX_LIST_BYTES: Final = 36 * 1024
 #: `Signed` adds a certificate to the sealed list.
 MAX_STATEMENT_BYTES: Final = MAX_LIST_BYTES + 512
-#: Numbers from here on are the root's alone, so that it can outrank whoever stole a steward's key.
+#: Numbers from here on are reserved for the root, so that it can outrank the thief of a steward's
+#: key.
 ROOT_ONLY: Final = 1 << 61
 
 
 class Signed(Body, frozen=True):
-    """A statement with the issuer certificate of the steward that sealed it, empty for the root."""
+    """A statement with the issuer certificate of the steward that sealed it. The certificate is
+    empty for the root."""
 
     certificate: Certificate
     sealed: Annotated[bytes, Meta(max_length=MAX_LIST_BYTES)]
 
 
 class Revocations(Body, frozen=True):
-    """Kind.REVOKE: the keys, in ascending order, of members that are members no more. The key of an
-    issuer stands for all whom it admitted or renewed."""
+    """Kind.REVOKE: the keys of former members, in ascending order. An issuer's key stands for all
+    members that it admitted or renewed."""
 
     v: Version1
     number: Sequence1
@@ -82,8 +84,9 @@ T = TypeVar("T", bound=Revocations | NewSecret)
 
 @dataclass(frozen=True, slots=True)
 class Statement(Generic[T]):
-    """A verified statement. `raw` is the packed `Signed`, as it is stored and sent on. The one of
-    the greatest `rank` holds: by number, then the root's before a steward's, then by content id."""
+    """A verified statement. `raw` is the packed `Signed`, as it is stored and sent on. The
+    statement with the greatest `rank` is in force: by number, then the root's before a steward's,
+    then by content id."""
 
     body: T
     raw: bytes = field(repr=False)
@@ -119,7 +122,7 @@ def revocations(number: int, issued: float, not_after: float, keys: Iterable[byt
 def verify_revocations(
     raw: bytes, info: SwarmInfo, now: float | None = None
 ) -> Statement[Revocations] | Rejected:
-    """The list in a packed `Signed`. Besides the reasons of `open_sealed`: "wrong_root",
+    """Open the list in a packed `Signed`. Reasons besides those of `open_sealed`: "wrong_root",
     "wrong_issuer", "not_steward", "outside_issuer", "content", and if `now` is given
     "not_yet_valid" and "expired". A list that a node holds stays in force after its end."""
     checked = _verify(raw, info, Kind.REVOKE, Revocations)
@@ -135,7 +138,7 @@ def verify_revocations(
 def verify_secret(
     raw: bytes, info: SwarmInfo, now: float | None = None
 ) -> Statement[NewSecret] | Rejected:
-    """The secret in a packed `Signed`; reasons as in `verify_revocations`."""
+    """Open the secret in a packed `Signed`. Reasons as in `verify_revocations`."""
     checked = _verify(raw, info, Kind.SECRET, NewSecret)
     return checked if isinstance(checked, Rejected) else _from_the_past(checked, now)
 

@@ -1,5 +1,5 @@
-"""What a steward signs: renewals, revocation lists and new secrets. The root signs the latter two
-as well. Pure: callers pass the time in Unix seconds."""
+"""Statements that a steward signs: renewals, revocation lists and new secrets. The root signs the
+latter two as well. Pure: callers pass the time in Unix seconds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from swarm_node.p2p.membership.statements import (
 )
 from swarm_node.p2p.wire.identity import Identity
 
-#: A list is stated anew before this time is over, by the steward that runs.
+#: Validity of a list. The running steward issues it anew before this time is over.
 LIST_SECONDS: Final = 366 * 24 * 3600
-#: No steward states a list anew that outranks it, and this is longer than a stolen one is valid.
+#: Validity of a root list that outranks stewards. No steward issues it anew, and it is valid for
+#: longer than a stolen steward's key.
 ROOT_LIST_SECONDS: Final = 10 * LIST_SECONDS
 
 
@@ -44,13 +45,13 @@ class Signer:
 
 
 def in_last_third(begin: float, end: float, now: float) -> bool:
-    """Whether it is time to renew what holds from `begin` to `end`."""
+    """Check that it is time to renew something valid from `begin` to `end`."""
     return now >= end - (end - begin) / 3
 
 
 def issue_renewal(steward: Signer, info: SwarmInfo, member: Member, now: float) -> Chain | Rejected:
-    """A chain for a member of now: as long as its last one, if the steward may, with its name and
-    first issuer."""
+    """Renew the chain of a current member. The new period is as long as the last one, if the
+    steward may grant that. Name and first issuer stay the same."""
     issuer = verify_issuer(steward.certificate, info)
     if isinstance(issuer, Rejected):
         return issuer
@@ -82,9 +83,9 @@ def next_list(
     outrank: bool = False,
     anew: bool = False,
 ) -> Statement[Revocations]:
-    """The list after `held`: its keys and `keys`, or with `anew` only `keys`. With `outrank` the
-    root takes a number that no steward can use, because a steward's key was stolen. Only the root
-    makes lists from then on.
+    """Make the list after `held`: its keys and `keys`, or with `anew` only `keys`. With `outrank`
+    the root takes a number that no steward can use, because a steward's key was stolen. From then
+    on only the root makes lists.
 
     Raises:
         ValueError: the list is full, or peers would refuse the signer.
@@ -103,8 +104,8 @@ def next_list(
 def next_secret(
     signer: Signer, info: SwarmInfo, secret: bytes, now: float, *, outrank: bool = False
 ) -> Statement[NewSecret]:
-    """The statement of the 32 bytes `secret`, numbered after the one that `info` holds. `outrank`
-    is as in `next_list`.
+    """Make the statement of the 32 bytes `secret`, numbered after the one that `info` holds.
+    `outrank` is as in `next_list`.
 
     Raises:
         ValueError: peers would refuse the signer.

@@ -1,7 +1,7 @@
-"""The join ticket: one line of text that carries all a machine needs to become a member, offline.
+"""The join ticket: one line of text with all that a machine needs to become a member, offline.
 
-It holds an issuer key whose certificate expires. Until then, whoever has the text can become a
-member and can share the ticket, so treat it like a password. A ticket is used only if it is
+It holds an issuer key whose certificate expires. Until then anybody with the text can become a
+member and can share the ticket, so treat it like a password. A ticket is accepted only if it is
 consistent: the swarm id follows from root key and name, that root signed the issuer certificate,
 and the certificate and the ticket expire at the same time.
 """
@@ -69,9 +69,9 @@ class _TicketBody(Body, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A consistent ticket that has not expired. `expires` is Unix seconds; `addresses` are peers to
-    dial first, and perhaps a coordinator's. The swarm's secret and the issuer's seed are not in its
-    text form."""
+    """A consistent ticket that has not expired. `expires` is Unix seconds. `addresses` are peers to
+    dial first, and perhaps a coordinator's. Its `repr` shows neither the swarm's secret nor the
+    issuer's seed."""
 
     info: SwarmInfo
     addresses: tuple[str, ...]
@@ -98,10 +98,10 @@ def make_ticket(
     uses: int = 0,
     issuer: Identity | None = None,
 ) -> str:
-    """A ticket for `info` that admits for `valid_seconds` from `now`, each member for
-    `member_seconds`; at most eight bootstrap `addresses`. Its members bear the ticket's `name`, and
-    every node accepts the first `uses` of them (0: any number). `issuer` is a key for this ticket
-    alone, a new one by default, because the ticket contains its secret half.
+    """Make a ticket for `info`. It admits members for `valid_seconds` from `now`, each for
+    `member_seconds`. It has at most eight bootstrap `addresses`. Its members bear the ticket's
+    `name`. Every node accepts the first `uses` of them (0: any number). `issuer` is a key for this
+    ticket alone, a new one by default, because the ticket contains its secret half.
 
     Raises:
         ValueError: `root` is not the swarm's root, or a value is outside its bounds.
@@ -124,8 +124,8 @@ def make_ticket(
 
 
 def with_addresses(ticket: Ticket, info: SwarmInfo, addresses: Sequence[str]) -> str:
-    """The text of a ticket that dials other `addresses` and states the swarm as it is now: a new
-    secret may be in force.
+    """Return the text of a ticket with other `addresses` and the swarm's current state, because a
+    new secret may be in force.
 
     Raises:
         ValueError: an address is outside its bounds.
@@ -155,7 +155,7 @@ def _packed(
 
 
 def parse_ticket(text: str, now: float) -> Ticket:
-    """The ticket in `text`; blanks and line breaks, which pasting adds, do not matter.
+    """Parse the ticket in `text`. Blanks and line breaks, which pasting adds, are ignored.
 
     Raises:
         TicketError: malformed, cut short or inconsistent. The message says which, and never
@@ -190,7 +190,8 @@ def parse_ticket(text: str, now: float) -> Ticket:
 
 
 def redeem(ticket: Ticket, identity: Identity, now: float) -> tuple[SwarmInfo, Chain]:
-    """Admit `identity` at `now`: the swarm, and (issuer, member) certificates for `identity`.
+    """Admit `identity` at `now`. Return the swarm and the (issuer, member) certificates of
+    `identity`.
 
     Raises:
         TicketError: the ticket has expired since it was parsed.

@@ -1,20 +1,20 @@
-"""The peers that a node has been told of, and which of them it tries next. Pure state, no I/O.
+"""Address book: the known peers, and which of them to try next. Pure state, no I/O.
 
 The design is that of Bitcoin Core's address manager (src/addrman.h and addrman_impl.h, v27), with
-smaller tables, and issuers of certificates in the place of networks (a member with a ticket makes
-keys at no cost, and an issuer certificate costs a signature of the root key):
+smaller tables. Issuers of certificates take the place of networks: a member with a ticket makes
+keys at no cost, and an issuer certificate costs a signature of the root key.
 
-- A peer that was only told of is in the *new* table. Its bucket follows from who told of it, so a
-  teller reaches 4 buckets of 128, and all tellers of one issuer reach 32.
+- A peer that this node only heard of is in the *new* table. Its bucket follows from the teller, the
+  peer that named it. A teller reaches 4 buckets of 128, and all tellers of one issuer reach 32.
 - A peer that answered under an address of its own is in the *tried* table. Its bucket follows from
   its issuer, which reaches 16 buckets of 64. A peer that answers is never displaced from there.
 - A secret key chooses the buckets, so nobody can aim at the bucket of another.
 - A new peer is tried once. If it fails, it is ignored for an hour, or until it states other
-  addresses: who found a relay is reached from then on. A tried peer leaves after MAX_FAILURES
-  failures in a row, unless the settings or the ticket name it. Failures while nobody answers are
-  this node's own.
+  addresses: a peer that found a relay is reached from then on. A tried peer leaves after
+  MAX_FAILURES failures in a row, unless the settings or the ticket name it. While nobody answers,
+  failures are this node's own and do not count.
 
-Each draw takes a random bucket, then a peer of it, so the buckets bound the share of draws too.
+Each draw takes a random bucket, then a peer of it. So the buckets bound the share of draws too.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ BUCKETS_PER_TELLER: Final = 4
 TRIED_BUCKETS: Final = 64
 BUCKETS_PER_ISSUER: Final = 16
 SLOTS: Final = 8
-#: ADDRMAN_MAX_FAILURES is 10 there, over at least a week. Peers of a swarm come back by greeting.
+#: ADDRMAN_MAX_FAILURES is 10 in Bitcoin Core, over at least a week. Peers of a swarm return by
+#: greeting.
 MAX_FAILURES: Final = 8
 IGNORED_SECONDS: Final = 3600.0
-#: The teller of addresses that this node's settings, ticket or earlier runs name.
+#: The teller of addresses from this node's settings, its ticket or earlier runs.
 CONFIGURED: Final = "configured"
 _MAX_IGNORED = 2048
 _RETRY_SECONDS = (60.0, 3600.0)
-#: While the peers that one teller names do not answer, the next of them waits so long: twice as
-#: long after each, until one answers.
+#: Shortest and longest pause before the next peer that the same teller named is tried. The pause
+#: doubles with each of its peers that does not answer, until one answers.
 _MUTED_SECONDS = (2.0, 60.0)
 _MAX_TELLERS = 1024
 _NEVER = float("-inf")
@@ -51,8 +52,8 @@ _NEVER = float("-inf")
 
 @dataclass(slots=True)
 class Known:
-    """A peer in the book. `teller` is the id of the peer that told of it. `heartbeat` is the newest
-    one heard. Times are seconds of the node's monotonic clock."""
+    """A peer in the book. `teller` is the id of the peer that named it. `heartbeat` is its newest
+    known heartbeat. Times are seconds of the node's monotonic clock."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -85,7 +86,7 @@ class _Table:
 
 
 class AddressBook:
-    """Both tables. `key` is secret and the same after a restart."""
+    """The new and the tried table. `key` is secret and stays the same after a restart."""
 
     def __init__(self, own_id: str, key: bytes) -> None:
         self._own_id = own_id
@@ -115,8 +116,9 @@ class AddressBook:
         heartbeat: bytes = b"",
         issued_ms: int = 0,
     ) -> None:
-        """Note that `teller` told of this peer. A newer heartbeat of a known peer is taken over. In
-        a full bucket the peer told of longest ago makes room, but no configured one does."""
+        """Record that `teller` named this peer. A newer heartbeat of a known peer replaces the
+        older one. In a full bucket the peer named longest ago makes room, but never a configured
+        one."""
         if peer_id == self._own_id or not addresses:
             return
         known = self._known.get(peer_id)
@@ -143,7 +145,8 @@ class AddressBook:
         self._new.bucket(known.bucket)[peer_id] = self._known[peer_id] = known
 
     def configure(self, peers: Iterable[tuple[str, Sequence[str]]], now: float) -> None:
-        """Try these (peer id, addresses) before all others; they are never ignored."""
+        """Add configured (peer id, addresses). They are tried before all others and never
+        ignored."""
         for peer_id, addresses in peers:
             self._ignored.pop(peer_id, None)
             self.tell(peer_id, addresses, now, issuer="", teller=CONFIGURED, telling_issuer="")
@@ -151,9 +154,9 @@ class AddressBook:
                 self._first.append(peer_id)
 
     def restore(self, known: Known, *, anchor: bool) -> None:
-        """Put a peer that answered in an earlier run into the tried table. Anchors are the first
-        that are tried, as the anchors.dat of Bitcoin Core, so that an attacker gains nothing by
-        making a node restart."""
+        """Put a peer that answered in an earlier run into the tried table. Anchors are tried first,
+        as with Bitcoin Core's anchors.dat, so that an attacker gains nothing by making a node
+        restart."""
         if known.peer_id == self._own_id or known.peer_id in self._known:
             return
         self._enter_tried(known)
@@ -161,9 +164,9 @@ class AddressBook:
             self._first.append(known.peer_id)
 
     def pick(self, rng: random.Random, now: float, passed: Callable[[str], bool]) -> Known | None:
-        """A peer to try now, None if there is none. Peers for which `passed` holds are left out.
-        The caller reports how it went to `answered` or `failed`; until then, or for a minute, the
-        peer is not picked again."""
+        """Choose a peer to try now. Return None if there is none. Peers for which `passed` holds
+        are left out. The caller reports the result to `answered` or `failed`. Until then, or for a
+        minute, the peer is not picked again."""
         chosen = None
         while self._first and chosen is None:
             first = self._known.get(self._first.popleft())
@@ -176,8 +179,8 @@ class AddressBook:
         return chosen
 
     def answered(self, peer_id: str, now: float, issuer: str) -> None:
-        """The peer answered at an address of its own: it is tried, if its bucket has room or holds
-        one that fails."""
+        """Record an answer of the peer at an address of its own. It enters the tried table if its
+        bucket has room or holds a peer that fails."""
         known = self._known.get(peer_id)
         if known is None:
             return
@@ -193,8 +196,9 @@ class AddressBook:
                 self._new.bucket(bucket)[peer_id] = self._known[peer_id] = known
 
     def failed(self, peer_id: str, now: float, heard: float, seen: float = _NEVER) -> None:
-        """The peer, last `seen` then, did not answer. It counts only if somebody has been `heard`
-        since this peer's last failure that counted; otherwise the fault may be this node's own."""
+        """Record that the peer, last `seen` then, did not answer. The failure counts only if
+        another peer was `heard` since this peer's last counted failure. Otherwise the fault may be
+        this node's own."""
         known = self._known.get(peer_id)
         if known is None:
             return
@@ -214,11 +218,13 @@ class AddressBook:
             self._ignored[peer_id] = now + IGNORED_SECONDS, known.addresses
 
     def silent(self) -> dict[str, float]:
-        """When each peer that answered once, and not the last time, did so."""
+        """Peer id -> time of the last answer, for each peer that answered once and failed the last
+        time."""
         return {k.peer_id: k.answered for k in self._known.values() if k.tried and k.failures}
 
     def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
-        """The peer came by itself and named these addresses. It is no longer ignored."""
+        """Record a peer that connected by itself and named these addresses. It is no longer
+        ignored."""
         self._ignored.pop(peer_id, None)
         if peer_id not in self._known:
             self.tell(peer_id, addresses, now, issuer=issuer, teller=peer_id, telling_issuer=issuer)

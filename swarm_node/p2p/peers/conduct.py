@@ -1,9 +1,10 @@
-"""What a peer's deeds lead to: the class of every reason of refusal, and a peer's standing. Pure.
+"""Penalties for a peer's conduct: the class of every reason of refusal, and a peer's standing.
+Pure.
 
-A violation of the protocol is binary: the peer is cut off for a minute, and for twice as long after
-each further one. A group that broke no rule and is of no use is a strike: the peer is asked for
-nothing for a while, and STRIKES in a row drop it. Useful groups raise its score, which sets how
-often its offers are drawn. Only what this node checked itself counts.
+A violation of the protocol cuts the peer off for a minute, and for twice as long after each further
+one. A group that broke no rule but is useless is a strike: the peer is asked for nothing for a
+while. STRIKES in a row drop the peer. Useful groups raise its score, which sets how often its
+offers are drawn. Only findings of this node's own checks count.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 
 
 class Blame(Enum):
-    """What a refusal says about the peer that caused it."""
+    """The class of a refusal: its meaning for the peer that caused it."""
 
     NONE = auto()  # nothing: bad luck, a full buffer, a clock
     USELESS = auto()  # a group that an honest peer with other settings might send
@@ -28,7 +29,7 @@ def _table(blame: Blame, reasons: str) -> dict[str, Blame]:
     return dict.fromkeys(reasons.split(), blame)
 
 
-#: Every reason of a refusal. tests/p2p/peers/test_conduct.py finds those that are missing here.
+#: The class of each reason. tests/p2p/peers/test_conduct.py finds reasons that are missing here.
 REASONS: Final = {
     **_table(
         Blame.NONE,
@@ -49,30 +50,30 @@ REASONS: Final = {
 }
 BLAMELESS: Final = frozenset(reason for reason, blame in REASONS.items() if blame is Blame.NONE)
 
-#: Useless groups in a row that drop a peer. Before that it is left alone for 4 s, and for half as
-#: long at each earlier one: 8 s in all, and hardly at all for an honest peer's single one.
+#: Useless groups in a row that drop a peer. The last strike before that pauses it for 4 s, each
+#: earlier one for half as long: 8 s in all. An honest peer's single strike costs almost nothing.
 STRIKES: Final = 10
 _LAST_STRIKE_SECONDS = 4.0
-#: How long a violation cuts a peer off at first and at most. After the latter in peace, all is
-#: forgotten.
+#: First and longest duration of a cut after a violation. After the longest duration without another
+#: violation, all are forgotten.
 FIRST_OFF_SECONDS, LONGEST_OFF_SECONDS = 60.0, 86_400.0
-#: The prior of a peer's useful share. Earlier groups count half after this many later ones.
+#: The prior of a peer's useful share, and the half-life of a group's count in later groups.
 _PRIOR = (1.0, 4.0)
 _HALF_LIFE = 256.0
-#: A peer with less evidence than this many groups is a newcomer. All newcomers share this part of
-#: the draws while others offer something.
+#: A peer with fewer counted groups than this is a newcomer. All newcomers share this part of the
+#: draws while others offer groups too.
 _NEWCOMER_GROUPS = 16.0
 NEWCOMERS_SHARE: Final = 0.2
-#: A reputation that others state lowers a peer's weight to this part of it, at most.
+#: A reputation from others multiplies a peer's weight by at least this factor.
 LEAST_HINT: Final = 0.5
 _Z = 1.6448536269514722  # the normal distribution's 95% quantile
 
 
 @dataclass(slots=True)
 class Standing:
-    """What this node found of one peer. Times are seconds of the node's monotonic clock. `useful`
-    and `useless` are decayed counts of groups. The peer is asked for nothing until `left_until`,
-    is dropped until `off_until`, and gets no answer until `cut_until`."""
+    """This node's findings about one peer. Times are seconds of the node's monotonic clock.
+    `useful` and `useless` are decayed counts of groups. The peer is asked for nothing until
+    `left_until`, is dropped until `off_until`, and gets no answer until `cut_until`."""
 
     useful: float = 0.0
     useless: float = 0.0
@@ -81,11 +82,11 @@ class Standing:
     left_until: float = 0.0
     off_until: float = 0.0
     cut_until: float = 0.0
-    #: What a coordinator's reputation does to the weight in draws: in [LEAST_HINT, 1].
+    #: Factor of a coordinator's reputation on the weight in draws: in [LEAST_HINT, 1].
     hint: float = 1.0
 
     def refused(self, reason: str, now: float) -> Blame:
-        """Take in a refusal."""
+        """Count a refusal, and set its penalty."""
         blame = REASONS.get(reason, Blame.USELESS)
         if blame is Blame.NONE:
             return blame
@@ -101,18 +102,18 @@ class Standing:
         return blame
 
     def served(self) -> None:
-        """Take in a group that was of use."""
+        """Count a useful group."""
         self._count(useful=1.0)
         self.strikes = 0
 
     @property
     def weight(self) -> float:
-        """What the peer's offers weigh in a draw. A hint can halve it, and never raises it."""
+        """The weight of the peer's offers in a draw. A hint can halve it, and never raises it."""
         return self.score * min(1.0, max(LEAST_HINT, self.hint))
 
     @property
     def newcomer(self) -> bool:
-        """Whether too little is known of the peer."""
+        """True while fewer than _NEWCOMER_GROUPS groups of the peer were counted."""
         return self.useful + self.useless < _NEWCOMER_GROUPS
 
     @property
@@ -148,7 +149,7 @@ def lower_quantile(a: float, b: float) -> float:
 
 
 def draw(rng: random.Random, offering: Sequence[tuple[str, Standing]]) -> int:
-    """The index of one of the (issuer, standing) of the peers that offer something.
+    """Draw one of the (issuer, standing) of the peers that offer groups. Return its index.
 
     Newcomers share NEWCOMERS_SHARE of the draws. The issuer is drawn first, with the weight of its
     best member, so that further keys of one ticket buy nothing. Then a member is drawn by score.

@@ -1,13 +1,13 @@
-"""The peers that a node works with and the groups they offer. Pure state, no I/O.
+"""The peers that a node works with, and the groups they offer. Pure state, no I/O.
 
-A peer is here because it answered this node or greeted it; `addressbook.py` keeps those that the
-node was told of. Partners are the peers that this node chose. Whoever greets it is here too, and
-cannot displace a partner. A peer that stops answering is asked for nothing until it answers a
-retry, and leaves after LOST_TRIES of them.
+A peer is here because it answered this node or greeted it. `addressbook.py` keeps the peers that
+the node only heard of. Partners are the peers that this node chose. A peer that greets it is here
+too, and cannot displace a partner. A peer that stops answering gets only retries until it answers
+one. It leaves after LOST_TRIES retries.
 
-Both are bounded: peers by `limit` (of those that are no partners, the one silent for longest is
-forgotten first), offers per peer by `OFFERS_PER_PEER` (the oldest is forgotten first, because the
-newest are the least stale).
+The number of peers is bounded by `limit`: of those that are no partners, the one silent for longest
+is forgotten first. Offers per peer are bounded by `OFFERS_PER_PEER`: the oldest is forgotten first,
+because the newest are the least stale.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from swarm_node.recent import Recent
 OFFERS_PER_PEER = 64
 #: A node keeps this many partners, of as many issuers as it can.
 PARTNERS = 32
-#: With this many partners, at least half of the draws are from them, however many others greet it.
+#: With this many partners, at least half of the draws go to them, however many others greet the
+#: node.
 _ENOUGH = 8
-#: Partners that are kept over a restart: those that were partners for longest.
+#: Partners that are kept over a restart: those with the longest partnership.
 ANCHORS = 8
 #: Retries of a peer that stopped answering.
 LOST_TRIES = 5
-#: How often a node requests a group before it forgets the offer.
+#: Requests for a group before its offer is forgotten.
 TRIES = 3
 _BACKOFF_SECONDS = (1.0, 60.0)
-#: Between two retries of a peer that is heard, or while nobody answers. A retry takes five seconds.
+#: Seconds between two retries of a peer that was heard, or while nobody answers. A retry takes five
+#: seconds.
 _SOON_SECONDS = 6.0
-#: Standings of forgotten peers that a node remembers: those that were dropped once.
+#: Standings that are remembered of forgotten peers that were dropped once.
 _REMEMBERED = 4096
 
 
@@ -55,9 +57,9 @@ class Offer:
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of one peer. Times are seconds of the node's monotonic clock. `refusal` is why
-    the peer takes this node for no member, in its words. `environment` is the name and the version
-    that it announced last, if it announced a group."""
+    """The state of one peer. Times are seconds of the node's monotonic clock. `refusal` is the
+    peer's text for not accepting this node as a member. `environment` is the name and version in
+    its newest announcement, None without one."""
 
     peer_id: str
     last_seen: float
@@ -78,7 +80,7 @@ class Peer:
     failures: int = 0
     failed_until: float = 0.0
     refusal: str = ""
-    #: Since when it is a partner; last and next retry, and whether one is under way.
+    #: Start of the partnership; times of the last and the next retry; True while a retry runs.
     partner_since: float | None = None
     felt_at: float = 0.0
     feel_at: float = 0.0
@@ -87,25 +89,25 @@ class Peer:
 
     @property
     def retry_at(self) -> float:
-        """When the peer may be asked again."""
+        """Monotonic second from which the peer may be asked again."""
         return max(self.failed_until, self.standing.left_until)
 
     @property
     def silent(self) -> bool:
-        """Whether it stopped answering, and is asked for nothing but retries."""
+        """True if the peer stopped answering. Then it gets only retries."""
         return self.failed_until == math.inf
 
     def may_be_retried(self, now: float) -> bool:
-        """Whether it is silent, not being retried, and not left alone for what it did."""
+        """Check that the peer is silent, that no retry runs, and that no penalty is in force."""
         return self.silent and not self.feeling and self.standing.left_until <= now
 
     def feel(self, now: float) -> None:
-        """A retry of it begins."""
+        """Begin a retry."""
         self.felt_at, self.feeling = now, True
 
     def failed(self, now: float) -> None:
-        """Ask the peer nothing until it answers a retry. Each comes twice as late as the last. Of
-        requests that were under way together, one failure counts."""
+        """Ask the peer nothing until it answers a retry. The pause before a retry doubles each
+        time. Requests that were under way together count as one failure."""
         if self.silent and not self.feeling:
             return
         shortest, longest = _BACKOFF_SECONDS
@@ -116,12 +118,12 @@ class Peer:
             self.greeted = False
 
     def heard(self, now: float) -> None:
-        """It asks this node, so it is there."""
+        """Record a request from the peer: it is online."""
         self.last_seen = now
         self.hurry(now)
 
     def hurry(self, now: float) -> None:
-        """Retry it soon, if it stopped answering."""
+        """Retry the peer soon, if it stopped answering."""
         if self.silent:
             self.feel_at = min(self.feel_at, max(now, self.felt_at + _SOON_SECONDS))
 
@@ -166,18 +168,18 @@ class Directory:
         return peer
 
     def take_hints(self, hints: Mapping[str, float]) -> None:
-        """Weigh offers by what a coordinator says of their authors, in place of what it said
-        before. `conduct.Standing.weight` bounds it."""
+        """Weigh offers by a coordinator's reputation of their authors, in place of the previous
+        one. `conduct.Standing.weight` bounds it."""
         self._hints = hints
         for peer_id, peer in self._peers.items():
             peer.standing.hint = hints.get(peer_id, 1.0)
 
     def forget(self, peer_id: str) -> None:
-        """Drop a peer that is no member any more, with its offers."""
+        """Drop a former member, with its offers."""
         self._peers.pop(peer_id, None)
 
     def refused(self, peer_id: str, reason: str, now: float) -> float:
-        """Take in a refusal of what `peer_id` sent. Returns for how many seconds its link must be
+        """Count a refusal of a message from `peer_id`. Return for how many seconds its link must be
         cut, 0 if it stays."""
         peer = self._peers.get(peer_id)
         if peer is None:
@@ -190,7 +192,7 @@ class Directory:
         return self.cut(peer_id, now) if blame is Blame.VIOLATION else 0.0
 
     def recall(self, peer_id: str, standing: Standing) -> None:
-        """Remember the standing of a peer that was dropped, also when the peer is forgotten."""
+        """Restore the standing of a peer that was dropped, even if the peer itself is forgotten."""
         self._dropped[peer_id] = standing
 
     def dropped(self) -> dict[str, Standing]:
@@ -198,12 +200,12 @@ class Directory:
         return dict(self._dropped)
 
     def cut(self, peer_id: str, now: float) -> float:
-        """For how many more seconds a peer gets no answer; 0 for all that broke no rule lately."""
+        """Seconds for which a peer still gets no answer, 0 if it broke no rule lately."""
         standing = self._dropped.get(peer_id)
         return max(0.0, standing.cut_until - now) if standing is not None else 0.0
 
     def took(self, peer_id: str) -> None:
-        """Take in that `peer_id` pulled a group from this node."""
+        """Record that `peer_id` pulled a group from this node."""
         if peer_id in self._peers:
             self._peers[peer_id].took += 1
 
@@ -233,8 +235,8 @@ class Directory:
         return drawn
 
     def fewer(self, least: int, now: float, *, partners: bool = False) -> bool:
-        """Whether fewer than `least` peers, or `partners`, may be asked now. It looks at no more
-        peers than it must, because callers ask it every second."""
+        """Check that fewer than `least` peers, or `partners`, may be asked now. It stops counting
+        at `least`, because callers ask it every second."""
         found = (
             1
             for peer in self._peers.values()
@@ -245,17 +247,17 @@ class Directory:
         return sum(islice(found, least)) < least
 
     def heard(self) -> float:
-        """When anybody was last heard."""
+        """Monotonic second at which any peer was last heard."""
         return max((peer.last_seen for peer in self._peers.values()), default=-math.inf)
 
     def partners(self, now: float) -> list[Peer]:
-        """The partners that may be asked now; first those that have been partners for longest."""
+        """The partners that may be asked now, the longest partnership first."""
         found, _ = self._answering(now, ())
         return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
 
     def lost(self, rng: random.Random, now: float) -> Peer | None:
         """A random peer that stopped answering and may be retried now. While nobody answers, the
-        fault may be this node's own, and no retry waits for long."""
+        fault may be this node's own, so no pause is long then."""
         alone = self.fewer(1, now)
         due = [
             peer
@@ -266,22 +268,23 @@ class Directory:
         return rng.choice(due) if due else None
 
     def silent(self, now: float) -> dict[str, float]:
-        """When each peer that stopped answering, and may be retried, was last heard."""
+        """Peer id -> time when it was last heard, for peers that stopped answering and may be
+        retried."""
         return {
             key: peer.last_seen for key, peer in self._peers.items() if peer.may_be_retried(now)
         }
 
     def hurry(self, now: float) -> None:
-        """Retry all that stopped answering soon: the fault was this node's own."""
+        """Retry soon all peers that stopped answering, because the fault was this node's own."""
         for peer in self._peers.values():
             peer.hurry(now)
 
     def befriend(
         self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
     ) -> None:
-        """Make `peer`, which answered, a partner. With enough of them it takes the place of a
-        random one that is no anchor, of the `issuer` that admits most of them. So partners come to
-        be of many issuers, and an attacker that came first does not stay the only one."""
+        """Make `peer`, which answered, a partner. If there are PARTNERS already, it replaces a
+        random non-anchor partner of the most common `issuer`. So partners come to be of many
+        issuers, and an attacker that came first does not remain the only one."""
         if self._peers.setdefault(peer.peer_id, peer).partner_since is not None:
             return
         partners = self.partners(now)
@@ -293,40 +296,41 @@ class Directory:
         peer.partner_since = now
 
     def dismiss(self, peer: Peer, asked_before: float) -> None:
-        """Forget a peer that answered none of LOST_TRIES retries, if anybody else was heard since
-        this node `asked_before`: otherwise the fault may be its own."""
+        """Forget a peer that answered none of LOST_TRIES retries, if another peer was heard since
+        this node `asked_before`. Otherwise the fault may be this node's own."""
         if peer.failures > LOST_TRIES and self.heard() > asked_before:
             self._peers.pop(peer.peer_id, None)
 
     def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
-        """Partners and others that may be asked now, in the order in which they came."""
+        """Return partners and others that may be asked now, in order of arrival."""
         partners: list[Peer] = []
         others: list[Peer] = []
         for key, peer in self._peers.items():
-            # As `retry_at`, in a quarter of its time: every list looks at all peers.
+            # The condition of `retry_at`, written out in a quarter of its time: every list looks at
+            # all peers.
             if peer.failed_until <= now and peer.standing.left_until <= now and key not in without:
                 (others if peer.partner_since is None else partners).append(peer)
         return partners, others
 
     def offered(self, slots: Callable[[str], int], now: float) -> int:
-        """How many groups could be drawn now, at most `slots(author)` of each author."""
+        """Count the groups that could be drawn now, at most `slots(author)` of each author."""
         return sum(
             min(len(peer.offers), max(0, slots(peer.peer_id))) for peer in self._offering(now)
         )
 
     def _offering(self, now: float) -> Iterator[Peer]:
-        """The peers that offer groups and may be asked now. Only theirs are the slots that callers
-        look up: a node counts its buffer for each."""
+        """Yield the peers that offer groups and may be asked now. Callers look up slots only for
+        these, because a lookup counts the node's buffer."""
         return (peer for peer in self._peers.values() if peer.offers and peer.retry_at <= now)
 
     def give_back(self, offer: Offer) -> None:
-        """Keep a drawn offer that nobody answered, for TRIES pulls in all."""
+        """Return a drawn offer that nobody answered to the queue, for TRIES pulls in all."""
         author = self._peers.get(offer.author)
         if author is not None and offer.tries + 1 < TRIES:
             author.offers.append(replace(offer, tries=offer.tries + 1))
 
     def postpone(self, offer: Offer, now: float) -> None:
-        """Keep a drawn offer, and ask its author for nothing for a moment."""
+        """Return a drawn offer to the queue, and pause its author for a moment."""
         author = self._peers.get(offer.author)
         if author is not None:
             author.offers.append(offer)
@@ -339,10 +343,11 @@ class Directory:
         issuer: Callable[[str], str],
         now: float,
     ) -> Offer | None:
-        """Remove and return one offer of an author with `slots(author)` left, None without any.
+        """Remove and return one offer of an author with `slots(author)` left, None if there is
+        none.
 
-        `conduct.draw` picks the author, and then all its offers have the same chance, so a peer
-        that announces more is not drawn more often. Peers that may not be asked now are left out.
+        `conduct.draw` picks the author. Then all its offers have the same chance, so a peer that
+        announces more is not drawn more often. Peers that may not be asked now are left out.
         """
         peers = sorted(self._offering(now), key=attrgetter("peer_id"))
         offering = [peer for peer in peers if slots(peer.peer_id) > 0]

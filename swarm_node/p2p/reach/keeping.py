@@ -1,4 +1,4 @@
-"""The relays that a node keeps links to, because peers cannot dial it, and how it finds them."""
+"""Relays that a node which peers cannot dial keeps links to, and the search for them."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from swarm_node.recent import Recent
 KEEP: Final = "/swarm-node/keep/1"
 #: Relays that a node keeps links to.
 KEPT: Final = 2
-#: Between two looks at them; how long one may take to answer, and to be dialled.
+#: Seconds between two checks of the relays, and limits for a relay's answer and for dialling one.
 KEEP_SECONDS: Final = 2.0
 DIAL_SECONDS: Final = 3.0
 _ANSWER_SECONDS = 2.0
-#: Candidates that are tried at once in the place of a lost relay. One that failed is left alone so
-#: long, and for less while there is no other: the fault may be this node's own.
+#: Candidates that are tried at once to replace a lost relay. A failed candidate is left out for so
+#: many seconds, and for fewer while there is no other: the fault may be this node's own.
 _TRIED_AT_ONCE = 4
 _LEFT_SECONDS, _LEFT_ALONE_SECONDS = 30.0, 6.0
 _REMEMBERED = 512
-#: Of an address that still fits into a heartbeat as a circuit.
+#: Longest address that still fits into a heartbeat as a circuit.
 _MAX_RELAY_CHARS = 148
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A relay that this node keeps a link to: its address, and how often in a row it was silent."""
+    """A relay that this node keeps a link to: its address, and its failures to answer in a row."""
 
     address: str
     misses: int = 0
 
 
 class Relays:
-    """Keeps links over `inner`. `dialable` says whether peers can dial this node, None while that
-    is not known."""
+    """Keeps links over `inner`. `dialable` returns whether peers can dial this node, None while
+    that is unknown."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Relays:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        #: Greets a peer that is connected, set once the node can: a relay serves members only.
+        #: Greets a connected peer. It is set once the node can greet: a relay serves members only.
         self.introduce: Callable[[str], Awaitable[bool]] | None = None
         self._inner = inner
         self._dialable = dialable
@@ -78,7 +78,8 @@ class Relays:
         return {relay: kept.address for relay, kept in self._kept.items()}
 
     async def round_trips(self) -> dict[str, float | None]:
-        """The seconds in which each relay answers, by its id, None for one that does not."""
+        """Measure the round trip to each relay in seconds, by its id, None for one that does not
+        answer."""
         begun, seconds = self._clock.now(), dict[str, float | None]()
 
         async def measure(relay: str) -> None:
@@ -89,7 +90,7 @@ class Relays:
         return seconds
 
     async def ask(self, relay: str, protocol: str, payload: bytes, max_reply: int) -> bytes:
-        """Ask a relay itself, after a greeting if it does not know this node."""
+        """Send a request to a relay itself, after a greeting if it does not know this node."""
         try:
             return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
         except RefusedError as error:
@@ -98,8 +99,8 @@ class Relays:
         return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
 
     async def joined(self, relay: str, address: str, patience: float) -> bool:
-        """Whether a relay is connected, in the end, and a member that this node knows. It is
-        dialled at all its addresses: this node may have another version of IP than who named it."""
+        """Connect to a relay. Return True if it is connected and a known member. All its addresses
+        are dialled, because the peer that named it may use another version of IP than this node."""
         if not await self._inner.connected(relay):
             stated = circuit.reachable_first(self._members.relays().get(relay, ()))
             known = list(dict.fromkeys([address, *stated]))
@@ -108,7 +109,7 @@ class Relays:
         return self._members.is_member(relay) or await self._introduced(relay)
 
     async def _introduced(self, relay: str) -> bool:
-        """Whether a relay took this node's greeting."""
+        """Greet a relay. Return True if it accepted the greeting."""
         if self.introduce is None or relay in self._introducing:
             return False
         self._introducing.add(relay)
@@ -118,7 +119,7 @@ class Relays:
             self._introducing.discard(relay)
 
     async def keep(self) -> None:
-        """Ask the kept relays whether they are there, and replace those that are not."""
+        """Check the kept relays, and replace those that do not answer."""
         dialable = self._dialable()
         if dialable is None or (dialable and not self._six_alone()):
             self._kept.clear()
@@ -144,21 +145,21 @@ class Relays:
             found.remove((relay, address))
 
     def _six_alone(self) -> bool:
-        """Whether this node can be dialled over IPv6 alone, so that not all others can."""
+        """Check that this node can be dialled over IPv6 only, so that IPv4 peers cannot dial it."""
         public = [text for text in self._inner.addresses() if not circuit.is_private(text)]
         return {text.startswith("/ip6/") for text in public} == {True}
 
     def _alike(self, candidate: tuple[str, str]) -> int:
-        """How much a relay shares with those that are kept: issuer and host."""
+        """Count the properties that a relay shares with kept ones: issuer and host."""
         relay, address = candidate
         issuers = {self._members.issuer(each) for each in self._kept}
         hosts = {circuit.host_of(kept.address) for kept in self._kept.values()}
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
     def _candidates(self, left_seconds: float) -> list[tuple[str, str]]:
-        """Members that say that they relay and did not fail for so long, each with an address: one
-        of each issuer after the other, first those of it that answer this node, otherwise at
-        random."""
+        """Members that claim to relay and did not fail for so many seconds, each with an address.
+        The first of each issuer come first, then the second ones. Within an issuer those that
+        answer this node come first, otherwise the order is random."""
         now, nth, found = self._clock.now(), Counter[str](), []
         relays = sorted(self._members.relays().items())
         self._rng.shuffle(relays)
@@ -178,12 +179,12 @@ class Relays:
         return [(relay, address) for _, relay, address in sorted(found, key=lambda c: c[0])]
 
     def _answering(self, relay: str, now: float) -> bool:
-        """Whether a relay is a peer that answered last time."""
+        """Check that a relay is a peer that answered last time."""
         peer = self._directory.get(relay)
         return peer is not None and peer.retry_at <= now
 
     async def _take(self, relay: str, address: str) -> bool:
-        """Whether a candidate relays for this node."""
+        """Try a candidate. Return True if it relays for this node."""
         took = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
         if not took:
             self._failed_at[relay] = self._clock.now()
@@ -199,5 +200,5 @@ class Relays:
 
 
 async def in_parallel(calls: Iterable[Awaitable[bool]]) -> list[bool]:
-    """What the calls give, in their order."""
+    """Await the calls in parallel. Return their results in order."""
     return list(await asyncio.gather(*calls))

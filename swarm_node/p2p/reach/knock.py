@@ -1,8 +1,8 @@
-"""Whether a node answers at an address: a new TCP connection, and the proof of its key.
+"""Check that a node answers at an address: a new TCP connection, and the proof of its key.
 
-libp2p greets whoever connects, so the greeting alone would also be that of another node, for
-example one behind the same router, or the one that knocks. So two messages of the Noise handshake
-follow, as libp2p's specification has it (Noise_XX_25519_ChaChaPoly_SHA256; noiseprotocol.org,
+Any libp2p node greets a caller. So the greeting alone could also come from another node, for
+example one behind the same router, or from the node that knocks. So two messages of the Noise
+handshake follow, as in libp2p's specification (Noise_XX_25519_ChaChaPoly_SHA256; noiseprotocol.org,
 revision 34). The second carries the node's key and its signature. No request is made.
 """
 
@@ -26,15 +26,16 @@ _NOISE = b"\x07/noise\n"
 _NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
 _SIGNED = b"noise-libp2p-static-key:"
 _KEY, _TAG = 32, 16
-#: Of the second message: ephemeral key, sealed static key, and a sealed payload of some 110 bytes.
+#: Size limit of the second message: ephemeral key, sealed static key, and a sealed payload of some
+#: 110 bytes.
 _MAX_MESSAGE = 4096
 #: NoiseHandshakePayload { 1: PublicKey { 1: Ed25519, 2: 32 bytes }, 2: signature of 64 bytes, … }.
 _KEY_HEAD, _SIGNATURE_HEAD = bytes.fromhex("0a2408011220"), bytes.fromhex("1240")
 
 
 async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS) -> Outcome:
-    """How a new connection from an ephemeral port to `ip` and `port` ends, within `seconds`. "open"
-    means that the node `peer_id` itself answered."""
+    """Connect from an ephemeral port to `ip` and `port`. Return the outcome within `seconds`.
+    "open" means that the node `peer_id` itself answered."""
     writer = None
     try:
         async with asyncio.timeout(seconds):
@@ -71,7 +72,7 @@ class Handshake:
             self._mix_hash(part)
 
     def answered(self, message: bytes) -> bytes | None:
-        """The Ed25519 key that the second message proves, None if it proves none."""
+        """Return the Ed25519 key that the second message proves, None if it proves none."""
         theirs, rest = message[:_KEY], message[_KEY:]
         try:
             self._mix_hash(theirs)
@@ -89,7 +90,7 @@ class Handshake:
         return key
 
     def _opened(self, other: bytes, sealed: bytes) -> bytes:
-        """Decrypt with a key that the exchange with the X25519 key `other` gives (MixKey and
+        """Decrypt with the key from the exchange with the X25519 key `other` (MixKey and
         DecryptAndHash)."""
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
         secret = hmac.digest(self._chaining, shared, "sha256")

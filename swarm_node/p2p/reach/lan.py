@@ -1,10 +1,11 @@
-"""Finds members on the same network without any address: presences by UDP multicast.
+"""Finds members on the same network without a known address: presences by UDP multicast.
 
-A datagram is a random nonce and, under a key that follows from the swarm's secret, this node's key
-and its presence, padded to one length (ChaCha20-Poly1305, RFC 8439; HKDF-SHA-256, RFC 5869). So a
-stranger on the network sees that some node of some swarm is there, and neither its swarm nor its
-peer id. Whoever knows the secret can send anything, and whoever hears a datagram can send it again.
-So a presence is verified as if a peer had told of it, and an older one replaces none.
+A datagram is a random nonce and a ciphertext of this node's key and its presence, padded to one
+length (ChaCha20-Poly1305, RFC 8439). The encryption key follows from the swarm's secret
+(HKDF-SHA-256, RFC 5869). So a stranger on the network sees that some node of some swarm is present,
+but neither its swarm nor its peer id. Anybody with the secret can send any datagram, and any
+listener can replay one. So a presence is verified as one from a peer, and an older one replaces
+none.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ from swarm_node.p2p.wire.identity import Identity, peer_id_of
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 from swarm_node.recent import Recent
 
-#: Of the organisation-local scope (RFC 2365), which routers of a site do not let out.
+#: Group of the organisation-local scope (RFC 2365), which routers of a site do not forward outside.
 GROUP, PORT = "239.192.83.78", 31329
 _KEY, _NONCE, _TAG, _LENGTH = 32, 12, 16, 2
 _PADDED = _KEY + _LENGTH + MAX_PRESENCE_BYTES
 DATAGRAM_BYTES = _NONCE + _PADDED + _TAG
-#: Datagrams that are decrypted, of all senders; 128 members announce themselves 6.4 times a second.
+#: Rate and burst of datagrams that are decrypted, over all senders. 128 members send 6.4
+#: announcements a second.
 _PER_SECOND, _AT_ONCE = 32.0, 128.0
 _MAX_HEARD = 128
-#: Announcements to peers that were not heard before, so that they need not wait for the next one.
+#: Rate and burst of announcements to new peers, so that they need not wait for the next one.
 _ANSWERS = (1.0, 4.0)
 _log = structlog.get_logger(__name__)
 
 
 def own_networks(addresses: Iterable[str]) -> list[str]:
-    """The IPv4 addresses among these of networks that belong to whoever uses them."""
+    """Select the IPv4 addresses of private networks among these."""
     hosts = [host for kind, host, _ in filter(None, map(endpoint_of, addresses)) if kind == "ip4"]
     private = (ip for ip in map(ipaddress.IPv4Address, hosts) if ip.is_private)
     return sorted({str(ip) for ip in private if not (ip.is_loopback or ip.is_unspecified)})
@@ -71,20 +73,21 @@ class Lan(asyncio.DatagramProtocol):
         self._receiver: asyncio.DatagramTransport | None = None
 
     def screen(self, issued: Callable[[bytes, str], int]) -> None:
-        """`issued` says when (Unix ms) the presence of a peer was issued, -1 for one that is not
-        kept."""
+        """Set the filter. `issued` returns the time of issue (Unix ms) of a peer's presence, -1 for
+        one that is not kept."""
         self._issued = issued
 
     def use(self, secret: bytes) -> None:
-        """Send under this secret from now on. The one before is still understood, so that members
-        that missed the change are met and hear of it."""
+        """Send under this secret from now on. The previous secret is still accepted on receipt, so
+        that members that missed the change are met and learn of it."""
         if secret != self._secret:
             self._secret = secret
             self._ciphers = [self._cipher(secret), self._ciphers[0]]
 
     async def announce(self, presence: bytes, hosts: Collection[str]) -> None:
-        """Send `presence` on the networks of these own IPv4 addresses, and listen there. A network
-        that cannot be used is left out; so are all where this machine has no multicast."""
+        """Send `presence` on the networks of these own IPv4 addresses, and listen there. An
+        unusable network is left out. Without multicast on this machine all networks are left
+        out."""
         if not hosts:
             return
         self._said = presence
@@ -100,7 +103,7 @@ class Lan(asyncio.DatagramProtocol):
         self._send()
 
     def _send(self) -> None:
-        """Say the newest presence on all networks."""
+        """Send the newest presence on all networks."""
         assert self._socket is not None
         sealed = self.datagram(self._said, os.urandom(_NONCE))
         for host in list(self._hosts):
@@ -114,7 +117,7 @@ class Lan(asyncio.DatagramProtocol):
                 _log.debug("nothing sent on this network", host=host, error=str(error))
 
     def datagram(self, presence: bytes, nonce: bytes) -> bytes:
-        """What says `presence`, under a nonce (12 bytes) of its own."""
+        """Encrypt `presence` as a datagram under a fresh nonce (12 bytes)."""
         body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
         return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
@@ -124,7 +127,7 @@ class Lan(asyncio.DatagramProtocol):
         return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= since}
 
     def close(self) -> None:
-        """Leave; `announce` opens it again."""
+        """Leave the networks. `announce` opens them again."""
         if self._receiver is not None:
             self._receiver.close()
         self._receiver = self._socket = None
@@ -173,8 +176,8 @@ class Lan(asyncio.DatagramProtocol):
         self._socket = made
 
     def _join(self, host: str) -> None:
-        """Listen on a network. An error says that this is done already, or that the network cannot
-        be used: then nothing can be sent there either."""
+        """Listen on a network. An error means that it was joined before, or that the network is
+        unusable. In the second case nothing can be sent there either."""
         assert self._socket is not None
         member = socket.inet_aton(GROUP) + socket.inet_aton(host)
         with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
 """`/swarm-node/probe/1`: a node asks members whether they can open a connection to it.
 
-The member dials the IP address at which it sees the caller, which the caller's link proves, and no
-other: so it is no amplifier. It dials ports that the caller announces or was seen at, and few of
-them, since neighbours of the caller may share the address.
+The member dials only the IP address at which it sees the caller, which the caller's link proves. So
+it is no amplifier. It dials ports that the caller announces or was seen at, and few of them,
+because neighbours of the caller may share the address.
 
-Some routers let in whoever this node has sent to, and the member is one of those. So a member that
-could connect asks further members to try, with `/swarm-node/probe-for/1`. They try where they have
-no link to the node: at public addresses, as seldom as those that heartbeats name.
+Some routers let in any host to which this node has sent, and the member is such a host. So a member
+that could connect asks further members to try, with `/swarm-node/probe-for/1`. They dial only if
+they have no link to the node, only public addresses, and as rarely as addresses from heartbeats.
 """
 
 from __future__ import annotations
@@ -38,46 +38,47 @@ PROBE: Final = "/swarm-node/probe/1"
 PROBE_FOR: Final = "/swarm-node/probe-for/1"
 MAX_PORTS: Final = 4
 _MAX_BODY = 512
-#: What a member dials for one caller (probes), and for one host (ports).
+#: Rates and bursts of a member's dials: probes per caller, and ports per host.
 _PER_CALLER = (1 / 60, 4.0)
 _PER_HOST = (1 / 15, 40.0)
-#: What a member dials of one host at the word of others, as dialing.py does.
+#: Rate and burst of dials to one host that another member named, as in dialing.py.
 _PER_STRANGE_HOST = (3 / 60, 3.0)
-#: Further members that are asked at once, and how long they have. With KNOCK_SECONDS that is less
-#: than the caller waits.
+#: Further members that are asked at once, and their deadlines. With KNOCK_SECONDS these are less
+#: than the time that the caller waits.
 _STRANGERS, _STRANGERS_SECONDS, _ASK_SECONDS = 3, 6.0, 15.0
-#: Members that are asked in a round, those among whom they are chosen, and those among whom one of
-#: the Internet is looked for between rounds.
+#: Members asked in a round, members drawn to choose them from, and members checked between rounds
+#: in search of one on the Internet.
 _ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
-#: Between two rounds: at most, and at least. While nothing is certain, each comes twice as late.
+#: Longest and shortest pause between two rounds. While nothing is certain, each pause is twice the
+#: last.
 _PAUSE, LEAST_PAUSE = 600.0, 15.0
-#: What is older, because nobody could be asked since, is forgotten.
+#: Age at which findings are forgotten, when nobody could be asked since.
 _FORGET_SECONDS = 3 * _PAUSE
-#: Between two looks at whether it is time, and before the first round.
+#: Seconds between two checks whether a round is due, and before the first round.
 _TICK, _FIRST_TICK = 5.0, 1.0
 _log = structlog.get_logger(__name__)
 
-#: (IP address, port, peer id) -> how a new connection to it ended.
+#: (IP address, port, peer id) -> outcome of a new connection to it.
 Knock = Callable[[str, int, str], Awaitable[Outcome]]
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 
 
 class ProbeRequest(wire.Body, frozen=True):
-    """The ports at which the caller thinks that it can be reached."""
+    """Ports at which the caller expects to be reached."""
 
     ports: Annotated[tuple[Port, ...], Meta(max_length=MAX_PORTS)]
 
 
 class PortOutcome(wire.Body, frozen=True):
-    """How a connection to `port` ended."""
+    """Outcome of a connection to `port`."""
 
     port: Port
     outcome: Outcome
 
 
 class ProbeReply(wire.Body, frozen=True):
-    """Where the member sees the caller ("" without a link of their own), how its connections ended,
-    how that of a member without a link ended, and the clock."""
+    """The address at which the member sees the caller ("" without a link of their own), the
+    outcomes of its connections, the outcome for a member without a link, and the member's clock."""
 
     seen: Annotated[str, Meta(max_length=wire.MAX_ADDRESS_CHARS)]
     outcomes: Annotated[tuple[PortOutcome, ...], Meta(max_length=MAX_PORTS + 1)]
@@ -86,22 +87,22 @@ class ProbeReply(wire.Body, frozen=True):
 
 
 class ProbeForRequest(wire.Body, frozen=True):
-    """Try to connect to the node `peer_id` at this address."""
+    """A request to connect to the node `peer_id` at this address."""
 
     peer_id: Annotated[str, Meta(max_length=64)]
     address: wire.Address
 
 
 class ProbeForReply(wire.Body, frozen=True):
-    """How it went: "open", "untried", or "timeout" for all else, because what answers at a port is
-    nobody's business."""
+    """The outcome: "open", "untried", or "timeout" for all else. The member does not reveal what
+    answers at a port."""
 
     outcome: Outcome
 
 
 class ProbeServer:
-    """The member's end. What it dials for callers, and at their word for others, has a budget each,
-    so that who uses up one leaves the other."""
+    """The member's end. Probes of the caller and probes of a third node that the caller names have
+    separate budgets."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class ProbeServer:
         self._probes, self._favours = Budget(*FAVOURS), Budget(*FAVOURS)
 
     async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
-        """Dial `caller`, which is a member, and say how it went."""
+        """Dial the member `caller`, and return the outcome."""
         request = wire.unpack(ProbeRequest, payload, max_bytes=_MAX_BODY)
         if isinstance(request, Rejected):
             return request
@@ -165,7 +166,8 @@ class ProbeServer:
         return wire.pack(ProbeForReply(outcome))
 
     async def _strange(self, caller: str, peer_id: str, ip: str) -> bool:
-        """Whether this node can be a stranger to `peer_id` now, at the public address `ip`."""
+        """Check that this node may act as a stranger to `peer_id` now: no link to it, `ip` public,
+        and budgets left."""
         now = self._clock.now()
         return (
             is_public(ip)
@@ -178,14 +180,15 @@ class ProbeServer:
         )
 
     def _speaks(self, ip: str) -> bool:
-        """Whether this node may have the version of IP of this address: it knows it of its own."""
+        """Check that this node has an address of the same version of IP. A node without own
+        addresses may have both."""
         own = {":" in host for host in hosts_of(self._transport.addresses()) if not _loopback(host)}
         return not own or (":" in ip) in own
 
     async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
-        """How the connections of some further members of the Internet ended that have no link to
-        `caller`. That one of them cannot connect may be its own fault, so one that can is enough.
-        Who is behind the caller's router comes another way, so it is not asked."""
+        """Ask some further members on the Internet without a link to `caller` to connect. One
+        success is enough, because a failure may be the member's own fault. Members behind the
+        caller's router are not asked, because they connect by another path."""
         drawn = self._directory.draw(self._rng, _DRAWN, self._clock.now(), without=(caller,))
         seen = [(peer, _place(await self._transport.seen(peer.peer_id) or "")) for peer in drawn]
         abroad = [peer for peer, at in seen if at and is_public(at[0]) and site(at[0]) != site(ip)]
@@ -209,8 +212,8 @@ class ProbeServer:
         return reply.outcome
 
     def _allows(self, caller: str, ip: str, ports: int) -> bool:
-        """Whether to dial so many ports of `ip` now. A node with an address of its own dials nobody
-        on its own machine, where other programs trust loopback."""
+        """Charge so many ports of `ip` to be dialled now, if the budgets allow it. A node with a
+        non-loopback address never dials its own machine, where other programs trust loopback."""
         now, own = self._clock.now(), self._transport.addresses()
         if _loopback(ip) and not all(_loopback(host) for host in hosts_of(own)):
             return False
@@ -222,7 +225,7 @@ class ProbeServer:
 
 
 class Prober:
-    """The asking end: keeps what members found in `reach`."""
+    """The asking end. It stores the findings of members in `reach`."""
 
     def __init__(
         self,
@@ -247,7 +250,7 @@ class Prober:
         self._pause = LEAST_PAUSE
 
     async def run(self) -> None:
-        """Ask at the start, when something changed, and from time to time."""
+        """Ask at the start, after a change, and from time to time."""
         while True:
             now = self._clock.now()
             if now >= self._begun + LEAST_PAUSE and await self._due():
@@ -257,13 +260,13 @@ class Prober:
             await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
 
     async def refresh(self) -> None:
-        """Ask now, unless that has just been done."""
+        """Ask now, unless a round has just ended."""
         if self._clock.now() >= self._begun + LEAST_PAUSE:
             await self._round()
 
     async def _due(self) -> bool:
-        """Whether it is time, the own addresses changed, the links of those that were asked are
-        gone, or a member of the Internet is there at last."""
+        """Check that a round is due: by time, because the own addresses changed, because the links
+        of the asked members are gone, or because a member on the Internet is now connected."""
         probes = self._reach.probes
         if not probes or self._clock.now() >= self._next or self._addresses != self._own():
             return True
@@ -275,7 +278,7 @@ class Prober:
         return any(is_public(links[each]) for each in links.keys() - {p.peer_id for p in probes})
 
     async def _links(self, count: int) -> dict[str, str]:
-        """Of `count` random peers, the IP addresses of those that are connected, by peer id."""
+        """IP addresses of the connected ones among `count` random peers, by peer id."""
         links = {}
         for peer in self._directory.draw(self._rng, count, self._clock.now()):
             place = _place(await self._transport.seen(peer.peer_id) or "")
@@ -308,8 +311,9 @@ class Prober:
         self._addresses = self._own()  # with what was found
 
     def _chosen(self, links: dict[str, str]) -> list[str]:
-        """Whom to ask: members of the Internet if there are any, each of another issuer if there
-        are two, because the members of one may lie together, and at another host."""
+        """Choose the members to ask: those on the Internet if there are any, at different hosts,
+        and each of another issuer if there are two, because members of one issuer may share a
+        network."""
         order = [peer_id for peer_id, ip in links.items() if is_public(ip)] or list(links)
         self._rng.shuffle(order)
         for place in (self._members.issuer, lambda peer_id: site(links[peer_id])):
@@ -329,7 +333,7 @@ class Prober:
             self._asker.reject(reply, peer.peer_id)
             return None
         place = _place(reply.seen)
-        # At the far end of a link that punch.py passed on, a member sees its own machine.
+        # Over a link that punch.py passed on, a member sees the caller at its own machine.
         if place is None or (_loopback(place[0]) and not _loopback(at)):
             return None
         shown, asked = self._members.shown(peer.peer_id), {*request.ports, place[1]}
@@ -345,17 +349,17 @@ class Prober:
         )
 
     def _own(self) -> list[str]:
-        """The addresses at which this node can be dialled."""
+        """This node's own dialable addresses."""
         return [text for text in self._transport.addresses() if parse_address(text)]
 
 
 def ports_of(addresses: Iterable[str]) -> list[int]:
-    """The ports of addresses that can be dialled, as they come."""
+    """Ports of dialable addresses, in order."""
     return list(dict.fromkeys(place[1] for place in _places(addresses)))
 
 
 def hosts_of(addresses: Iterable[str]) -> list[str]:
-    """The IP addresses of addresses that can be dialled."""
+    """IP addresses of dialable addresses."""
     return [host for host, _ in _places(addresses)]
 
 

@@ -1,10 +1,10 @@
-"""`/swarm-node/punch/1`: two nodes connect though the routers of both let in nothing but answers.
+"""`/swarm-node/punch/1`: two nodes connect although both routers let in only answers.
 
-Both send a SYN from the port on which they listen to the address at which members see the other, so
-that each router takes the other's SYN for an answer: TCP's simultaneous open (RFC 9293, 3.5). The
-asker's network daemon dials as it always does. The target holds its own SYN until the other meets
-it, and passes the connection on to its daemon on this machine. A listener alone would not do: what
-it answers has another sequence number than the SYN that its router let out.
+Each end sends a SYN from its listening port to the public address of the other. Each router takes
+the other's SYN for an answer: TCP's simultaneous open (RFC 9293, 3.5). The asker's network daemon
+dials as usual. The target holds its own SYN until the other meets it, and passes the connection on
+to its daemon on this machine. A plain listener would not work: its answer has another sequence
+number than the SYN that its router let out.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
 from swarm_node.p2p.wire import wire
 
 PUNCH: Final = "/swarm-node/punch/1"
-#: How long a SYN is held, and how long the asker dials. A lost SYN is repeated after 1 and 3 s.
+#: Seconds for which a SYN is held, and for which the asker dials. A lost SYN is repeated after 1
+#: and 3 s.
 HOLD_SECONDS: Final = 8.0
 _DIAL_SECONDS = 6.0
 MAX_BODY: Final = 256
 _CHUNK = 256 * 1024
-#: After the first reset. Each pause is twice as long as the last, so one request causes six SYNs.
+#: Pause after the first reset. Each pause is twice the last, so one request causes six SYNs.
 _REFUSED_PAUSE = 0.25
-#: SYNs that wait to be sent, and those that are held or whose connections are passed on.
+#: Limits of SYNs that wait to be sent, and of SYNs and connections under way.
 _HELD, _SPLICED = 8, 64
-#: What one asker may cause, and what may be sent to one host.
+#: Rates and bursts per asker and per target host.
 _PER_ASKER = (1 / 60, 2.0)
 _PER_HOST = (3 / 60, 3.0)
-#: Behind these a SYN that is sent out lets the other's in, and one that comes early is dropped. A
-#: router that refuses it would end the other's dial, so whoever is behind one can only dial.
+#: Kinds of NAT behind which a node holds a SYN. They let the other's SYN in once one was sent out,
+#: and silently drop one that arrives early. A router that refuses early SYNs would end the other's
+#: dial, so a node behind such a router can only dial.
 _HOLDS: frozenset[Nat] = frozenset({"restricted", "address"})
 _DIALS: frozenset[Nat] = _HOLDS | {"reject"}
 _log = structlog.get_logger(__name__)
@@ -53,16 +55,16 @@ Endpoint = Annotated[str, Meta(pattern=rf"\A/{_HOST}/tcp/[0-9]{{1,5}}\Z")]
 
 
 class Punch(wire.Body, frozen=True):
-    """The request: the address at which members see the asker. The reply: that of the target, or
-    nothing where it does not help."""
+    """Request and reply carry the address at which members see the sender. An empty reply means
+    that the target does not help."""
 
     address: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this node is: what lies between it and the Internet, the public address at which
-    members see it, and the port on which it listens."""
+    """This node's position: the kind of NAT, the public address at which members see it, and the
+    port on which it listens."""
 
     nat: Nat
     ip: str
@@ -82,9 +84,9 @@ class _Hold:
 
 
 class Puncher:
-    """Both ends. `place` says where this node is, None while that is not known. `ask` sends a
-    request to a peer, through a relay where it must, and `dial` dials addresses. `issuer` names who
-    admitted a peer."""
+    """Both ends. `place` returns this node's position, None while it is unknown. `ask` sends a
+    request to a peer, through a relay if necessary. `dial` dials addresses. `issuer` names the
+    issuer that admitted a peer."""
 
     def __init__(
         self,
@@ -110,10 +112,10 @@ class Puncher:
         self._held: Counter[str] = Counter()  # by issuer
 
     async def punch(self, peer: str) -> bool | None:
-        """Whether `peer`, which a relay reaches, has a direct link in the end. None while this node
-        does not know where it is, or the peer does not help: it may not know yet either. Of two
-        that could both ask, the one with the lower peer id does: two SYNs from each end would be in
-        each other's way."""
+        """Try to open a direct link to `peer`, which a relay reaches. Return True if it stands.
+        Return None while this node's position is unknown or the peer does not help: its position
+        may be unknown too. If both ends could ask, only the one with the lower peer id does,
+        because two SYNs from each end would interfere."""
         own = self._place()
         if own is None or own.nat == "unknown":
             return None
@@ -128,8 +130,8 @@ class Puncher:
         return await self._dial([f"{there.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
 
     async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
-        """Hold a SYN for a member's, and tell it where this node is; empty if not here or not
-        now."""
+        """Hold a SYN for a member's, and reply with this node's position. The reply is empty if
+        this node cannot do that now."""
         there, own, now = _open(payload), self._place(), self._clock.now()
         if isinstance(there, Rejected):
             return there
@@ -151,7 +153,7 @@ class Puncher:
         return wire.pack(Punch(str(own)))
 
     async def run(self) -> None:
-        """Hold what was asked for, and pass connections on."""
+        """Hold the SYNs that were asked for, and pass connections on."""
         await asyncio.gather(*(self._serve() for _ in range(_SPLICED)))
 
     async def _serve(self) -> None:
@@ -170,8 +172,8 @@ class Puncher:
 
 
 def place_of(reach: Reach) -> Place | None:
-    """Where a node is of which this much is known. Behind a firewall it is as behind a router, if
-    it dials from the port on which it listens."""
+    """Derive a node's position from its reachability. A node behind a firewall counts as behind a
+    router, if it dials from the port on which it listens."""
     seen = reach.seen()
     if seen is None or not reach.ports:
         return None
@@ -185,9 +187,9 @@ def place_of(reach: Reach) -> Place | None:
 async def hold(
     listens: int, ip: str, port: int, seconds: float = HOLD_SECONDS
 ) -> socket.socket | None:
-    """Send a SYN from the port on which this machine listens until another meets it. None if none
-    does in time, or the port is not shared. A router that refuses what is unasked resets this SYN
-    as long as the other end has sent none, so it is sent again."""
+    """Send a SYN from the port on which this machine listens until another meets it. Return None if
+    none does in time, or if the port cannot be shared. A router that refuses unsolicited SYNs
+    resets this one until the other end has sent its own, so it is sent again."""
     pause = _REFUSED_PAUSE
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -238,7 +240,7 @@ async def splice(met: socket.socket, port: int) -> None:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until either end closes; what is on its way still arrives."""
+    """Copy until either end closes. Bytes on their way still arrive."""
     with contextlib.suppress(OSError):
         while data := await reader.read(_CHUNK):
             writer.write(data)
@@ -247,7 +249,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _open(data: bytes) -> Punch | Rejected:
-    """The address that another node states: a port of a public host."""
+    """Open the address that another node states: a port of a public host."""
     body = wire.unpack(Punch, data, max_bytes=MAX_BODY)
     if isinstance(body, Rejected):
         return body

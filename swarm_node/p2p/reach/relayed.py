@@ -1,7 +1,7 @@
-"""What passes a relay: requests that the asker seals, and replies that the target seals.
+"""Messages through a relay: requests sealed by the asker, and replies sealed by the target.
 
-The relay reads all of it and can withhold it. It cannot alter it, send it twice, or pass it on to
-somebody else: a request names its target, its time and a nonce, and a reply repeats the nonce.
+The relay can read and withhold them. It cannot alter them, send them twice, or pass them on to
+another peer: a request names its target, its time and a nonce, and a reply repeats the nonce.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from swarm_node.p2p.wire.transport import (
 from swarm_node.recent import Recent
 
 NONCE_BYTES: Final = 16
-#: A sealed request has so much besides its payload, at most, and a sealed reply.
+#: Largest overhead of a sealed request over its payload, and of a sealed reply.
 REQUEST_ROOM: Final = 512
 REPLY_ROOM: Final = 512
 MAX_PAYLOAD_BYTES: Final = MAX_REQUEST_BYTES - REQUEST_ROOM
-#: Requests per second that a relay passes on to one target, and at once. A target cuts the link of
-#: one that passes on twice as many: it may invent their askers.
+#: Rate and burst of requests that a relay passes on to one target. A target cuts the link of a
+#: relay that passes on twice as many, because the relay may invent their askers.
 PASSED, PASSED_AT_ONCE = 64.0, 640.0
-#: Requests of one asker that are answered at once, as of one link.
+#: Concurrent requests of one asker, as for one link.
 PER_ASKER: Final = 8
-#: Nonces that are remembered of one asker, and askers.
+#: Nonces that are remembered per asker, and askers.
 _NONCES, _ASKERS = 256, 1024
-#: Of all askers that are no members: they may only greet.
+#: Nonces that are remembered for all non-members together: they may only greet.
 _STRANGERS_NONCES = 4096
 _LENGTH = struct.Struct(">H")
-#: A line of a journal: the asker if it was a member, nonce, Unix ms. Two files of so many bytes
-#: hold more than one relay can pass on while its requests are valid.
+#: A line of a journal: the asker if it was a member, nonce, Unix ms. Two files of this size hold
+#: more requests than one relay can pass on while they are valid.
 _NOTED = re.compile(rb"(\w*) ([0-9a-f]{32}) ([0-9]{1,15})\n")
 JOURNAL_BYTES: Final = 4_000_000
 _log = structlog.get_logger(__name__)
@@ -64,7 +64,7 @@ Size = Annotated[int, Meta(ge=0, le=MAX_REPLY_BYTES)]
 
 
 class Request(wire.Body, frozen=True):
-    """`/swarm-node/relay/1` (Kind.RELAY): the asker, which seals it, asks the owner of the key
+    """`/swarm-node/relay/1` (Kind.RELAY), sealed by the asker: a request to the owner of the key
     `target` for a reply of at most `most` bytes."""
 
     v: wire.Version1
@@ -77,8 +77,8 @@ class Request(wire.Body, frozen=True):
 
 
 class ReplyHead(wire.Body, frozen=True):
-    """What the target seals of its reply (Kind.REPLY): `size` and sha256 of the bytes that follow.
-    Nothing follows if the size is over what the asker takes."""
+    """The head of a reply, sealed by the target (Kind.REPLY): `size` and sha256 of the bytes that
+    follow. No bytes follow if the size exceeds the asker's limit."""
 
     v: wire.Version1
     nonce: Nonce
@@ -99,7 +99,7 @@ class Asked:
 def request_to(
     target: str, protocol: str, payload: bytes, most: int, *, nonce: bytes, wall: float
 ) -> Request:
-    """A request made at the Unix second `wall`, with a `nonce` of its own.
+    """Make a request at the Unix second `wall`, with a fresh `nonce`.
 
     Raises:
         TransportError: the payload is too large to be relayed.
@@ -117,13 +117,13 @@ def request_to(
 
 
 def seal_request(identity: Identity, swarm_id: bytes, body: Request) -> bytes:
-    """The bytes that a relay passes on."""
+    """Seal a request: the bytes that a relay passes on."""
     return seal(identity, swarm_id, Kind.RELAY, wire.pack(body))
 
 
 def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
-    """Check a sealed request. Besides the reasons of `open_sealed` and "schema": "route" for one
-    that nobody may forward, because it is for its asker or leads to a second relay."""
+    """Check a sealed request. Reasons besides those of `open_sealed`: "schema", and "route" for one
+    that must not be forwarded, because it is for its asker or leads to a second relay."""
     opened = open_sealed(data, swarm_id, Kind.RELAY, max_bytes=MAX_REQUEST_BYTES)
     if isinstance(opened, Rejected):
         return opened
@@ -136,7 +136,7 @@ def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
 
 
 def seal_reply(identity: Identity, swarm_id: bytes, asked: Request, reply: Reply) -> bytes:
-    """A reply: `u16be length of the sealed head || sealed head || payload`."""
+    """Seal a reply: `u16be length of the sealed head || sealed head || payload`."""
     limit = MAX_REASON_BYTES if reply.refused else asked.most
     head = ReplyHead(
         v=1,
@@ -151,8 +151,8 @@ def seal_reply(identity: Identity, swarm_id: bytes, asked: Request, reply: Reply
 
 
 def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Reply | Rejected:
-    """Check a reply of `target`. The only reason is "altered": the relay or the target sent what no
-    honest one sends, and nobody can tell which.
+    """Check a reply of `target`. The only reason is "altered": the relay or the target broke the
+    protocol, and nobody can tell which.
 
     Raises:
         OversizeError: the target says that its reply is over the limit.
@@ -173,16 +173,17 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
 
 
 class Replays:
-    """Which requests were here before: the newest nonces of each asker, and the time before which
-    none of its requests is taken, because its nonce would be forgotten. Pure."""
+    """Record of earlier requests: the newest nonces of each asker, and the time before which none
+    of its requests is accepted, because their nonces may be forgotten. Pure."""
 
     def __init__(self) -> None:
         self._askers: Recent[str, tuple[OrderedDict[bytes, int], int]] = Recent(_ASKERS)
         self._strangers: Recent[bytes, None] = Recent(_STRANGERS_NONCES)
 
     def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
-        """Why a request is not answered at the Unix second `wall`, None for a new one, which is
-        remembered: "future" and "outdated" for other clocks, "duplicate"."""
+        """Check a request at the Unix second `wall`, and remember it if it is new. Return the
+        reason of a refusal, None for a new one: "future" and "outdated" for other clocks,
+        "duplicate"."""
         age = wall - body.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
             return Rejected("future", f"sealed {-age:.0f} s ahead")
@@ -197,7 +198,7 @@ class Replays:
         return None
 
     def remember(self, member: str, nonce: bytes, issued_ms: int) -> None:
-        """Take a request for one that was here, of a member, or "" for who is none."""
+        """Record an answered request of a `member`, "" for a non-member."""
         if not member:
             self._strangers[nonce] = None
             return
@@ -209,8 +210,8 @@ class Replays:
 
 
 class Answered:
-    """Replays that outlast a restart: what was answered is in `journal`, if there is one. A crash
-    loses nothing of it; a power cut may."""
+    """Replays that outlast a restart. Answered requests are written to `journal`, if there is one.
+    A crash loses none of them. A power cut may."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._replays = Replays()
@@ -234,7 +235,7 @@ class Answered:
 
 
 class Target:
-    """Answers what relays bring, with this node's `handlers`, as if the asker itself had a link."""
+    """Answers relayed requests with this node's `handlers`, as if the asker itself had a link."""
 
     def __init__(
         self,
@@ -249,8 +250,8 @@ class Target:
         clock: Clock,
         journal: Journal | None = None,
     ) -> None:
-        """`refuse` counts what a relay should not have passed on. `came_by` is told of the asker
-        and the relay of a request. `journal` outlasts the process."""
+        """`refuse` counts requests that a relay should not have passed on. `came_by` is called with
+        the asker and the relay of a request. `journal` outlasts the process."""
         self._identity = identity
         self._swarm_id = swarm_id
         self._handlers = handlers
@@ -264,8 +265,8 @@ class Target:
         self._slots = PeerSlots()
 
     async def answer(self, relay: str, payload: bytes) -> bytes:
-        """The sealed reply to a sealed request. What is wrong with the request itself is the
-        relay's fault, which checks the same. What is wrong with its asker is not."""
+        """Answer a sealed request with a sealed reply. A fault of the request itself is blamed on
+        the relay, which runs the same checks. A fault of its asker is not."""
         if not self._pace.take(relay, self._clock.now()):
             self._refuse(relay, Rejected("flood", "it passes on more than any relay does"))
             raise TransportError("too many requests; slow down")

@@ -1,8 +1,8 @@
-"""A relay's end: which requests it forwards for others, and how much of it.
+"""A relay's end: the requests that it forwards for others, and their limits.
 
-It forwards sealed requests of members to members that are connected to it, and dials nobody. What
-it carries has budgets by asker, several times what the node wants of its peers, and what it passes
-on to one target has limits. Circuits have limits, so that who stalls keeps no others out.
+It forwards sealed requests of members to members that are connected to it, and dials nobody.
+Forwarded bytes have budgets per asker: several times this node's own demand. Requests to one target
+have limits too. Circuits are limited, so that a stalled one blocks no others.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from swarm_node.p2p.wire.transport import RELAYED, Onward
 from swarm_node.p2p.wire.wire import MAX_SEALED_BYTES
 from swarm_node.recent import Recent
 
-#: Circuits at once in all, of one asker, to one target, and between two.
+#: Concurrent circuits: in all, of one asker, to one target, and between two.
 CIRCUITS: Final = 64
 PER_ASKER, PER_TARGET, PER_PAIR = 8, 16, 4
-#: How long a request waits for a circuit.
+#: Seconds for which a request waits for a circuit.
 WAIT_SECONDS: Final = 10.0
-#: A relay carries so many times what its node wants of its peers.
+#: Capacity of a relay, as a multiple of its own demand of its peers.
 _SHARE = 4.0
 #: Targets whose budgets are remembered.
 _TARGETS = 512
-#: Per second, and at once.
+#: Rate per second and burst of `keep` requests.
 _KEEPS = (2.0, 16.0)
 NOT_SERVING: Final = "no relay now"
 NOT_CONNECTED: Final = "not connected to that member"
@@ -43,7 +43,8 @@ NOT_CONNECTED: Final = "not connected to that member"
 
 @dataclass
 class Carried:
-    """What a relay forwarded: requests, bytes in both directions, and what it refused by reason."""
+    """Figures of a relay: requests and bytes in both directions that it forwarded, and refusals by
+    reason."""
 
     requests: int = 0
     bytes: int = 0
@@ -51,8 +52,8 @@ class Carried:
 
 
 class Circuits:
-    """The circuits under way. The members of an issuer hold at most as many as are free, so that
-    those of others always find some."""
+    """The circuits under way. The members of an issuer hold at most as many as are free, so those
+    of others always find some."""
 
     def __init__(self, issuer: Callable[[str], str]) -> None:
         self._issuer = issuer
@@ -61,7 +62,7 @@ class Circuits:
         self._freed = asyncio.Event()
 
     async def enter(self, asker: str, target: str) -> Callable[[], None]:
-        """Wait for a circuit and take it. What is returned gives it back.
+        """Wait for a circuit and take it. Return the function that releases it.
 
         Raises:
             TransportError: there is none within WAIT_SECONDS.
@@ -105,8 +106,8 @@ class Circuits:
 
 @dataclass
 class _Charge:
-    """What one circuit costs its asker. The most that it may carry is charged before, so that large
-    replies at once cannot use up what others are due, and the rest is given back."""
+    """The charge for one circuit to its asker. The maximum size is charged in advance, so
+    concurrent large replies cannot exceed the budget. The unused part is refunded."""
 
     carried: Carried
     traffic: Traffic
@@ -116,29 +117,30 @@ class _Charge:
     since: float = 0.0
 
     def reserves(self, size: int) -> bool:
-        """Whether the asker may have so many bytes carried. If so, they are charged."""
+        """Charge so many bytes to the asker, if its budget allows it."""
         self.reserved, self.since = size, self.now()
         return self.traffic.reserves(self.asker, self.since, size)
 
     def sent(self, size: int) -> None:
-        """Count bytes that were carried."""
+        """Count forwarded bytes."""
         self.reserved -= size
         self.carried.bytes += size
 
     def settle(self) -> None:
-        """Give back what was not carried."""
+        """Refund the unused part."""
         self.traffic.unsent(self.asker, self.now(), self.reserved, self.since)
 
 
 def _wants(wants: Wants) -> Wants:
-    """What a relay carries, of which one asker may take two of the largest groups at once."""
+    """Compute the demand that sets a relay's budgets. One asker may take two of the largest groups
+    at once."""
     least = ceil(2 * (MAX_SEALED_BYTES + 2 * REPLY_ROOM) / AT_ONCE / wants.groups / _SHARE)
     return replace(wants, groups=_SHARE * wants.groups, size=max(wants.size, least))
 
 
 class Relaying:
-    """Forwards for others while `serves()`. `connected` says whether a peer has a link to this
-    node, and `refuse` counts what an asker does that no honest program does."""
+    """Forwards for others while `serves()` is true. `connected` checks that a peer has a link to
+    this node. `refuse` counts requests that no honest program sends."""
 
     def __init__(
         self,
@@ -168,14 +170,14 @@ class Relaying:
         self._targets: Recent[str, Budget] = Recent(_TARGETS)
 
     async def keep(self, caller: str, payload: bytes) -> bytes:
-        """Tell a member that is connected whether this node forwards requests to it."""
+        """Tell a connected member whether this node forwards requests to it."""
         self._admit(caller)
         if not self._keepers.take(caller, self._clock.now()):
             self._flooded(caller)
         return b""
 
     async def route(self, caller: str, payload: bytes) -> Onward:
-        """Where a sealed request goes. The bytes that were received are passed on."""
+        """Choose the target of a sealed request. The received bytes are passed on unchanged."""
         self._admit(caller)
         if not self._askers.asks(caller, self._clock.now(), guest=False):
             self._flooded(caller)
@@ -209,7 +211,7 @@ class Relaying:
         return Onward(target, RELAYED, payload, most, charge.sent, ended)
 
     def _bears(self, asker: str, target: str) -> bool:
-        """Whether a target may be passed one more request, of which one asker gets a part only."""
+        """Charge one more request to a target's budget, in which each asker has a limited share."""
         budget = self._targets.get(target) or Budget(PASSED / 4, PASSED_AT_ONCE / PASSED)
         self._targets[target] = budget
         return budget.take(self._members.issuer(asker), asker, self._clock.now())
@@ -228,7 +230,7 @@ class Relaying:
         raise self._refusal("rate", "too many requests; slow down")
 
     def _count(self, caller: str) -> None:
-        """Count a refusal against who caused it."""
+        """Count a refusal against the caller."""
         if self._askers.floods(caller, self._clock.now()):
             self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
 

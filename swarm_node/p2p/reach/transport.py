@@ -1,9 +1,9 @@
-"""A transport that reaches peers through relays where it cannot reach them directly.
+"""A transport that uses relays where it cannot reach peers directly.
 
-It wraps the one of the network. A request goes over a link to its peer if there is one. Otherwise
-it goes, sealed, to a relay that the peer names (relayed.py), and direct addresses are tried again
-now and then. A node that cannot be dialled keeps links to two relays (keeping.py), and says so in
-its addresses. One that can be dialled relays for others (relaying.py).
+It wraps the network's transport. A request uses a link to its peer if there is one. Otherwise it
+goes, sealed, to a relay that the peer names (relayed.py), and direct addresses are retried from
+time to time. A node that cannot be dialled keeps links to two relays (keeping.py), and lists them
+in its addresses. A node that can be dialled relays for others (relaying.py).
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from swarm_node.p2p.wire.transport import (
 )
 from swarm_node.recent import Recent
 
-#: Peers whose ways are remembered, and relays of one.
+#: Peers whose routes are remembered, and relays of one peer.
 _WAYS, _RELAYS_OF_A_PEER = 512, 4
-#: Between two tries to reach a relayed peer directly.
+#: Seconds between two tries to reach a relayed peer directly.
 _DIRECT_SECONDS = 120.0
-#: The same while one of the two may not know yet where it is, at first; each comes later.
+#: The first such pause, and its growth, while one of the two ends may not know its position yet.
 _SOON_SECONDS, _LATER = 2.0, 1.25
 #: Relayed peers that are tried at once.
 _UPGRADES = 8
-#: How long a presence that came over the own network counts.
+#: Seconds for which a presence from the own network is valid.
 _LAN_SECONDS = 180.0
 
 Mode = Literal["auto", "off", "serve"]
@@ -64,8 +64,8 @@ Mode = Literal["auto", "off", "serve"]
 
 @dataclass(slots=True)
 class Way:
-    """How a peer is reached: its relays, each with its address ("" if only its link is known), in
-    the order in which they are asked, and its direct addresses."""
+    """The route to a peer: its relays, each with its address ("" if only its link is known), in the
+    order in which they are asked, and its direct addresses."""
 
     relays: dict[str, str] = field(default_factory=dict)
     direct: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Way:
     soon: float = _SOON_SECONDS
 
     def learn(self, relay: str, address: str) -> None:
-        """Take up a relay; the one that failed longest ago makes room."""
+        """Add a relay. The one that failed longest ago makes room."""
         self.relays[relay] = address or self.relays.get(relay, "")
         if len(self.relays) > _RELAYS_OF_A_PEER:
             del self.relays[list(self.relays)[-2]]
@@ -85,8 +85,8 @@ class Way:
 
 @dataclass
 class Usage:
-    """How peers were reached: own requests in all and through relays. `via` is the relay of each
-    peer that answered lately, "" for a direct link."""
+    """Figures of routes: own requests, in all and through relays. `via` is the relay of each peer
+    that answered lately, "" for a direct link."""
 
     asked: int = 0
     relayed: int = 0
@@ -94,8 +94,8 @@ class Usage:
 
 
 class ReachingTransport:
-    """Keeps the Transport contract. `dialable` says whether peers can dial this node, None while
-    that is not known. `wants` are those of the node's budgets, and `rejected` its counts.
+    """A Transport with relays. `dialable` returns whether peers can dial this node, None while that
+    is unknown. `wants` is the demand behind the node's budgets. `rejected` holds its counts.
     `answered` outlasts the process, so that no relayed request is answered twice."""
 
     def __init__(
@@ -116,7 +116,8 @@ class ReachingTransport:
         answered: Journal | None = None,
     ) -> None:
         self.usage = Usage()
-        #: Opens a direct link to a relayed peer, set once the node can; see `Puncher.punch`.
+        #: Opens a direct link to a relayed peer. It is set once the node can do so; see
+        #: `Puncher.punch`.
         self.punch: Callable[[str], Awaitable[bool | None]] | None = None
         self._inner = inner
         self._lan = lan
@@ -158,7 +159,7 @@ class ReachingTransport:
             lan.screen(self._issued)
 
     def _target(self, answered: Journal | None) -> Target:
-        """What answers requests that come through relays."""
+        """Build the answering end for relayed requests."""
         return Target(
             self._identity,
             self._swarm_id,
@@ -177,12 +178,12 @@ class ReachingTransport:
 
     @property
     def serves(self) -> bool:
-        """Whether this node forwards requests of others now."""
+        """True while this node forwards requests of others."""
         return self.mode == "serve" or (self.mode == "auto" and self._dialable() is True)
 
     @property
     def carried(self) -> Carried:
-        """What this node forwarded."""
+        """Figures of this node's forwarding."""
         return self._relaying.carried
 
     async def start(self) -> None:
@@ -222,7 +223,8 @@ class ReachingTransport:
             self._lan.use(secret)
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
-        """See `Transport.publish_heartbeat`. It is announced on the own networks, too."""
+        """See `Transport.publish_heartbeat`. The heartbeat is also announced on the own
+        networks."""
         if self._lan is not None:
             await self._lan.announce(heartbeat, own_networks(self._inner.addresses()))
         await self._inner.publish_heartbeat(heartbeat, ttl)
@@ -232,7 +234,8 @@ class ReachingTransport:
         return self._inner.has_table
 
     async def heartbeats(self) -> dict[str, bytes]:
-        """See `Transport.heartbeats`; besides the table, what was heard on the own networks."""
+        """See `Transport.heartbeats`. Presences heard on the own networks are added to the
+        table."""
         found = await self._inner.heartbeats()
         near = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
         newer = (p for p in near if self._issued(near[p], p) > self._issued(found.get(p, b""), p))
@@ -249,7 +252,7 @@ class ReachingTransport:
         return await self._inner.seen(peer)
 
     async def connected(self, peer: str) -> bool:
-        """Whether a link to `peer`, or to one of its relays, is open."""
+        """Check that a link to `peer`, or to one of its relays, is open."""
         if await self._inner.connected(peer):
             return True
         way = self._ways.get(peer)
@@ -259,7 +262,7 @@ class ReachingTransport:
         self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
     ) -> int:
         """See `Transport.dial`. A peer with circuits counts as reached once a relay of it is. Its
-        direct addresses are left to `keep` then, because a dial that is not answered takes long."""
+        direct addresses are then left to `keep`, because an unanswered dial takes long."""
         targets: dict[str, Way] = {}
         for text in addresses:
             found = circuit.parse(text)
@@ -289,11 +292,11 @@ class ReachingTransport:
         return await self._through(peer, way, protocol, payload, max_reply)
 
     async def keep(self) -> None:
-        """Look after the relays of this node. The node does it every KEEP_SECONDS."""
+        """Maintain the relays of this node. The node calls it every KEEP_SECONDS."""
         await self.relays.keep()
 
     async def upgrade(self) -> None:
-        """Try to reach some relayed peers directly, those first that were tried longest ago."""
+        """Try to reach some relayed peers directly, those tried longest ago first."""
         now = self._clock.now()
         due = sorted(
             (way.direct_at, peer)
@@ -305,8 +308,8 @@ class ReachingTransport:
     async def _through(
         self, peer: str, way: Way, protocol: str, payload: bytes, max_reply: int
     ) -> bytes:
-        """Ask through one relay after the other. One that does not deliver is asked last from then
-        on, also when the caller gives up on it."""
+        """Ask through one relay after the other. A relay that does not deliver is asked last from
+        then on, also when the caller gives up on it."""
         error = _UndeliveredError(f"no relay of {peer} can be reached: ask again later")
         for relay, address in list(way.relays.items()):
             try:
@@ -354,7 +357,7 @@ class ReachingTransport:
         return reply.unwrap(max_reply)
 
     async def _approach(self, target: str, way: Way, patience: float) -> bool:
-        """Whether `target`, or one of its relays, is connected in the end."""
+        """Dial `target` or its relays. Return True if one of them is connected."""
         if await self.connected(target):
             return True
         return any(
@@ -373,7 +376,7 @@ class ReachingTransport:
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
     def _issued(self, presence: bytes, peer: str) -> int:
-        """When (Unix ms) a presence of `peer` was issued, -1 if it is refused."""
+        """Return the time of issue (Unix ms) of a presence of `peer`, -1 if it is refused."""
         heard = self._members.hear(presence, peer)
         return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
 

@@ -1,9 +1,9 @@
-"""What a node concludes of how it is reached, from what members found when they dialled it. Pure.
+"""A node's reachability, judged from the findings of members that dialled it. Pure.
 
-What a member proves depends on where it is: one at another public address proves that the Internet
-reaches this node, one in a private network that this network does, one at the node's own address
-nothing but this machine. A member may lie, so the majority counts, and one member alone never makes
-a node take itself for dialable. docs/sites.md explains the verdicts.
+The proof depends on the member's position. A probe from another public address proves Internet
+reachability, one from the LAN proves LAN reachability, one from this machine proves only loopback.
+A member may lie, so the majority counts, and one member alone never makes a node count as dialable.
+docs/sites.md explains the verdicts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import msgspec
 
 from swarm_node.p2p.addresses.internet import is_internet, site
 
-#: open: this very node answered. silent: something accepted and said nothing. other: another
-#: program or node answered. untried: the member did not dial.
+#: open: this very node answered. silent: something accepted the connection and sent nothing. other:
+#: another program or node answered. untried: the member did not dial.
 Outcome = Literal["open", "refused", "timeout", "silent", "other", "untried"]
 #: direct: over the Internet. local: only members of the own network or machine were asked.
 Kind = Literal["direct", "local", "relayed", "unreachable", "unknown"]
-#: What lies between this node and those who dial it. none: its address is this machine's own.
-#: Else NAT: open lets connections in; address those of whoever this node has sent to; restricted
-#: drops them; reject refuses them; symmetric takes another port for every destination, so that no
-#: address holds for all.
+#: The translation between this node and those that dial it. none: its address is this machine's
+#: own. Else NAT: open lets connections in; address lets in hosts to which this node has sent;
+#: restricted drops the others; reject refuses them; symmetric takes another port for every
+#: destination, so no address holds for all.
 Nat = Literal["none", "open", "address", "restricted", "reject", "symmetric", "unknown"]
 
 NATS: dict[Nat, str] = {
@@ -37,7 +37,7 @@ NATS: dict[Nat, str] = {
     "symmetric": "translated, with another port for every destination (symmetric)",
     "unknown": "not known",
 }
-#: So many members must agree before a node takes itself for dialable.
+#: Members that must agree before a node counts as dialable.
 _AGREEING = 2
 _FOUND: dict[Outcome, str] = {
     "refused": "connections to {} are refused",
@@ -49,10 +49,10 @@ _FOUND: dict[Outcome, str] = {
 
 
 class Probed(msgspec.Struct, frozen=True):
-    """What one member found. `at` is its IP address as this node sees it; it sees this node at
+    """The findings of one member. `at` is its IP address as this node sees it. It sees this node at
     `seen_ip` and `seen_port`, which is an address of this machine if `here`. `outcomes` are by
-    port. `stranger` is how the connection of a member ended that has no link to this node. Its
-    clock is `ahead` of this node's by so many seconds, a negative number if behind."""
+    port. `stranger` is the outcome for a member without a link to this node. Its clock is `ahead`
+    of this node's by so many seconds, negative if behind."""
 
     peer_id: str
     name: str
@@ -66,28 +66,28 @@ class Probed(msgspec.Struct, frozen=True):
 
     @property
     def opened(self) -> bool | None:
-        """Whether a port was open, also to a stranger that tried; None if nobody tried."""
+        """True if a port was open, also to a stranger that tried. None if nobody tried."""
         tried = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
         return "open" in tried and not self.acquainted if tried else None
 
     @property
     def acquainted(self) -> bool:
-        """Whether the member could connect, and a stranger could not."""
+        """True if the member could connect, and a stranger could not."""
         return "open" in self.outcomes.values() and self.stranger not in ("open", "untried")
 
     @property
     def abroad(self) -> bool:
-        """Whether it dialled over the Internet."""
+        """True if the member dialled over the Internet."""
         return self.elsewhere and is_public(self.at) and is_public(self.seen_ip)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it is neither at the address of this node nor behind it."""
+        """True if the member is neither at the address of this node nor behind it."""
         return site(self.at) != site(self.seen_ip)
 
 
 class Relay(msgspec.Struct, frozen=True):
-    """A member that forwards requests to this node, and the seconds of a round trip, if known."""
+    """A member that forwards requests to this node, and the round trip in seconds, if known."""
 
     name: str
     seconds: float | None = None
@@ -97,7 +97,7 @@ class Relay(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How this node is reached, in a sentence, and the `remedy` if something can be done."""
+    """A node's reachability in a sentence, and a `remedy` if there is one."""
 
     kind: Kind
     text: str
@@ -108,8 +108,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """What this node knows of it now. The probe sets `probes`, how many members it `asked` last,
-    and the `ports` on which the node listens; `relays` names the members that hold a link for
+    """This node's current reachability. The probe sets `probes`, the number of members `asked`
+    last, and the `ports` on which the node listens. `relays` names the members that hold a link for
     it."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Reach:
         self.relays: Callable[[], Sequence[Relay]] = tuple
 
     def dialable(self) -> bool | None:
-        """Whether members at other addresses can open connections to this node; None: not known."""
+        """True if members at other addresses can open connections to this node. None if unknown."""
         return dialable(self.probes)
 
     def found(self) -> list[str]:
@@ -127,28 +127,28 @@ class Reach:
         return found(self.probes)
 
     def nat(self) -> Nat:
-        """What lies between this node and the Internet."""
+        """The kind of NAT between this node and the Internet."""
         return nat_kind(self.probes, self.ports)
 
     def seen(self) -> tuple[str, int] | None:
-        """IP address and port at which most members of the Internet see this node."""
+        """IP address and port at which most members on the Internet see this node."""
         abroad = Counter((p.seen_ip, p.seen_port) for p in self.probes if p.abroad)
         return abroad.most_common(1)[0][0] if abroad else None
 
     def verdict(self) -> Verdict:
-        """For people and programs."""
+        """The verdict, for people and programs."""
         return judge(self.probes, self.ports, tuple(self.relays()), self.asked)
 
 
 def is_public(ip: str) -> bool:
-    """Whether `ip` is an address of the Internet."""
+    """Check that `ip` is an address of the Internet."""
     return is_internet(ipaddress.ip_address(ip))
 
 
 def dialable(probes: Iterable[Probed]) -> bool | None:
-    """Whether the majority of those that dialled from elsewhere opened a connection, None if that
-    is not known: nobody did, or it is the word of one. Where half could not, a node does not build
-    on it: otherwise one liar of two members would keep it from having relays."""
+    """Take the majority vote of the members that dialled from elsewhere: True if most opened a
+    connection, None if nobody dialled or only one member says so. A tie is False: otherwise one
+    liar of two members would keep the node from using relays."""
     votes = [bool(probe.opened) for probe in _evidence(probes)]
     opened = sum(votes)
     if 2 * opened > len(votes):
@@ -157,7 +157,8 @@ def dialable(probes: Iterable[Probed]) -> bool | None:
 
 
 def found(probes: Iterable[Probed]) -> list[str]:
-    """The addresses that the majority of those that dialled from elsewhere found open."""
+    """Select the addresses that the majority of the members that dialled from elsewhere found
+    open."""
     evidence = _evidence(probes)
     places = Counter(
         (probe.seen_ip, port)
@@ -173,9 +174,9 @@ def found(probes: Iterable[Probed]) -> list[str]:
 
 
 def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
-    """What lies between this node, which listens on `ports`, and those that dialled it from
-    elsewhere. p2pd dials from the port on which it listens, so a port that others see differs
-    because of NAT, or because that port was in use. Symmetric therefore needs two members."""
+    """Classify the NAT between this node, which listens on `ports`, and the members that dialled it
+    from elsewhere. p2pd dials from its listening port. So another port seen by a member means NAT,
+    or that the listening port was in use. Symmetric therefore needs two members."""
     evidence = _evidence(probes)
     if not evidence:
         return "unknown"
@@ -197,8 +198,8 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
 def judge(
     probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = (), asked: int = 0
 ) -> Verdict:
-    """The verdict on a node that listens on `ports`, and for which `relays` hold a link. It `asked`
-    so many members last."""
+    """Judge a node that listens on `ports`, and for which `relays` hold a link. It `asked` so many
+    members last."""
     evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
     nat = nat_kind(probes, ports)
     opened = [probe for probe in evidence if probe.opened]
@@ -214,7 +215,7 @@ def judge(
 
 
 def _unable(asked: int) -> str:
-    """Why nothing is known."""
+    """Reason why nothing is known."""
     if not asked:
         return "no member to ask"
     one = "the only member asked could not tell"
@@ -228,7 +229,7 @@ def _direct(
     ports: Sequence[int],
     nat: Nat,
 ) -> tuple[Kind, str, str]:
-    """Kind, text and remedy without relays."""
+    """Kind, text and remedy of a verdict without relays."""
     if len(opened) == len(closed):
         told = f"{_names(opened)} opened a connection to this node, {_names(closed)} could not"
         return "unknown", f"members disagree: {told}", ""
@@ -261,24 +262,25 @@ def _remedy(outcome: Outcome, nat: Nat, ports: Sequence[int]) -> str:
 
 
 def _evidence(probes: Iterable[Probed]) -> list[Probed]:
-    """Those that count: over the Internet, and else from other addresses of this network."""
+    """Select the probes that count: those over the Internet, or without any, those from other
+    addresses of this network."""
     tried = [probe for probe in probes if probe.opened is not None and probe.elsewhere]
     return [probe for probe in tried if probe.abroad] or tried
 
 
 def place(ip: str, port: int) -> str:
-    """An address as people write it."""
+    """Format an address as people write it."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def listed(items: Iterable[object]) -> str:
-    """The items in a sentence; there is at least one."""
+    """Join the items for a sentence. There is at least one."""
     *first, last = map(str, items)
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def _places(probes: Sequence[Probed], outcome: Outcome) -> str:
-    """Where these members had this outcome, two places at most."""
+    """List at most two places at which these members had this outcome."""
     places = dict.fromkeys(
         place(probe.seen_ip, port)
         for probe in probes

@@ -1,8 +1,8 @@
-"""Which addresses that peers name a node dials, and how often. Pure, no I/O.
+"""Limits for dialling addresses that peers name: which ones, and how often. Pure, no I/O.
 
 A heartbeat can name any host. So a node dials only hosts of the Internet and of networks that it
-uses itself, each a few times a minute, and all together once a second. The addresses that the
-settings or the ticket name are dialled as they are.
+uses itself, each a few times a minute, and all together once a second. Addresses from the settings
+or the ticket are dialled without limits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from swarm_node.p2p.addresses.internet import IpAddress, is_internet, site
 from swarm_node.p2p.limits.gates import PeerGates, TokenBucket
 from swarm_node.recent import Recent
 
-#: Connections to one host of the Internet that no member has answered at, per minute.
+#: Dials per minute to one host of the Internet at which no member has answered.
 DIALS_PER_HOST: Final = 3
 _DIALS_PER_SECOND, _DIALS_AT_ONCE = 1.0, 32.0
 _MAX_PROVEN = 2048
-#: Networks that belong to whoever uses them: a node dials into those that it uses itself.
+#: Private networks. A node dials into those that it uses itself.
 _SITE = tuple(
     map(
         ipaddress.ip_network,
@@ -33,7 +33,8 @@ _SITE = tuple(
 
 
 class Dialing:
-    """Decides for one node. `configured` are the addresses of its settings and its ticket."""
+    """The dial limits of one node. `configured` are the addresses of its settings and its
+    ticket."""
 
     def __init__(self, configured: Iterable[str]) -> None:
         self._configured = frozenset(configured)
@@ -45,13 +46,13 @@ class Dialing:
         return text in self._configured
 
     def is_known(self, address: Address) -> bool:
-        """Whether it is configured, or a member has answered there."""
+        """Check that an address is configured, or that a member has answered there."""
         text = f"{address.multiaddr}/p2p/{address.peer_id}"
         return address in self._proven or self.is_configured(text)
 
     def take(self, address: Address, own: Iterable[str], now: float) -> bool:
-        """Whether to dial an address that a peer named, with an IP address in it, now. `own` are
-        the addresses that this node listens on."""
+        """Admit and count a dial to an address with an IP address that a peer named. `own` are the
+        addresses that this node listens on."""
         host = _host(split_endpoint(address.multiaddr))
         if host is None or not self._within_reach(host, list(own)):
             return False
@@ -63,7 +64,7 @@ class Dialing:
         return self._hosts.take(key, now) and self._all.take(now)
 
     def answered(self, address: Address) -> None:
-        """A member answered at this address, so it is no longer counted."""
+        """Record that a member answered at this address. It is no longer limited."""
         self._proven[address] = None
 
     def _within_reach(self, host: IpAddress, own: list[str]) -> bool:

@@ -1,7 +1,7 @@
-"""Answers a request with what another peer replies: the reply is copied as it comes.
+"""Answers a request with another peer's reply, which is copied as it arrives.
 
-What is held of a reply is one chunk and the buffers of two streams, however slowly its reader takes
-it. The copy is not checked here: the reader at the end has the digest (frames.py).
+Memory for a reply is one chunk and the buffers of two streams, however slow its reader is. The copy
+is not checked here: the reader at the end has the digest (frames.py).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from swarm_node.p2p.wire.transport import Onward, Route
 
 #: Bytes that are copied at a time.
 CHUNK_BYTES: Final = 64 * 1024
-#: Until the other peer answers, and until the next chunk is taken over.
+#: Limit for the other peer's answer, and for the transfer of each chunk.
 ANSWER_SECONDS: Final = 15.0
 STALL_SECONDS: Final = 10.0
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-#: (peer id, protocol) -> a stream to a peer that is connected. Raises `TransportError`.
+#: (peer id, protocol) -> a stream to a connected peer. Raises `TransportError`.
 OpenStream = Callable[[str, str], Awaitable[Stream]]
 
 
 async def routed(route: Route, peer: str, protocol: str, payload: bytes) -> Onward | Reply:
-    """Run `route` for one request of `peer`: who answers it, or a refusal."""
+    """Run `route` for one request of `peer`. Return the request to pass on, or a refusal."""
     return await outcome(route(peer, payload), peer, protocol)
 
 
 async def forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> None:
-    """Ask as `onward` says, and write to `sink` what is replied, or a refusal if nothing is.
+    """Send the request of `onward`, and write its reply to `sink`, or a refusal if there is none.
 
     Raises:
         TransportError: a stream broke or stalled in the middle of the reply.
@@ -79,7 +79,7 @@ async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Rep
 async def _copy(
     head: tuple[int, int], source: Stream, sink: Stream, sent: Callable[[int], None]
 ) -> None:
-    """Copy the reply of this `head` (status and length), and its ack back."""
+    """Copy the reply with this `head` (status and length), and pass its ack back."""
     with stream_errors():
         sink[1].write(HEAD.pack(*head))
         left = head[1] + DIGEST_BYTES

@@ -29,7 +29,7 @@ MAX_FOUND = 128
 
 
 class MemoryNetwork:
-    """Connects the transports: which of them run, who can reach whom, and which messages are lost.
+    """Connects the transports: the running ones, their links, and the messages that are lost.
 
     Each message (a request or a reply) is lost with probability `loss` and otherwise takes a
     uniform draw from `delay` seconds. If a message is lost, the caller gets an error after
@@ -62,19 +62,19 @@ class MemoryNetwork:
         self._published: list[str] = []  # whose heartbeats there are
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
-        """Cut every link between different groups of peer ids; all other peers form another. Links
-        that an earlier call cut are whole again."""
+        """Cut every link between different groups of peer ids. All other peers form another group.
+        Links that an earlier call cut are restored."""
         self._group = {peer: i for i, group in enumerate(groups) for peer in group}
 
     def hide(self, peers: Iterable[str]) -> None:
-        """Put these peers behind a NAT each. They reach others, and only whom they reached reaches
-        them, until either end stops."""
+        """Put each of these peers behind a NAT. It reaches all others. Only peers that it reached
+        can reach it, until either end stops."""
         self._hidden = frozenset(peers)
         self._links.clear()
 
     def place(self, peer: str, *seen: str) -> None:
-        """Others see `peer` at the multiaddr `seen`. Of several, which is a router that gives each
-        connection another port, each of the others sees one."""
+        """Set the multiaddrs `seen` at which others see `peer`. With several, each other peer sees
+        one of them, as with a router that uses another port for each connection."""
         self._places[peer] = seen
 
     def seen(self, peer: str, observer: str) -> str:
@@ -88,16 +88,16 @@ class MemoryNetwork:
         self._links = {link for link in self._links if peer not in link}
 
     def linked(self, one: str, other: str) -> bool:
-        """Whether no partition lies between two peer ids."""
+        """Check that no partition lies between two peer ids."""
         return self._group.get(one, -1) == self._group.get(other, -1)
 
     def reaches(self, one: str, other: str) -> bool:
-        """Whether `one` gets through to `other`, which runs."""
+        """Check that `other` runs and that `one` can reach it."""
         through = other not in self._hidden or frozenset((one, other)) in self._links
         return one != other and other in self._running and self.linked(one, other) and through
 
     def link(self, one: str, other: str) -> None:
-        """Note that `one` reached `other`."""
+        """Record that `one` reached `other`."""
         if one in self._hidden:
             self._links.add(frozenset((one, other)))
 
@@ -127,8 +127,8 @@ class MemoryNetwork:
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
-        """Unexpired heartbeats of the other peers on the reader's side of the partition; of more
-        than MAX_FOUND a random sample, as the DHT keeps one."""
+        """Unexpired heartbeats of the other peers on the reader's side of the partition. Above
+        MAX_FOUND a random sample, as in the DHT."""
         now, found, order = asyncio.get_running_loop().time(), {}, self._published
         for index in range(len(order)):
             if len(order) > MAX_FOUND:  # shuffle no more of them than are looked at
@@ -168,7 +168,7 @@ class MemoryNetwork:
     async def _pass_on(
         self, relay: MemoryTransport, route: Route, caller: str, protocol: str, payload: bytes
     ) -> Reply:
-        """Answer a request with what another peer replies."""
+        """Answer a request with another peer's reply."""
         onward = await routed(route, caller, protocol, payload)
         if isinstance(onward, Reply):
             return onward
@@ -184,7 +184,7 @@ class MemoryNetwork:
         return Reply(reply)
 
     def _fate(self) -> float | None:
-        """Seconds until a message arrives, None when it is lost."""
+        """Seconds until a message arrives, None if it is lost."""
         if self._loss and self._rng.random() < self._loss:
             return None
         return self._rng.uniform(*self._delay) if self._delay[1] else 0.0
@@ -254,7 +254,7 @@ class MemoryTransport:
         self._vouches, self._is_member = vouches, is_member
 
     def use_secret(self, secret: bytes) -> None:
-        """Nothing is hidden from who runs in this process."""
+        """Do nothing. All nodes of this network run in one process."""
 
     def handler(self, protocol: str) -> Handler | None:
         return self._handlers.get(protocol)
@@ -309,7 +309,7 @@ class MemoryTransport:
         self._severed[peer] = asyncio.get_running_loop().time() + seconds
 
     def severed(self, peer: str) -> bool:
-        """Whether the link of `peer` is cut now."""
+        """Check that the link of `peer` is cut now."""
         return self._severed.get(peer, 0.0) > asyncio.get_running_loop().time()
 
     def _reaches(self, peer: str) -> bool:

@@ -1,8 +1,8 @@
-"""Which links a node listens to, and whether its own addresses are others now. Pure, no I/O.
+"""Turns of pings over a node's links, which find dead ones. Pure, no I/O.
 
-TCP says nothing of a link whose other end is gone: after a router forgot it, or after a laptop
-moved, it stays open for half a minute, and requests go into it. So a node pings its links, and cuts
-those that are silent. The next request then dials anew.
+TCP does not report a link whose other end is gone. After a router forgot it, or after a laptop
+moved, it stays open for half a minute, and requests on it are lost. So a node pings its links, and
+cuts those that are silent. The next request then dials anew.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Final
 
 from swarm_node.recent import Recent
 
-#: Links that are pinged at a time; of more, members' first, then those not pinged for longest.
+#: Links that are pinged at a time. Above it, members' links come first, then those not pinged for
+#: longest.
 PINGED: Final = 32
-#: How long one ping may take. A link is cut after two in a row, or after one if this node moved.
+#: Seconds for one ping. A link is cut after two failures in a row, or after one if this node moved.
 PING_SECONDS: Final = 3.0
 _REMEMBERED = 4096
 
@@ -27,8 +28,8 @@ class Rounds:
         self._round = 0
 
     def next(self, linked: Iterable[str], is_member: Callable[[str], bool]) -> list[str]:
-        """The peers whose links are pinged now. Keys cost a stranger nothing, so its links have the
-        turns that members leave."""
+        """Choose the peers whose links are pinged now. Keys cost a stranger nothing, so strangers'
+        links get only the turns that members leave."""
         self._round += 1
         order = sorted(linked, key=lambda p: (not is_member(p), self._asked.get(p, 0), p))
         chosen = order[:PINGED]

@@ -1,7 +1,7 @@
-"""What the transports over libp2p streams have in common; each adds the daemon that carries them.
+"""The common part of the transports over libp2p streams. Each adds the daemon that carries them.
 
-A hung or dead peer, or a dead daemon, delays the node by seconds and never ends it: start waits for
-no peer, dials run in parallel, repair is repeated, and stop has a time limit.
+A dead or stuck peer, or a dead daemon, delays the node by seconds and never ends it: start waits
+for no peer, dials run in parallel, repair is repeated, and stop has a time limit.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from swarm_node.p2p.wire.transport import (
     Route,
 )
 
-#: (protocol, remote peer id, reader, writer); owns the stream and must close it.
+#: (protocol, remote peer id, reader, writer). It owns the stream and must close it.
 StreamServer = Callable[[str, str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-#: From accepting a stream to the ack of its reply.
+#: Limit from the acceptance of a stream to the ack of its reply, in seconds.
 STREAM_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
 OPEN_SECONDS = 10.0
-#: To a peer that is connected.
+#: Limit for opening a stream to a connected peer.
 ONWARD_SECONDS = 5.0
-#: Addresses that one dial() tries; `rng` chooses among more.
+#: Addresses that one dial() tries. If there are more, `rng` chooses among them.
 MAX_DIALS = 32
 PROBE_SECONDS = 3.0
-#: For a daemon to end.
+#: Seconds for a daemon to end.
 STOP_SECONDS = 3.0
 
 log = structlog.get_logger(__name__)
@@ -76,16 +76,16 @@ class Daemon(Protocol):
 
     @property
     def dead(self) -> bool:
-        """Whether it has exited."""
+        """True after the process has exited."""
         ...
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Where it listens, each address ending in the node's peer id."""
+        """The addresses that it listens on, each ending in the node's peer id."""
         ...
 
     async def connect(self, address: Address, patience: float) -> bool:
-        """Whether the peer answers at this address within `patience` seconds."""
+        """Connect. Return True if the peer answers at this address within `patience` seconds."""
         ...
 
     async def open_stream(
@@ -99,22 +99,22 @@ class Daemon(Protocol):
         ...
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
-        """The peers that it is connected to, each with the other end's TCP multiaddrs; None if it
-        died or does not answer in time."""
+        """The connected peers, each with the other end's TCP multiaddrs. None if the process died
+        or does not answer in time."""
         ...
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close all connections to a peer; it may open new ones."""
+        """Close all connections to a peer. It may open new ones."""
         ...
 
     async def stop(self, grace: float) -> None:
-        """End it, kill it after `grace` seconds, and remove its files."""
+        """End the process, kill it after `grace` seconds, and remove its files."""
         ...
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One that a peer opened. `read` is whether its request has arrived."""
+    """A stream that a peer opened. `read` is true once its request has arrived."""
 
     protocol: str
     peer: str
@@ -130,9 +130,9 @@ class StreamTransport(ABC, Generic[Node]):
     """A transport whose requests travel over a daemon's streams.
 
     `listen` and `announce` are multiaddrs such as /ip4/0.0.0.0/tcp/0. `configured` are the
-    addresses in settings and ticket, `found` those (without peer id) where members reach this node,
-    although it does not listen there. At most `max_concurrent_per_peer` requests of one peer run at
-    once.
+    addresses in settings and ticket. `found` returns addresses (without peer id) at which members
+    reach this node although it does not listen there. At most `max_concurrent_per_peer` requests of
+    one peer run at once.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class StreamTransport(ABC, Generic[Node]):
         """
 
     async def _mend(self, linked: Collection[str], addresses: Sequence[str]) -> str:
-        """See `heal`; the daemon runs, and is connected to the peers `linked`."""
+        """Repair a running daemon that is connected to the peers `linked`. See `heal`."""
         if linked:
             return "ok"
         return "healed" if await self.dial(addresses) else "alone"
@@ -205,7 +205,7 @@ class StreamTransport(ABC, Generic[Node]):
     def addresses(self) -> list[str]:
         if self._node is None:
             return []
-        # Peers learn the first few only, and loopback addresses are of no use to other machines.
+        # Peers learn only the first few addresses, and loopback ones are useless to other machines.
         own = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
         return list(dict.fromkeys([f"{each}/p2p/{self.peer_id}" for each in self._found()] + own))
 
@@ -244,7 +244,7 @@ class StreamTransport(ABC, Generic[Node]):
         return sum(answers)
 
     async def _wanted(self, addresses: Sequence[str]) -> list[Address]:
-        """The addresses that are dialled now, in a stable order."""
+        """Choose the addresses to dial now, in a stable order."""
         parsed = {text: parse_address(text) for text in sorted(addresses)}
         targets = {t: text for text, t in parsed.items() if t and t.peer_id != self.peer_id}
         if len(targets) > MAX_DIALS:
@@ -254,22 +254,24 @@ class StreamTransport(ABC, Generic[Node]):
         told = [target for target in targets if target not in wanted]
         for found in await asyncio.gather(*map(resolve, told)):
             wanted += [target for target in found if self._dialing.take(target, own, now)]
-        # Behind another router the same address is a peer's: here it would answer, as this node.
+        # Behind another router the same address is a peer's. Here it would reach this node
+        # itself.
         here = {text.rpartition("/p2p/")[0] for text in own}
         return [target for target in wanted if target.multiaddr not in here]
 
     async def _connect(self, node: Node, target: Address, patience: float, held: bool) -> bool:
-        """Of addresses at which members answered only those that accept a connection are dialled:
-        after a failure p2pd leaves an address alone, up to five minutes after some. So it dials at
-        once when a cut has healed. Others get one connection, as they may be of a third party."""
+        """Dial an address. Where a member answered before, it is dialled only if it accepts a TCP
+        connection: p2pd avoids an address after a failure, for up to five minutes after several. So
+        it is dialled at once when a partition has healed. Other addresses get one connection only,
+        because they may belong to a third party."""
         there = held or not self._dialing.is_known(target) or await accepts(target, patience)
         return (there or await self.connected(target.peer_id)) and await node.connect(
             target, patience
         )
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        """See `Transport.heal`. Returns "ok", "restarted" (the daemon was), "moved" (this node has
-        other addresses), "cut" (links were silent), "healed" (a peer answers again) or "alone".
+        """See `Transport.heal`. Returns "ok", "restarted" (the daemon), "moved" (this node's
+        addresses changed), "cut" (links were silent), "healed" (a peer answers again) or "alone".
 
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
@@ -331,7 +333,7 @@ class StreamTransport(ABC, Generic[Node]):
             self._node = await self._start_node(self._listen)
 
     async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
-        # Streams end by their deadline: asyncio logs a cancelled connection as an error.
+        # Let streams end by their deadline: asyncio logs a cancelled connection as an error.
         for deadline in self._streams.values():
             if not deadline.expired():
                 deadline.reschedule(0.0)
@@ -359,7 +361,8 @@ class StreamTransport(ABC, Generic[Node]):
             finished = True
         except (TransportError, TimeoutError) as error:
             log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
-            # What ends a request for a third peer once it has arrived may be the other end's doing.
+            # The end of a request for a third peer, once it has arrived, may be the other end's
+            # fault.
             if not (stream.read and protocol in (RELAY, RELAYED)):
                 self._admission.ended_early(peer, junk=isinstance(error, OversizeError))
         finally:
@@ -388,7 +391,7 @@ class StreamTransport(ABC, Generic[Node]):
                 await send_reply(reader, writer, Reply.refusal(str(refusal)))
 
     async def _pass_on(self, stream: _Stream, payload: bytes) -> None:
-        """Answer a request with what another peer replies."""
+        """Answer a request with another peer's reply."""
         route, sink = self._routes[stream.protocol], (stream.reader, stream.writer)
         onward = await routed(route, stream.peer, stream.protocol, payload)
         if isinstance(onward, Reply):

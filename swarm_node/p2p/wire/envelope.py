@@ -146,15 +146,15 @@ def signed_bytes(swarm_id: bytes, kind: Kind, body: bytes) -> bytes:
 
 
 def is_sound_key(key: bytes) -> bool:
-    """Whether `key` (32 bytes) is a canonical encoding (RFC 8032, 5.1.3: y < p) of a point that
+    """Check that `key` (32 bytes) is a canonical encoding (RFC 8032, 5.1.3: y < p) of a point that
     can own a signature."""
     y = int.from_bytes(key, "little") & ~(1 << 255)
     return len(key) == 32 and y < _FIELD_PRIME and key not in _SMALL_ORDER_KEYS
 
 
 def _encode(kind: Kind, body: bytes, key: bytes, signature: bytes) -> bytes:
-    """The one encoding: array of four, str 8 (every kind has 32 to 255 bytes), the shortest bin
-    header for the body, bin 8, bin 8."""
+    """Return the only accepted encoding: array of four, str 8 (every kind has 32 to 255 bytes), the
+    shortest bin header for the body, bin 8, bin 8."""
     name, length = kind.encode(), len(body)
     if length < 1 << 8:
         header = struct.pack(">BB", 0xC4, length)

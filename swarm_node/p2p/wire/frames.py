@@ -52,7 +52,7 @@ class Reply:
         return cls(cut.decode("utf-8", "ignore").encode(), refused=True)
 
     def unwrap(self, limit: int) -> bytes:
-        """The payload.
+        """The payload, at most `limit` bytes.
 
         Raises:
             RefusedError: it is a refusal; the text is the peer's.
@@ -87,7 +87,8 @@ async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> 
 
 
 async def outcome(call: Awaitable[T], peer: str, protocol: str) -> T | Reply:
-    """What a handler's call gives for a request of `peer`; a refusal for every exception."""
+    """Await a handler's call for a request of `peer`. Return its result, or a refusal for any
+    exception."""
     try:
         return await call
     except TransportError as error:

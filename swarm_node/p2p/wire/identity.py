@@ -17,7 +17,7 @@ from swarm_node.durable import create_private
 from swarm_node.errors import HomeError
 
 KEY_BYTES = 32
-#: Of a file of keys or of a swarm.
+#: Largest private file: a key file or a swarm file.
 MAX_PRIVATE_BYTES = 4096
 #: Identity multihash (0x00, 36 bytes) of the protobuf PublicKey{Ed25519, 32 bytes}.
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")

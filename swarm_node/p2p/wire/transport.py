@@ -11,22 +11,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-#: (remote peer id, request payload) -> reply payload. Raising `TransportError` sends the caller an
-#: error; any other exception is a bug, logged and answered with an error.
+#: (remote peer id, request payload) -> reply payload. A `TransportError` is sent to the caller as
+#: an error. Any other exception is a bug: it is logged and answered with an error.
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 8 * 1024 * 1024
-#: Requests for a third peer (reach/): from the asker to a relay, and from the relay to the target.
-#: So one link carries the requests of many, and its peer is not to blame for all that they do.
+#: Requests for a third peer (reach/), on both hops: asker to relay, relay to target. One such link
+#: carries requests of many askers, so its peer is not blamed for all of them.
 RELAY: Final = "/swarm-node/relay/1"
 RELAYED: Final = "/swarm-node/relayed/1"
 
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request that another peer answers, in at most `max_reply` bytes. `sent` is told of the
-    bytes of the reply as they are passed on, and `ended` once that none follow."""
+    """A request that another peer answers, in at most `max_reply` bytes. `sent` is called with the
+    size of each piece of the reply that is passed on. `ended` is called when no more follow."""
 
     peer: str
     protocol: str
@@ -36,7 +36,7 @@ class Onward:
     ended: Callable[[], None]
 
 
-#: (remote peer id, request payload) -> who answers it. Errors are as those of a `Handler`.
+#: (remote peer id, request payload) -> the request to pass on. Errors are as those of a `Handler`.
 Route = Callable[[str, bytes], Awaitable[Onward]]
 
 
@@ -69,8 +69,8 @@ class Transport(Protocol):
         ...
 
     def forward(self, protocol: str, route: Route) -> None:
-        """Answer `protocol` by asking another peer, and copy its reply as it comes; what is held of
-        it is bounded, and a reply that stalls is given up. Call before `start`."""
+        """Answer `protocol` by asking another peer, and copy its reply as it arrives. The buffer
+        for the reply is bounded. A reply that stalls is abandoned. Call before `start`."""
         ...
 
     def screen(
@@ -79,9 +79,10 @@ class Transport(Protocol):
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
     ) -> None:
-        """Which heartbeats this node carries for others: those that `vouches` for their peer id,
-        whatever the time, and of peers that are members now. `issuer` names who admitted a member:
-        the members of one never keep those of others waiting. Call before `start`."""
+        """Set the filter for heartbeats that this node stores for others. `vouches` must hold for
+        the presence and its peer id, at any time, and the peer must be a member now. `issuer` names
+        the issuer that admitted a member. Members of one issuer never keep those of another
+        waiting. Call before `start`."""
         ...
 
     def use_secret(self, secret: bytes) -> None:
@@ -92,14 +93,15 @@ class Transport(Protocol):
     async def dial(
         self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
     ) -> int:
-        """Connect to all in parallel, within `patience` seconds each; returns how many answered.
-        Malformed and silent addresses count as not answering. `held` if the other ends hold a SYN
-        for this dial (reach/punch.py): then nothing else is sent there first."""
+        """Connect to all addresses in parallel, within `patience` seconds each. Return how many
+        answered. Malformed and silent addresses count as not answering. With `held` the other ends
+        hold a SYN for this dial (reach/punch.py), so nothing else is sent there first."""
         ...
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        """One attempt at repair: restart a dead daemon, ping known peers if the routing table is
-        empty, dial `addresses` if no peer answers. Returns what was done, "ok" for nothing."""
+        """Try once to repair the connection: restart a dead daemon, ping known peers if the routing
+        table is empty, dial `addresses` if no peer answers. Return what was done, "ok" for
+        nothing."""
         ...
 
     async def request(
@@ -110,8 +112,8 @@ class Transport(Protocol):
         *,
         max_reply: int = MAX_REPLY_BYTES,
     ) -> bytes:
-        """Send one framed request and return the whole, checked reply. Callers set the deadline
-        with `asyncio.timeout`; cancelling the call releases the stream.
+        """Send one framed request and return the complete, checked reply. Callers set the deadline
+        with `asyncio.timeout`. Cancelling the call releases the stream.
 
         Raises:
             TransportError: unreachable, refused, oversize or damaged.
@@ -119,32 +121,32 @@ class Transport(Protocol):
         ...
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
-        """Publish `heartbeat` (a presence of at most MAX_PRESENCE_BYTES) for `ttl` seconds, in
-        place of the previous one. Best effort: a node without peers succeeds."""
+        """Publish `heartbeat` (a presence of at most MAX_PRESENCE_BYTES) for `ttl` seconds. It
+        replaces the previous one. Best effort: a node without peers succeeds."""
         ...
 
     @property
     def has_table(self) -> bool:
-        """Whether the stack has a table of heartbeats. Without one `publish_heartbeat` reaches the
-        own networks at most, and peers are all that this node hears of others."""
+        """True if the stack has a table of heartbeats. Without one `publish_heartbeat` reaches at
+        most the node's own networks, and the node learns of others only from peers."""
         ...
 
     async def heartbeats(self) -> dict[str, bytes]:
-        """peer id -> newest heartbeat of peers that can be found, without this node's own; of a
-        large swarm a random sample, so that the cost does not depend on the swarm's size.
-        The bytes are as that peer published them; the caller verifies them."""
+        """peer id -> newest heartbeat of peers that can be found, without this node's own. In a
+        large swarm it is a random sample, so the cost does not depend on the swarm's size. The
+        bytes are as that peer published them. The caller verifies them."""
         ...
 
     async def connected(self, peer: str) -> bool:
-        """Whether a link to `peer` is open, so that a request needs no dialling."""
+        """Check that a link to `peer` is open, so that a request needs no dialling."""
         ...
 
     async def seen(self, peer: str) -> str | None:
-        """The address from which `peer` is connected to this node now, as a multiaddr of an IP
-        address and a TCP port without peer id; None without a link."""
+        """Return the address from which `peer` is connected to this node now, None without a link.
+        It is a multiaddr of an IP address and a TCP port without peer id."""
         ...
 
     def sever(self, peer: str, seconds: float) -> None:
-        """Serve no request of `peer` for that long, and cut its link when it sends one. Needs no
-        link; a later call replaces an earlier one."""
+        """Refuse the requests of `peer` for so many seconds, and cut its link when it sends one. No
+        link is needed. A later call replaces an earlier one."""
         ...

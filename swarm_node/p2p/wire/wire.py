@@ -42,8 +42,9 @@ MAX_CERTIFICATE_BYTES: Final = 320
 MAX_HEAD_BYTES: Final = 716
 #: A heartbeat, two certificates and their headers.
 MAX_PRESENCE_BYTES: Final = MAX_HEAD_BYTES + 2 * MAX_CERTIFICATE_BYTES + 10
-#: The addresses of a heartbeat share this many characters, so that it fits MAX_HEAD_BYTES: two of
-#: IPv6, and two circuits (reach/circuit.py) through relays that have such ones.
+#: The addresses of a heartbeat share this many characters, so that it fits MAX_HEAD_BYTES. That is
+#: room for two IPv6 addresses and two circuits (addresses/circuit.py) through relays with IPv6
+#: addresses.
 MAX_HEARTBEAT_ADDRESS_CHARS: Final = 480
 MAX_ADDRESS_CHARS: Final = 160
 #: Log-softmax in f32 can round to just above zero (one ulp at |logit| = 100 is 8e-6).
@@ -58,7 +59,7 @@ Sequence1 = Annotated[int, Meta(ge=1, lt=1 << 62)]
 Milliseconds = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Digest = Annotated[bytes, Meta(min_length=_DIGEST, max_length=_DIGEST)]
 ContentId = Annotated[bytes, Meta(min_length=_MULTIHASH, max_length=_MULTIHASH)]
-#: Logs, metrics and pages show names, so control, quote, bracket and path characters are refused.
+#: Names appear in logs, metrics and pages. Control, quote, bracket and path characters are refused.
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _.:+@=,-]{1,64}\Z")]
 Agent = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9 _./+-]{0,24}\Z")]
 Address = Annotated[str, Meta(pattern=r"\A/[A-Za-z0-9._:/%-]{1,159}\Z")]
@@ -74,8 +75,9 @@ class Body(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
 class Announcement(Body, frozen=True):
     """One entry of an author's log (Kind.RECORD): a group that can be pulled by `id`.
 
-    `completions` is their number. `mixed` is the author's hint that their rewards differ. Without
-    it nobody pulls the group; with it, the rewards are computed anew."""
+    `completions` is the number of completions. `mixed` is the author's hint that their rewards
+    differ. A group without the hint is not pulled. For a pulled group the rewards are computed
+    anew."""
 
     v: Version1
     epoch: Counter
@@ -93,10 +95,10 @@ class Announcement(Body, frozen=True):
 
 
 class Heartbeat(Body, frozen=True):
-    """What a member publishes of itself (Kind.HEAD): the addresses to dial and the newest sequence
-    number of its log (`head`, 0 if the log of this `epoch` is empty). `revoked` and `secret` are
-    the numbers of the newest revocation list and of the newest secret that it holds, 0 for none.
-    A node that says `steward` renews memberships, and one that says `relays` forwards requests."""
+    """A member's published state (Kind.HEAD): the addresses to dial and the newest sequence number
+    of its log (`head`, 0 if the log of this `epoch` is empty). `revoked` and `secret` are the
+    numbers of the newest revocation list and the newest secret that it holds, 0 for none. A node
+    with `steward` renews memberships. A node with `relays` forwards requests."""
 
     v: Version1
     addresses: Annotated[tuple[Address, ...], Meta(max_length=4)]
@@ -116,7 +118,7 @@ class Heartbeat(Body, frozen=True):
 
 
 class Presence(Body, frozen=True):
-    """What replies and the DHT carry of a member: its sealed heartbeat, and its chain."""
+    """A member's sealed heartbeat and its chain, as replies and the DHT carry them."""
 
     head: Annotated[bytes, Meta(max_length=MAX_HEAD_BYTES)]
     issuer: Certificate
@@ -124,8 +126,8 @@ class Presence(Body, frozen=True):
 
 
 class HelloRequest(Body, frozen=True):
-    """`/swarm-node/hello/1`: the caller; `chain` holds its sealed (issuer, member) certificates,
-    `revoked` and `secret` are as in `Heartbeat`."""
+    """`/swarm-node/hello/1`: the greeting of the caller. `chain` holds its sealed (issuer, member)
+    certificates. `revoked` and `secret` are as in `Heartbeat`."""
 
     chain: Chain
     agent: Agent
@@ -135,7 +137,7 @@ class HelloRequest(Body, frozen=True):
 
 
 class HelloReply(HelloRequest, frozen=True):
-    """The peer that answers; the same fields as the request."""
+    """The greeting of the peer that answers, with the same fields."""
 
 
 class ListRequest(Body, frozen=True):
@@ -148,8 +150,8 @@ class ListRequest(Body, frozen=True):
 
 
 class ListReply(Body, frozen=True):
-    """The epoch and head of the log, the number of older announcements above `since` that the limit
-    left out, and the sealed announcements in ascending order."""
+    """The epoch and head of the log, the number of older announcements above `since` that were left
+    out because of the limit, and the sealed announcements in ascending order."""
 
     epoch: Counter
     head: Counter
@@ -336,7 +338,7 @@ def _group(wire: _Group) -> RolloutGroup | Rejected:
 
 
 def printable(text: str, limit: int = 160) -> str:
-    """`text` cut to `limit` characters, with "?" for each that is unsafe to print: an error message
+    """`text` cut to `limit` characters, with "?" for each that is unsafe to print. An error message
     may quote bytes that a peer chose."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:limit])
 
@@ -362,7 +364,7 @@ def _completion(item: _Completion) -> Completion | Rejected:
 
 
 def _covers(spans: tuple[_Span, ...], length: int) -> bool:
-    """Whether non-empty spans tile [0, length) in order."""
+    """Check that non-empty spans tile [0, length) in order."""
     reached = 0
     for span in spans:
         if span.start != reached or span.end <= span.start:

@@ -1,8 +1,8 @@
 """The network over hivemind's DHT and p2pd.
 
-hivemind's own `__init__` imports all that trains over hivemind, and with it scipy: 48 MB and most
-of a second that a node never uses. So the package is registered here without running that file,
-and `hivemind.dht` and `hivemind.p2p` are imported from it as usual.
+hivemind's own `__init__` imports everything for training over hivemind, and with it scipy: 48 MB
+and most of a second that a node never needs. So the package is registered here without running that
+file, and `hivemind.dht` and `hivemind.p2p` are imported from it as usual.
 """
 
 import importlib.util

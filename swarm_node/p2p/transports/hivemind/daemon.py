@@ -1,4 +1,4 @@
-"""The only module that uses hivemind's DHT node; process.py runs the p2pd below it.
+"""The only module that uses hivemind's DHT node. process.py runs the p2pd process below it.
 
 It uses private parts of hivemind (`_child`, `_client`), so pyproject.toml pins the exact version.
 Importing hivemind brings torch, so both modules import it inside functions only. Every failure
@@ -35,9 +35,9 @@ from swarm_node.p2p.wire.identity import Identity
 STARTUP_SECONDS = 15.0
 RPC_SECONDS = 3.0
 LOOKUP_SECONDS = 15.0
-#: libp2p's ping: 32 bytes that come back.
+#: libp2p's ping: 32 bytes that the peer returns.
 _PING, _PING_BYTES = "/ipfs/ping/1.0.0", 32
-#: Kademlia's k, and as many replicas: in a small swarm every node holds every record.
+#: Kademlia's k, and the number of replicas: in a small swarm every node holds every record.
 REPLICAS = 20
 
 
@@ -80,8 +80,8 @@ class DhtNode:
         authorizer: SwarmAuthorizer,
         store: HeartbeatStore,
     ) -> DhtNode:
-        """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration beside
-        it exist only while p2pd starts.
+        """Start p2pd and the DHT on it, without a peer. `key_file` and p2pd's configuration file
+        beside it exist only while p2pd starts.
 
         Raises:
             TransportError: p2pd cannot be run or cannot listen.
@@ -111,7 +111,8 @@ class DhtNode:
             try:
                 self._node = await DHTNode.create(
                     p2p=p2p,
-                    # From the peer id, so that a restarted node keeps its entry in others' tables.
+                    # The id follows from the peer id, so that a restarted node keeps its entry in
+                    # others' tables.
                     node_id=DHTID.generate(source=identity.peer_id),
                     num_replicas=REPLICAS,
                     wait_timeout=RPC_SECONDS,
@@ -136,7 +137,7 @@ class DhtNode:
 
     @property
     def dead(self) -> bool:
-        """Whether p2pd has exited (hivemind's own `is_alive` never notices)."""
+        """True after p2pd has exited (hivemind's own `is_alive` never notices)."""
         return self._p2p._child.returncode is not None
 
     @property
@@ -145,7 +146,7 @@ class DhtNode:
 
     @property
     def lonely(self) -> bool:
-        """Whether the routing table is empty."""
+        """True while the routing table is empty."""
         return not self._node.protocol.routing_table.uid_to_peer_id
 
     async def serve(self, protocols: Sequence[str], server: StreamServer) -> None:
@@ -161,7 +162,8 @@ class DhtNode:
                 await self._p2p.add_binary_stream_handler(protocol, accept)
 
     async def connect(self, address: Address, patience: float) -> bool:
-        """Connect and ping. Whether a member of this swarm answered within `patience` seconds."""
+        """Connect and ping. Return True if a member of this swarm answered within `patience`
+        seconds."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
         from hivemind.utils.multiaddr import Multiaddr
@@ -212,7 +214,7 @@ class DhtNode:
             raise TransportError(f"{peer_id} did not answer in {patience:g} s") from None
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close all connections to a peer; it may open new ones."""
+        """Close all connections to a peer. It may open new ones."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
 
@@ -227,8 +229,9 @@ class DhtNode:
                     writer.close()
 
     async def answers(self, peer_id: str, patience: float) -> bool:
-        """Whether anything comes back over the link to a peer within `patience` seconds. Its daemon
-        answers a ping alone, however busy the peer is; a refusal is an answer too."""
+        """Ping a peer over its link. Return True if any bytes come back within `patience` seconds.
+        The peer's daemon answers a ping without its node, however busy that is. A refusal is an
+        answer too."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
 
@@ -256,7 +259,7 @@ class DhtNode:
         return True
 
     async def look(self) -> bool:
-        """Read this node's addresses anew; whether they are others now."""
+        """Read this node's addresses again. Return True if they changed."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2
         from hivemind.utils.multiaddr import Multiaddr
@@ -270,15 +273,15 @@ class DhtNode:
                     writer.close()
                     own = PeerID(response.identify.id).to_base58()
                     visible = map(str, map(Multiaddr, response.identify.addrs))
-                    # p2pd adds addresses at which others see it, whether they lead to it or not.
+                    # p2pd adds addresses at which others see it, even if they do not lead to it.
                     self._addresses = [
                         f"{text}/p2p/{own}" for text in visible if self._announces or is_here(text)
                     ]
         return set(self._addresses) != before
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
-        """The peers that p2pd is connected to, each with the other end's TCP multiaddrs; None if it
-        died or does not answer in time."""
+        """The peers that p2pd is connected to, each with the other end's TCP multiaddrs. None if
+        p2pd died or does not answer in time."""
         if self.dead:
             return None
         try:
@@ -293,7 +296,7 @@ class DhtNode:
 
     async def ping_known(self) -> None:
         """Ping every peer that is connected or in the routing table. Members that answer enter the
-        table; the others leave it."""
+        table. The others leave it."""
         protocol = self._node.protocol
         with hivemind_errors("cannot list the connected peers"):
             connected = [peer for peer, _ in await self._connected()]
@@ -302,7 +305,7 @@ class DhtNode:
         await asyncio.sleep(0)  # hivemind updates its table in a task of its own
 
     async def fill_table(self, patience: float) -> None:
-        """Look up this node's own id, which makes it known to its neighbours."""
+        """Look up this node's own id, which announces it to its neighbours."""
         with contextlib.suppress(TimeoutError):  # peers that answered in time are in the table
             async with asyncio.timeout(patience):
                 await self._node.find_nearest_nodes([self._node.node_id])
@@ -316,7 +319,7 @@ class DhtNode:
         await self._lookup(self._node.store(key, value, expires, subkey=subkey))
 
     async def find(self, key: str) -> dict[str, bytes]:
-        """subkey -> value, merged from all holders of `key`.
+        """Look up subkey -> value, merged from all holders of `key`.
 
         Raises:
             TransportError: the lookup did not end in time.
@@ -328,7 +331,7 @@ class DhtNode:
         """Terminate p2pd, kill it after `grace` seconds, and remove its sockets."""
         if self._node is not None:
             self._node.is_alive = False
-        # Not `DHTNode.shutdown`: it waits for p2pd's answer, and hangs when p2pd is dead.
+        # `DHTNode.shutdown` waits for p2pd's answer, and hangs if p2pd is dead.
         await terminate(self._p2p, grace)
 
     async def _lookup(self, operation: Awaitable[Any]) -> Any:
@@ -382,7 +385,8 @@ def _calm_logging() -> None:
 
 
 def _no_ordinary_end(record: logging.LogRecord) -> bool:
-    """p2pd calls it an error that a stop closes the socket at which it listens."""
+    """Drop the record for a normal stop: p2pd logs as an error that its listening socket was
+    closed."""
     return "use of closed network connection" not in record.getMessage()
 
 

@@ -1,4 +1,4 @@
-"""Cuts links over which nothing comes back."""
+"""Cuts links that return no bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from swarm_node.p2p.transports.returning import PING_SECONDS
 
 
 async def cut_silent(node: DhtNode, silent: Sequence[str], moved: bool) -> frozenset[str]:
-    """Ping the links to these peers, cut those over which nothing comes back, and return their
-    peers. `moved` says that this node has other addresses than before."""
+    """Ping the links to these peers, cut those without an answer, and return their peers. `moved`
+    means that this node's addresses have changed."""
     for _ in range(1 if moved else 2):
         answers = await asyncio.gather(*(node.answers(peer, PING_SECONDS) for peer in silent))
         silent = [peer for peer, heard in zip(silent, answers, strict=True) if not heard]

@@ -1,6 +1,6 @@
 """The p2pd process: its files, its start, and its end after any failure.
 
-This module, too, uses private parts of hivemind: `_child`, `_terminate`, `_make_process_args`, its
+This module also uses private parts of hivemind: `_child`, `_terminate`, `_make_process_args`, its
 tasks and the names of its sockets.
 """
 
@@ -17,13 +17,14 @@ from swarm_node.p2p.wire.identity import Identity
 
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.
 _PRIVATE_KEY_HEAD = bytes.fromhex("08011240")
-#: Otherwise p2pd relays for anyone, without the secret. Its flag -relay=0 does not stop that.
+#: Without this setting p2pd relays for anyone, without the secret. Its flag -relay=0 does not stop
+#: that.
 CONFIGURATION = b'{"Relay":{"Enabled":false}}'
 
 
 @contextlib.contextmanager
 def private_file(path: Path, content: bytes) -> Generator[None]:
-    """`content` with mode 0600 at `path`, for p2pd to read."""
+    """Write `content` with mode 0600 to `path` for p2pd to read, and remove it afterwards."""
     path.unlink(missing_ok=True)  # left by a crash; a link planted now is refused
     try:
         create_private(path, content)
@@ -33,13 +34,13 @@ def private_file(path: Path, content: bytes) -> Generator[None]:
 
 
 def private_key(identity: Identity) -> bytes:
-    """The key in libp2p's format."""
+    """Encode the private key in libp2p's format."""
     return _PRIVATE_KEY_HEAD + identity.seed() + identity.public_key
 
 
 async def start_p2pd(configuration: Path, **settings: Any) -> Any:
-    """`P2P.create` with a configuration file. Alone it takes none, and leaves a process behind when
-    it fails or is cancelled."""
+    """Call `P2P.create` with a configuration file. `P2P.create` alone accepts none, and leaves a
+    process behind if it fails or is cancelled."""
     from hivemind.p2p import P2P
 
     created = []
@@ -82,8 +83,8 @@ async def terminate(p2p: Any, grace: float) -> None:
 async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
     """Wait for the end of p2pd, which was asked to end; kill it after `grace` seconds.
 
-    If the caller is cancelled, p2pd is killed at once, and the cancellation is raised when it has
-    ended: nobody else holds p2pd, so its process and pipe would outlive the event loop.
+    If the caller is cancelled, p2pd is killed at once, and the cancellation is raised after its
+    end. No other code holds p2pd, so its process and pipe would otherwise outlive the event loop.
     """
     transport = child._transport  # type: ignore[attr-defined]
     cancelled = None
@@ -97,7 +98,7 @@ async def _end(child: asyncio.subprocess.Process, grace: float) -> None:
             patience = None
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
-            # Nobody reads the pipe any more. With a full pipe asyncio would wait for ever.
+            # Nobody reads the pipe any more. If it is full, asyncio would wait for ever.
             transport.get_pipe_transport(1).close()
     transport.close()
     if cancelled is not None:

@@ -1,4 +1,5 @@
-"""Which records hivemind's DHT accepts and stores, and from whom: no I/O, no hivemind.
+"""Admission of records to hivemind's DHT: their form, their owners, and their storage. No I/O, no
+hivemind.
 
 hivemind calls these objects by name (duck typing), so its types appear as small protocols here:
 `HeartbeatRecords` is its record validator, `SwarmAuthorizer` its authorizer and `HeartbeatStore`
@@ -25,9 +26,11 @@ from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 from swarm_node.recent import Recent
 
 MAX_TTL_SECONDS = 2 * 3600.0
-#: Records that a holder keeps of one key. A read takes whole dictionaries of up to 20 holders.
+#: Records that a holder stores under one key. A read fetches whole dictionaries of up to 20
+#: holders.
 MAX_RECORDS = 128
-#: After a change of the secret. The heartbeats of who has not heard of it by then have ended.
+#: Seconds for which the previous secret stays valid after a change. By then heartbeats of members
+#: that missed the change have expired.
 OVERLAP_SECONDS = MAX_TTL_SECONDS / 2
 MAX_CLOCK_SKEW_SECONDS = 60.0
 _SIGNATURE_BYTES = 64
@@ -55,12 +58,12 @@ def heartbeat_key(swarm_id: bytes) -> str:
 
 
 class HeartbeatRecords:
-    """Signs own records and accepts records that their owner signed, under one key only, if
-    `vouches` says of the presence in it that the swarm once admitted this peer id.
+    """Signs own records and accepts records that their owner signed, under one key only. `vouches`
+    must hold for the presence in a record: the swarm once admitted this peer id.
 
-    `validate` does not depend on the records seen before. When it refuses one record, hivemind
-    drops all that its holder sent, so to refuse an outdated record would lose the fresh ones too.
-    `HeartbeatStore` ignores outdated records.
+    `validate` does not depend on the records seen before. If it refuses one record, hivemind drops
+    all records of that holder. So it does not refuse outdated records, because fresh ones would be
+    lost too. `HeartbeatStore` ignores outdated records.
     """
 
     priority = 0
@@ -85,8 +88,8 @@ class HeartbeatRecords:
         return record.value[_SIGNATURE_BYTES:]
 
     def validate(self, record: DhtRecord) -> bool:
-        """Whether the record is well-formed, within its bounds, signed by its subkey's owner, and
-        carries a certificate chain for it. Never raises."""
+        """Check that the record is well-formed, within its bounds, and signed by its subkey's
+        owner, and that it carries a certificate chain for that owner. Never raises."""
         if record.key != self._key or not self._bounded(record):
             return False
         owner, presence = _owner(record.subkey), _presence(self.strip_value(record))
@@ -155,9 +158,9 @@ class SwarmAuthorizer:
     accepted once and within `MAX_CLOCK_SKEW_SECONDS`, a response only if it repeats the nonce of
     its request and uses the same secret.
 
-    After `use` a node signs with the new secret. For OVERLAP_SECONDS it also accepts requests under
-    the one before, and answers them under that, so that members that have not heard of the change
-    still find it, and hear of it.
+    After `use` a node signs with the new secret. The previous secret stays valid for
+    OVERLAP_SECONDS: requests under it are accepted, and answered under it. Members that missed the
+    change can still connect with it and learn the new one.
     """
 
     def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
@@ -168,7 +171,7 @@ class SwarmAuthorizer:
         self._nonces: OrderedDict[bytes, float] = OrderedDict()
 
     def use(self, secret: bytes) -> None:
-        """Change the secret."""
+        """Replace the secret."""
         key = self._derived(secret)
         if key != self._key:
             self._previous = self._key, self._wall() + OVERLAP_SECONDS
@@ -181,7 +184,7 @@ class SwarmAuthorizer:
 
     async def validate_request(self, request: Any) -> bool:
         now = self._wall()
-        # Written so that a NaN fails.
+        # Negated, so that a NaN fails.
         if not abs(request.auth.time - now) < MAX_CLOCK_SKEW_SECONDS:
             return False
         if len(request.auth.nonce) != _NONCE_BYTES or self._key_of(request) is None:
@@ -199,7 +202,7 @@ class SwarmAuthorizer:
         return key is not None and _is_tag(response, key)
 
     def _key_of(self, message: Any) -> bytes | None:
-        """The key, of those that count now, under which `message` bears its tag."""
+        """The valid key that made the tag of `message`, None if there is none."""
         keys = [self._key]
         if self._previous is not None and self._wall() < self._previous[1]:
             keys.append(self._previous[0])
@@ -209,8 +212,8 @@ class SwarmAuthorizer:
         return hmac.digest(secret, b"swarm-node/dht/1" + self._swarm_id, "sha256")
 
     def _unused(self, nonce: bytes, now: float) -> bool:
-        """Whether `nonce` is new; it is then remembered. At most _MAX_NONCES are, which honest
-        members never reach."""
+        """Check that `nonce` is new, and remember it. At most _MAX_NONCES are remembered, a number
+        that honest members never reach."""
         while self._nonces:
             oldest, forgotten_at = next(iter(self._nonces.items()))
             if forgotten_at > now and len(self._nonces) < _MAX_NONCES:
@@ -242,12 +245,12 @@ class HeartbeatStore:
     hivemind's own store shortens a record's life when it refuses an older one later, returns its
     inner dictionary, into which records of others are then merged, and has no bounds. `pack` makes
     hivemind's dictionary value from (peer id, value, expiration) triples and wraps it with the
-    latest expiration. Records of peers that are no members now are not shown, and a reader ends
+    latest expiration. Records of peers that are no members now are hidden, and a reader deletes
     them.
 
-    Of more than MAX_RECORDS peers, those with the least keyed hashes are kept, a uniform sample of
-    all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So who comes early,
-    or offers often, hides nobody who comes later, and each holder keeps another sample.
+    Above MAX_RECORDS peers, the store keeps those with the least keyed hashes, a uniform sample of
+    all that were ever offered (the sampler of Brahms, Bortnikov et al., 2009). So an early or
+    frequent peer displaces no later one, and each holder keeps another sample.
     """
 
     def __init__(
@@ -267,7 +270,7 @@ class HeartbeatStore:
     def store(
         self, key: int, value: bytes, expiration_time: float, subkey: str | None = None
     ) -> bool:
-        """As `store_subkey`; values without a subkey are refused."""
+        """See `store_subkey`. Values without a subkey are refused."""
         if subkey is None:
             return False
         return self.store_subkey(key, subkey, value, expiration_time)
@@ -275,8 +278,8 @@ class HeartbeatStore:
     def store_subkey(self, key: int, subkey: str, value: bytes, expiration_time: float) -> bool:
         """Keep a validated record if it expires later than the one held.
 
-        Returns whether the record is for this key. hivemind stops copying a dictionary at the
-        first False, so one that is not kept is none.
+        Returns True if the record is for this key, even if it is not kept. hivemind stops copying a
+        dictionary at the first False.
         """
         if key != self._key:
             return False
@@ -288,8 +291,8 @@ class HeartbeatStore:
         rank = hashlib.blake2b(subkey.encode(), key=self._salt, digest_size=8).digest()
         self._records[subkey] = (value, expiration_time, rank)
         if len(self._records) > MAX_RECORDS:
-            # Expired ones first. A holder is offered a record of every peer of the swarm, so only
-            # readers ask of all that are held whether they are members.
+            # Drop expired records first. A holder is offered a record of every peer of the swarm.
+            # So only reads check the membership of all stored peers.
             of = self._records
             del of[max(of, key=lambda peer: (of[peer][1] <= now, of[peer][2]))]
         return True

@@ -31,8 +31,8 @@ from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 class HivemindTransport(StreamTransport[DhtNode]):
     """Transport on hivemind 1.1.12 (TCP only; p2pd's own relay and NAT help are off).
 
-    `secret` is the swarm's, from its ticket; without it nobody reads or writes the DHT. `state_dir`
-    holds p2pd's copy of the key while p2pd starts. For the rest see `StreamTransport`.
+    `secret` is the swarm's, from its ticket. Without it nobody reads or writes the DHT. `state_dir`
+    holds p2pd's copy of the key while p2pd starts. For the other arguments see `StreamTransport`.
     """
 
     has_table = True
@@ -82,7 +82,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
-        heartbeat must never expire before the one it replaces. `ttl` is at most an hour."""
+        heartbeat must not expire before the one it replaces. `ttl` is at most an hour."""
         node = self._running()
         check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
         if not 0.0 < ttl <= MAX_TTL_SECONDS / 2:  # the other half allows for wrong clocks

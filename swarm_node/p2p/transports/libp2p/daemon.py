@@ -1,4 +1,4 @@
-"""The node's end of the process of py-libp2p: starts it, asks it, ends it.
+"""The node's end of the process of py-libp2p: starts it, sends it requests, ends it.
 
 Every failure below is raised as `TransportError`.
 """
@@ -46,7 +46,8 @@ from swarm_node.process.frames import HEAD, Failed, read_head
 INSTALL = 'pip install "swarm-node[libp2p]"'
 START_SECONDS = 60.0  # py-libp2p's imports take most of a second on a machine that does nothing
 _LINK_SECONDS = 3.0
-#: No token and no key of the owner's environment reaches the process that strangers talk to.
+#: Allowed environment variables. The process talks to strangers, so no token or key of the owner
+#: reaches it.
 _VARIABLES = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "VIRTUAL_ENV"})
 _replies = msgspec.msgpack.Decoder[Reply | Failed](Reply | Failed)
 _incoming = msgspec.msgpack.Decoder(Incoming)
@@ -55,7 +56,7 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def installed() -> bool:
-    """Whether py-libp2p is there; it is not imported."""
+    """Check that py-libp2p is installed, without importing it."""
     return util.find_spec("libp2p") is not None
 
 
@@ -79,7 +80,7 @@ class Libp2pDaemon:
         protocols: Sequence[str],
         server: StreamServer,
     ) -> Libp2pDaemon:
-        """Start the process, which calls `server` with every stream that a peer opens.
+        """Start the process. It calls `server` with every stream that a peer opens.
 
         Raises:
             TransportError: py-libp2p is missing, or it cannot listen.
@@ -117,11 +118,11 @@ class Libp2pDaemon:
 
     @property
     def dead(self) -> bool:
-        """Whether it has exited."""
+        """True after the process has exited."""
         return not self._child.alive
 
     async def connect(self, address: Address, patience: float) -> bool:
-        """Whether the peer answers at this address within `patience` seconds."""
+        """Connect. Return True if the peer answers at this address within `patience` seconds."""
         request = Connect(address.peer_id, address.multiaddr)
         try:
             await self._asked(request, Done, patience)
@@ -139,15 +140,15 @@ class Libp2pDaemon:
         return stream
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
-        """The peers that are linked, each with the other end's TCP multiaddrs; None if the process
-        died or does not answer in time."""
+        """The linked peers, each with the other end's TCP multiaddrs. None if the process died or
+        does not answer in time."""
         try:
             return (await self._asked(Links(), Linked, patience)).peers
         except TransportError:
             return None
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close all links to a peer; it may open new ones."""
+        """Close all links to a peer. It may open new ones."""
         with contextlib.suppress(TransportError):  # it has gone, or goes on
             await self._asked(Disconnect(peer_id), Done, _LINK_SECONDS)
 
@@ -161,7 +162,7 @@ class Libp2pDaemon:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     async def _asked(self, request: Message, wanted: type[_Wanted], patience: float) -> _Wanted:
-        """Ask what needs no stream."""
+        """Send a request that needs no stream, and return its reply."""
         reply, (_, writer) = await self._ask(request, wanted, patience)
         writer.close()
         return reply
@@ -169,7 +170,7 @@ class Libp2pDaemon:
     async def _ask(
         self, request: Message, wanted: type[_Wanted], patience: float
     ) -> tuple[_Wanted, _Stream]:
-        """Send a request on a connection of its own; the caller closes it.
+        """Send a request on a connection of its own. The caller closes it.
 
         Raises:
             TransportError: the process is dead or refuses, or did not answer in `patience` s.
@@ -208,7 +209,8 @@ class Libp2pDaemon:
 
 
 def _visible(listening: str) -> list[str]:
-    """The multiaddrs at which others see this one: of all interfaces, where it listens on all."""
+    """Multiaddrs at which others see a listening address: those of all interfaces, if it listens on
+    all."""
     kind, host, port = split_endpoint(listening) or ("", "", 0)
     wanted = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}.get(host)  # noqa: S104
     if wanted is None:

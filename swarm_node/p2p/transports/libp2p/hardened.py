@@ -1,8 +1,9 @@
 """py-libp2p's Noise, multistream-select and Yamux, with the limits that they lack.
 
-py-libp2p 0.8.1 also offers plaintext, over which anybody can claim to be anybody, and its swarm
-dials what peers name. So this program takes the three protocols, and `host.py` keeps the links.
-What is limited here, and why, was measured against that version, which pyproject.toml pins.
+py-libp2p 0.8.1 also offers plaintext, over which any peer can claim any identity, and its swarm
+dials addresses that peers name. So this program uses the three protocols alone, and `host.py` keeps
+the links. The limits here and their reasons were measured against that version, which
+pyproject.toml pins.
 """
 
 from __future__ import annotations
@@ -31,43 +32,44 @@ from libp2p.transport.upgrader import TransportUpgrader
 from libp2p.utils import encode_delim
 
 CHUNK_BYTES = 1 << 16
-#: What one message of Noise holds, with Yamux's header.
+#: Payload of one Noise message, without Yamux's header.
 PIECE_BYTES = 65_519 - yamux.HEADER_SIZE
-#: What a peer may send before its link stands: Noise's three messages and two negotiations.
+#: Bytes that a peer may send before its link stands: Noise's three messages and two negotiations.
 _HANDSHAKE_BYTES = 16 * 1024
-#: And before a stream's protocol is known; what follows is among them.
+#: Bytes that a peer may send before a stream's protocol is known, with the bytes that follow at
+#: once.
 _NEGOTIATION_BYTES = 1024
-#: From one look at a stream's window to the next, at first.
+#: First pause between two checks of a stream's window.
 _LEAST_PAUSE_SECONDS = 0.0005
-#: A peer that reads nothing for so long has gone.
+#: Seconds without a read after which a peer counts as gone.
 STALL_SECONDS = 30.0
 _PING_EVERY_SECONDS, PING_SECONDS = 15.0, 10.0
-#: Received bytes that nobody has read, of one link and of all: py-libp2p only logs that a peer
-#: sends more than its windows allow.
+#: Limits of received bytes that nobody has read, per link and for all links. py-libp2p only logs a
+#: peer that sends more than its windows allow.
 MAX_HELD, MAX_HELD_IN_ALL = 64 << 20, 256 << 20
-#: What any link may hold.
+#: Unread bytes that any link may hold.
 _FREE = yamux.DEFAULT_WINDOW_SIZE
 #: py-libp2p lets a stream's window grow to 16 MiB.
 yamux.MAX_WINDOW_SIZE = 1 << 20
 _PING = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_PING, yamux.FLAG_SYN, 0, 1)
 
-# Parsers for the keys of strangers that no peer of this swarm has. One of them is plain Python.
+# Remove parsers for kinds of keys that no peer of this swarm has. One of them is plain Python.
 for _kind in (KeyType.RSA, KeyType.Secp256k1):
     serialization.key_type_to_public_key_deserializer.pop(_kind.value)
-# What peers do is no fault of this node, and must not fill its log.
+# Faults of peers are no faults of this node, and must not fill its log.
 logging.getLogger("libp2p").setLevel(logging.CRITICAL)
 
 
 def make_upgrader(seed: bytes) -> TransportUpgrader:
-    """What makes links of TCP connections: Noise and Yamux, nothing else."""
+    """Build the upgrader from TCP connections to links: Noise and Yamux, nothing else."""
     noise = NoiseTransport(create_new_key_pair(seed), create_noise_key_pair().private_key)
     return TransportUpgrader({NOISE: noise}, {yamux.PROTOCOL_ID: Link})
 
 
 class Scant:
-    """A stream that is read up to `left` bytes: multistream-select believes any length. It is
-    read as it comes, not byte by byte, each of which py-libp2p would acknowledge; `rest` is what
-    was read and belongs to what follows."""
+    """A stream with a read limit of `left` bytes, because multistream-select accepts any length. It
+    reads whatever has arrived, because py-libp2p would acknowledge each single byte. `rest` holds
+    bytes that were read beyond the negotiation."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -88,8 +90,9 @@ class Scant:
 
 
 async def select(stream: Any, protocol: str) -> bytes:
-    """Agree on a protocol with who accepts the stream, in one round trip; returns what it said
-    already. Raises whatever py-libp2p raises, and ConnectionError where it does not serve it."""
+    """Agree on a protocol with the accepting end of the stream, in one round trip. Return the bytes
+    that it has already sent after that. Raises whatever py-libp2p raises, and ConnectionError if
+    the other end does not serve the protocol."""
     scant = Scant(stream)
     lines = (MULTISELECT_PROTOCOL_ID, protocol)
     await scant.write(b"".join(encode_delim(line.encode()) for line in lines))
@@ -100,21 +103,22 @@ async def select(stream: Any, protocol: str) -> bytes:
 
 
 class Socket(TrioTCPStream):  # type: ignore[misc]
-    """A TCP connection. Writes end whole or end the connection, because Noise counts messages."""
+    """A TCP connection. A write is complete or ends the connection, because Noise counts
+    messages."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
-        #: Bytes that the peer may still send; None: any number.
+        #: Bytes that the peer may still send. None: any number.
         self.left: int | None = _HANDSHAKE_BYTES
         self._buffer = bytearray()
         host, port = stream.socket.getpeername()[:2]
-        #: The multiaddr of the other end. py-libp2p has none for IPv6.
+        #: The multiaddr of the other end. py-libp2p gives none for IPv6.
         self.seen = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
         _notice_dead_peers(stream)
 
     async def read(self, n: int | None = None) -> bytes:
-        """`n` bytes, but at most CHUNK_BYTES; fewer where the connection ends. py-libp2p itself
-        gives a message up that comes in more than a hundred pieces."""
+        """Read `n` bytes, at most CHUNK_BYTES, fewer if the connection ends. py-libp2p's own read
+        abandons a message that arrives in more than a hundred pieces."""
         wanted = min(CHUNK_BYTES if n is None else n, CHUNK_BYTES)
         while len(self._buffer) < wanted:
             data = await super().read(CHUNK_BYTES)
@@ -138,7 +142,8 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
 
 
 class Link(yamux.Yamux):  # type: ignore[misc]
-    """A connection of many streams to a peer. `held_in_all` says what all links hold unread."""
+    """A connection of many streams to a peer. `held_in_all` returns the unread bytes of all
+    links."""
 
     def __init__(
         self, secured: Any, peer: ID, stream: Socket, held_in_all: Callable[[], int]
@@ -147,7 +152,7 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         self.peer = str(peer)
         self.stream = stream
         self.used = trio.current_time()
-        #: Streams that the peer opened and that run.
+        #: Running streams that the peer opened.
         self.served = 0
         self._held_in_all = held_in_all
         self._asking = trio.Lock()
@@ -162,11 +167,11 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         return bool(self.event_shutting_down.is_set())
 
     async def end(self) -> None:
-        """Close the connection, without a word to the peer, which may not read."""
+        """Close the connection without a message to the peer, which may not read."""
         await self.stream.close()
 
     async def answers(self) -> bool:
-        """Whether the peer answers a ping. One that does not is cut off."""
+        """Ping the peer. Return True if it answers. Otherwise the link is cut."""
         async with self._asking:
             self._ping_event = trio.Event()
             try:
@@ -180,7 +185,7 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         return not self.ended
 
     async def _measure_rtt_loop(self) -> None:
-        """In the place of py-libp2p's, which waits for ever for who is frozen."""
+        """Replace py-libp2p's loop, which waits for ever for a frozen peer."""
         pause = 0.5  # windows grow by the round trip's time
         while True:
             await trio.sleep(pause)
@@ -206,8 +211,8 @@ async def upgrade(
     peer: ID | None,
     held_in_all: Callable[[], int],
 ) -> Link:
-    """Noise and Yamux over a TCP connection, to `peer` where this node dialled. Raises whatever
-    py-libp2p raises; the caller closes the connection."""
+    """Run Noise and Yamux over a TCP connection, to `peer` if this node dialled. Raises whatever
+    py-libp2p raises. The caller closes the connection."""
     stream = Socket(tcp)
     raw = RawConnection(stream, peer is not None)
     secured = await upgrader.upgrade_security(raw, raw.is_initiator, peer)

@@ -1,7 +1,8 @@
-"""The links to peers, over py-libp2p's protocols: who connects, which streams run, what ends.
+"""The links to peers, over py-libp2p's protocols: connections, streams, and their ends.
 
-Whatever a peer sends ends its own link at most: each connection and each stream has a task whose
-errors end there. All numbers are bounded. Nothing is dialled but what the node asks for.
+A peer's messages can at most end its own link: each connection and each stream has a task, and
+errors end with that task. All numbers are bounded. Only addresses that the node requests are
+dialled.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ from swarm_node.recent import Recent
 
 UPGRADE_SECONDS = 10.0
 NEGOTIATE_SECONDS = 10
-#: For a link to answer, before another one is tried.
+#: Limit for a link's answer, before another link is tried.
 _LINK_SECONDS = 1.5
-#: Links; of more, the one that was used longest ago ends. Of one peer, and streams of one link.
+#: Limits: links in all (above it the least recently used one ends), links of one peer, streams of
+#: one link, and streams in all.
 MAX_LINKS = 512
 MAX_LINKS_PER_PEER = 4
 MAX_STREAMS_PER_LINK = 256
 MAX_STREAMS = 2048
-#: Connections that are no links yet, and those of one place: an IPv4 address or an IPv6 /64.
+#: Connections that are no links yet: in all, and of one site (an IPv4 address or an IPv6 /64).
 MAX_STRANGERS = 128
 MAX_STRANGERS_PER_PLACE = 16
 #: Peers whose address is kept for another connection.
 _MAX_ANSWERED = 2048
 _log = logging.getLogger(__name__)
 
-#: (peer, protocol, stream, what it said already); returns when the stream has ended.
+#: (peer, protocol, stream, bytes received already). Returns after the end of the stream.
 Serve = Callable[[str, str, Any, bytes], Awaitable[None]]
 
 
@@ -54,14 +56,14 @@ class Host:
         self._multiselect = Multiselect(dict.fromkeys(protocols))
         self._serve = serve
         self._nursery = nursery
-        #: By peer, the newest last: it works where an older one broke unnoticed.
+        #: Links by peer, the newest last: it works where an older one broke unnoticed.
         self._links: dict[str, list[Link]] = {}
-        #: The place of each, the oldest first.
+        #: The site of each connection that is no link yet, the oldest first.
         self._strangers: dict[trio.CancelScope, str] = {}
         self._answered: Recent[str, str] = Recent(_MAX_ANSWERED)
 
     async def listen(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Listen on multiaddrs; returns them with the ports that were chosen.
+        """Listen on multiaddrs. Return them with the chosen ports.
 
         Raises:
             TransportError: one cannot be listened on.
@@ -81,7 +83,7 @@ class Host:
         return tuple(listening)
 
     async def connect(self, peer: str, address: str) -> None:
-        """Have a link to a peer that answers now.
+        """Ensure a link to a peer that answers now.
 
         Raises:
             TransportError: it does not answer at this address, or somebody else does.
@@ -104,7 +106,8 @@ class Host:
         self._answered[peer] = address
 
     async def open(self, peer: str, protocol: str) -> tuple[Any, bytes]:
-        """A stream to a peer that is linked, or that answered before, and what it said already.
+        """Open a stream to a peer that is linked or has answered before. Return it with the bytes
+        received already.
 
         Raises:
             TransportError: it does not answer, or does not serve the protocol.
@@ -129,7 +132,7 @@ class Host:
         return stream, rest
 
     def linked(self) -> dict[str, list[str]]:
-        """Peers that are linked, and the addresses of the other end, the newest link first."""
+        """The linked peers with the addresses of the other end, the newest link first."""
         open_links = {
             peer: [link.stream.seen for link in reversed(links) if not link.ended]
             for peer, links in self._links.items()
@@ -137,12 +140,12 @@ class Host:
         return {peer: seen for peer, seen in open_links.items() if seen}
 
     async def disconnect(self, peer: str) -> None:
-        """Close all links to a peer; it may open new ones."""
+        """Close all links to a peer. It may open new ones."""
         for link in list(self._links.get(peer, ())):
             await link.end()
 
     async def _accept(self, tcp: trio.SocketStream) -> None:
-        """Make a link of a connection that somebody opened."""
+        """Turn an incoming connection into a link."""
         try:
             place = site(tcp.socket.getpeername()[0])
         except OSError:
@@ -163,8 +166,8 @@ class Host:
             await self._keep(link)
 
     def _admit(self, place: str, scope: trio.CancelScope) -> bool:
-        """Whether a connection may become a link, until `scope` is cancelled. If too many try, the
-        oldest one of the place with the most is given up."""
+        """Admit a connection that may become a link until `scope` is cancelled. Above the limit,
+        the oldest connection of the site with the most is dropped."""
         tried = Counter(self._strangers.values())
         if tried[place] >= MAX_STRANGERS_PER_PLACE:
             return False
@@ -195,7 +198,7 @@ class Host:
             link.stream.stream.socket.close()
 
     async def _make_room(self, links: list[Link]) -> None:
-        """End what is too much: the oldest link of a peer, the least used one of all."""
+        """End links above the limits: the oldest of a peer, the least recently used one of all."""
         if len(links) > MAX_LINKS_PER_PEER:
             await links[0].end()
         every = [link for each in self._links.values() for link in each]
@@ -256,7 +259,7 @@ def _endpoint(address: str) -> tuple[str, str, int]:
 
 @contextlib.contextmanager
 def _becomes_transport_error(what: str) -> Generator[None]:
-    """py-libp2p raises many things, and bare `Exception` too."""
+    """Turn every error into TransportError. py-libp2p raises many types, bare `Exception` too."""
     try:
         yield
     except Exception as error:

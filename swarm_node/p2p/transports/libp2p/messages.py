@@ -1,9 +1,9 @@
-"""What the node and the process of py-libp2p say to each other.
+"""Messages between the node and the process of py-libp2p.
 
-The process is started by one `Start` over its standard input. Every further request has a
-connection of its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back.
-After `Opened`, the bytes of the libp2p stream follow. For each stream that a peer opens, the
-process connects to the node's socket NODE and says `Incoming`; the bytes of the stream follow.
+The process starts with one `Start` on its standard input. Every further request has a connection of
+its own to the Unix socket HOST in `Start.sockets`: one frame there, one frame back. After `Opened`,
+the bytes of the libp2p stream follow. For each stream that a peer opens, the process connects to
+the node's socket NODE and sends `Incoming`. The bytes of the stream follow.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import msgspec
 
 HOST, NODE = "host", "node"
-#: Of the first frame of a connection.
+#: Largest first frame of a connection.
 MAX_REQUEST_BYTES = 4096
-#: Of a frame that answers it: `Linked` names all peers.
+#: Largest frame of a reply: `Linked` names all peers.
 MAX_REPLY_BYTES = 1 << 20
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """One of them."""
+    """Base of all messages."""
 
 
 class Start(Message, frozen=True):
@@ -31,13 +31,13 @@ class Start(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """The multiaddrs that are listened on, with the ports that were chosen."""
+    """The multiaddrs that the process listens on, with the chosen ports."""
 
     listening: tuple[str, ...]
 
 
 class Connect(Message, frozen=True):
-    """Connect to a peer at a multiaddr, or see whether its open link answers."""
+    """Connect to a peer at a multiaddr, or check that its open link answers."""
 
     peer: str
     address: str
@@ -61,21 +61,21 @@ class Disconnect(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """It is done."""
+    """The request is done."""
 
 
 class Opened(Message, frozen=True):
-    """The bytes of the stream follow."""
+    """The stream is open. Its bytes follow."""
 
 
 class Linked(Message, frozen=True):
-    """Peer ids, and the multiaddrs from which each is linked."""
+    """Peer ids, with the multiaddrs from which each is linked."""
 
     peers: dict[str, list[str]]
 
 
 class Incoming(Message, frozen=True):
-    """A peer opened a stream; its bytes follow."""
+    """A peer opened a stream. Its bytes follow."""
 
     peer: str
     protocol: str

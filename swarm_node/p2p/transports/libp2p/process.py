@@ -2,7 +2,7 @@
 
     python -m swarm_node.p2p.transports.libp2p.process
 
-It ends when the node closes its standard input, or dies.
+It ends when the node closes its standard input, or when the node dies.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from swarm_node.p2p.transports.libp2p.messages import (
 from swarm_node.process.frames import HEAD, Failed, framed, read_head
 from swarm_node.process.server import serve
 
-#: For a peer to end its half of a stream once the node has ended its own.
+#: Limit for a peer to end its half of a stream after the node has ended its own.
 _LINGER_SECONDS = 5.0
 _MOST_FILES = 8192
 _log = logging.getLogger(__name__)
 
 
 class Process:
-    """What the node asks for, and what peers open."""
+    """Handles the node's requests and the streams that peers open."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -93,7 +93,8 @@ class Process:
                 await give_up(stream)
 
     async def _handle(self, request: Request) -> tuple[Message, Any, bytes]:
-        """The reply, the stream whose bytes follow, and the first of them."""
+        """Handle a request. Return the reply, the stream whose bytes follow, and the first of these
+        bytes."""
         assert self._host is not None, "the socket of requests is made after the host"
         match request:
             case Connect(peer, address):
@@ -107,15 +108,15 @@ class Process:
         return Done(), None, b""
 
     async def _serve(self, peer: str, protocol: str, stream: Any, rest: bytes) -> None:
-        """Pass a stream that a peer opened on to the node."""
+        """Connect a stream that a peer opened to the node."""
         async with await trio.open_unix_socket(self._node) as pipe:
             await pipe.send_all(framed(0, msgspec.msgpack.encode(Incoming(peer, protocol))))
             await _copy(stream, rest, pipe)
 
 
 async def _copy(stream: Any, rest: bytes, pipe: trio.SocketStream) -> None:
-    """Copy both ways, `rest` to the node first, until both ends have ended or one breaks. What is
-    held is bounded by the buffers of both."""
+    """Copy in both directions, `rest` to the node first, until both ends have ended or one breaks.
+    The buffers of both ends bound the memory."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_copy_in, stream, rest, pipe)
         while data := await pipe.receive_some(PIECE_BYTES):

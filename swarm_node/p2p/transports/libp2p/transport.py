@@ -1,8 +1,8 @@
 """The libp2p transport: py-libp2p's streams, without a table of heartbeats.
 
 A process of its own carries TCP, Noise and the streams. Nodes of this stack and of hivemind's are
-peers in one swarm: the streams, their protocols and their frames are the same. There is no DHT
-here, so a node meets others at the addresses that it was given, and through the peers that it asks.
+peers in one swarm: the streams, their protocols and their frames are the same. This stack has no
+DHT. So a node meets others at configured addresses and through the peers that it asks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
     has_table = False
 
     def use_secret(self, secret: bytes) -> None:
-        """The secret guards the DHT, and there is none here."""
+        """Do nothing. The secret guards the DHT, and this stack has none."""
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
-        """There is no table to put it in. Partners ask for it (p2p/exchange/meeting.py)."""
+        """Do nothing, because this stack has no table. Partners ask for it
+        (p2p/exchange/meeting.py)."""
         self._running()
         check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
 
