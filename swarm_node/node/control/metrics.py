@@ -1,5 +1,5 @@
-"""A snapshot as Prometheus reads it. No name or id of a peer is a label: peers come and go, and
-each value of a label is a series that Prometheus keeps."""
+"""A snapshot in the text format of Prometheus. No name or id of a peer is a label: peers come and
+go, and each value of a label is a time series that Prometheus keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node was like over time: one row per interval, in memory and in `metrics.jsonl`.
+"""The history of a node: one row per interval, in memory and in `metrics.jsonl`.
 
 `Ring` and `row_between` are pure. `MetricsFile` writes, and reads what an earlier run wrote.
 """
@@ -15,11 +15,11 @@ import msgspec
 from swarm_node.durable import Journal
 from swarm_node.errors import HomeError
 
-#: Rows held in memory. The older half is thinned when they are more.
+#: Rows held in memory. Beyond it, the older half is thinned.
 MAX_ROWS = 4096
-#: Two files of this size hold a day or two of rows that come as often as they may.
+#: Two files of this size hold a day or two of rows at the highest rate.
 MAX_FILE_BYTES = 16 << 20
-#: Seconds between two rows: at least, while nothing but updates happens, and at most.
+#: Seconds between two rows: the least between rows of updates, and the most between any two.
 LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 
 
@@ -93,10 +93,10 @@ class HistoryReport(msgspec.Struct, frozen=True):
 
 
 class Totals(NamedTuple):
-    """Sums that only grow while a node runs; the difference of two gives a row its means. `seconds`
-    is the node's clock. `own` and `external` are groups trained on in `batches` updates, skipped
-    ones included; `lag`, `age` and `own_reward` are sums over them, and `own_answers` the answers
-    of own ones."""
+    """Running sums since the start. The difference of two gives a row its means. `seconds` is the
+    node's clock. `own` and `external` are groups trained on in `batches` updates, skipped ones
+    included. `lag`, `age` and `own_reward` are sums over them. `own_answers` are the answers of own
+    groups."""
 
     seconds: float
     batches: int = 0
@@ -135,8 +135,8 @@ class Means(NamedTuple):
 
 
 def means(before: Totals, now: Totals) -> Means:
-    """What happened between two moments. An update that ends within the interval counts there as a
-    whole, so a share of the time is cut at 1."""
+    """Return the means between two moments. An update counts as a whole in the interval in which it
+    ends, so a share of the time is cut at 1."""
     d = Totals._make(b - a for a, b in zip(before, now, strict=True))
     seconds = max(d.seconds, 1e-9)
     return Means(
@@ -161,8 +161,8 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 class Ring:
-    """The rows of a node, the oldest first. At most `limit` are held: of the older half every
-    second one is dropped, so that the whole time stays covered."""
+    """The rows of a node, the oldest first. At most `limit` are held. Beyond it, every second row
+    of the older half is dropped, so the rows still cover the whole time."""
 
     def __init__(self, rows: Iterable[HistoryRow] = (), limit: int = MAX_ROWS) -> None:
         self._limit = limit
@@ -204,8 +204,8 @@ class MetricsFile:
             raise HomeError(f"cannot write {self._journal.path}: {error.strerror}") from error
 
     def read(self, since: int | None = None) -> Iterator[HistoryRow]:
-        """The rows of earlier runs, the oldest first, or those after `since` bytes of the newer
-        file. Lines that a crash cut, or another version wrote, are left out."""
+        """Return the rows of earlier runs, the oldest first, or those after `since` bytes of the
+        newer file. Lines that a crash cut, or that another version wrote, are skipped."""
         decoder = msgspec.json.Decoder(HistoryRow)
         for line in self._journal.lines(since):
             with suppress(ValueError, RecursionError):
