@@ -59,7 +59,7 @@ class Membership:
 
 
 class Home(PrivateDirectory):
-    """What a node keeps in its directory."""
+    """The files in the directory of one node; see the module."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -85,7 +85,7 @@ class Home(PrivateDirectory):
         return Identity.load_or_create(self.path / "node.key")
 
     def site_key(self) -> bytes:
-        """The key that the other hosts of this node's trainer need, made at the first call.
+        """Return the key for the other hosts of this node's trainer; the first call makes it.
 
         Raises:
             HomeError: it cannot be made, or others can read it.
@@ -93,7 +93,7 @@ class Home(PrivateDirectory):
         return Identity.load_or_create(self.path / "site.key").seed()
 
     def swarm(self) -> SwarmInfo:
-        """The swarm this home belongs to.
+        """Return the swarm that this home belongs to.
 
         Raises:
             HomeError: none yet, or the file is damaged.
@@ -179,7 +179,7 @@ class Home(PrivateDirectory):
         return path.read_text()[:_MAX_SMALL_FILE].split() if path.exists() else []
 
     def membership(self) -> Membership:
-        """What earlier `found_swarm` or `join_swarm` left here.
+        """Read the membership that an earlier `found_swarm` or `join_swarm` stored.
 
         Raises:
             HomeError: nothing, or damaged.
@@ -232,7 +232,8 @@ class Home(PrivateDirectory):
             raise TicketError(f"no ticket can be made: {error}") from error
 
     def port(self) -> int:
-        """The TCP port of this node: chosen once, then kept, so that tickets stay good."""
+        """Return the TCP port of this node. It is chosen once and then kept, so tickets stay
+        valid."""
         kept = self.kept_port()
         if kept:
             return kept
@@ -255,7 +256,7 @@ class Home(PrivateDirectory):
         return replace(membership, swarm=self.swarm())
 
     def steward(self) -> Signer | None:
-        """The steward whose key lies here, None without one.
+        """Return the steward whose key lies here, None without one.
 
         Raises:
             HomeError: its files are damaged, or others can read them.
