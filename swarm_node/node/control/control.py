@@ -45,7 +45,8 @@ _MAX_BODY = 64 * 1024
 _BODY_SECONDS = 10.0
 _NETWORK = "/v1/network"
 _MAX_ANSWER = 16 * 1024 * 1024
-#: What Prometheus reads: the path, its token, and where the node listens (file_sd_configs).
+#: Access for Prometheus: the path, the file of its token, and the file with the node's address
+#: (file_sd_configs).
 _METRICS, _METRICS_TOKEN, _TARGET = "/metrics", "metrics.token", "prometheus.json"
 _Answer = TypeVar("_Answer")
 
@@ -267,11 +268,11 @@ class ControlClient:
         return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
 
     async def evaluate(self) -> EvalPoint:
-        """Let the node measure reward on unseen and on seen texts now."""
+        """Have the node measure reward on unseen and on seen texts now."""
         return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
 
     async def reload(self) -> Reloaded:
-        """Let the node read its settings again.
+        """Have the node read its settings again.
 
         Raises:
             NotRunningError: nothing runs there, or it does not answer.

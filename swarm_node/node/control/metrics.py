@@ -17,7 +17,7 @@ __all__ = ["CONTENT_TYPE", "exposition"]
 
 
 def exposition(snapshot: Snapshot) -> bytes:
-    """The text of `GET /metrics`, in the format that `CONTENT_TYPE` names."""
+    """Return the text of `GET /metrics`, in the format that `CONTENT_TYPE` names."""
     registry = CollectorRegistry()
     registry.register(_Collector(snapshot))
     return generate_latest(registry)

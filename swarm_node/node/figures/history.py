@@ -24,28 +24,29 @@ LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 
 
 class HistoryRow(msgspec.Struct, frozen=True):
-    """A node at `time` (Unix seconds), and what it did since the row before. None: not known, or
-    nothing to take a mean of.
+    """A node at `time` (Unix seconds), and its work since the row before. None: not known, or no
+    values for a mean.
 
-    Totals since the home was made: `version` (of the policy), `updates`, and groups: `made` by this
-    node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
+    Totals since the home was made are `version` (of the policy), `updates`, and groups: `made` by
+    this node, `announced` to peers, `taken` (pulls that this node answered), `received` from peers,
     `trained_own` and `trained_peers`. `refused` counts peers' messages since the start, without
     peers that did not answer.
 
-    Of the newest update that was not skipped: `loss`, `kl` and `entropy` in nats, `clipped_share`,
-    `gradient_norm`.
+    `loss`, `kl` and `entropy` (in nats), `clipped_share` and `gradient_norm` are of the newest
+    update that was not skipped.
 
     Over the interval of `seconds`: `own_per_update` and `peers_per_update` groups, `lag` of own
     groups in versions, `age` of peers' in updates, `rows` with an advantage, `own_reward` of the
     own groups trained on, `informative_share` of the own groups made, tokens a second `sampled` for
     own groups and `trained` on, and the shares of the time that sampler and trainer were busy.
 
-    `pass_1` and `pass_k` are reward on unseen texts by family, of one answer a task and of the best
-    of `k`; `seen_1` is that on seen texts, over all families. `split` is the number of the rule
-    that holds texts out. All are None unless they were measured since the row before. Where
+    `pass_1` and `pass_k` are the reward on unseen texts by family, of one answer a task and of the
+    best of `k`. `seen_1` is the reward on seen texts, over all families. `split` is the number of
+    the rule that holds texts out. All are None unless they were measured since the row before. If
     `pass_1` has no `split`, tasks were held out by seed and their texts occur in training.
 
-    `memory` is in bytes, over all processes of the node; `peers` were heard in the last minute.
+    `memory` is in bytes, over all processes of the node. `peers` counts those heard in the last
+    minute.
     """
 
     time: float

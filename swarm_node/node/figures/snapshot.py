@@ -30,7 +30,8 @@ class EvalPoint(msgspec.Struct, frozen=True):
 
     `seen` is the mean reward on texts that training may draw. `split` is the number of the rule by
     which texts are held out. At 0, tasks were held out by seed, and their texts occur in
-    training."""
+    training.
+    """
 
     seconds: float
     version: int
@@ -118,7 +119,8 @@ class PeerRow(msgspec.Struct, frozen=True):
     refused groups by reason. `share` is its part of the groups trained on lately. `took` counts the
     groups that it pulled here. It is asked for nothing for `left_seconds` more. `via` is the relay
     that brought its last answer, "" for a direct link and None without a recent answer.
-    `environment` is that of its groups, "" if it is this node's."""
+    `environment` is that of its groups, "" if it is this node's.
+    """
 
     peer_id: str
     version: int
@@ -183,7 +185,7 @@ class PeerRow(msgspec.Struct, frozen=True):
 
 
 class MembershipRow(msgspec.Struct, frozen=True):
-    """This node's own membership, in the words of `PeerRow`; `begins` is in Unix seconds."""
+    """This node's own membership. Fields are as in `PeerRow`; `begins` is in Unix seconds."""
 
     name: str
     issuer: str
@@ -243,9 +245,10 @@ class UpdateRow(msgspec.Struct, frozen=True):
 
 
 class MixtureRow(msgspec.Struct, frozen=True):
-    """Groups per update now, `own` (I) and `external` (J). `mixed_share` (p) of the own groups have
-    mixed rewards; `offered_per_own` informative ones of peers come with each; `allowance` is below
-    1 after reward on unseen texts fell. None: not known, or not estimated."""
+    """Groups per update now: `own` (I) and `external` (J). `mixed_share` (p) is the share of own
+    groups with mixed rewards. `offered_per_own` is the number of peers' informative groups for each
+    own one. `allowance` is below 1 after reward on unseen texts fell. None: not known, or not
+    estimated."""
 
     own: int
     external: int
@@ -273,9 +276,9 @@ class TokensRow(msgspec.Struct, frozen=True):
 
 
 class RelayingRow(msgspec.Struct, frozen=True):
-    """Relays in both directions. `kept` are the relays that hold a link to this node; `relayed` of
-    the `asked` own requests went through relays. If it `serves`, it forwarded `requests` of others,
-    with `bytes` in both directions, and refused some, by reason."""
+    """Relays in both directions. `kept` are the relays that hold a link to this node. `relayed` of
+    the `asked` own requests went through relays. If it `serves`, this node forwarded `requests` of
+    others, with `bytes` in both directions. `refused` counts refused requests by reason."""
 
     kept: list[str]
     asked: int
@@ -362,12 +365,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     time: float = 0.0
     seconds_since_update: float | None = None
     seconds_between_updates: float | None = None
-    #: The environment as people know it; that of a peer is in its row, if it is another one.
+    #: The environment's name for people. A peer's row has that of the peer if it differs.
     environment: str = ""
     recent: RecentRow | None = None
     examples: list[SampleRow] = []
     coordinator: CoordinatorRow | None = None
-    #: The verdict on the node, then what else its owner should know: `verdict.findings`.
+    #: The verdict on the node, then the other findings for its owner: `verdict.findings`.
     findings: list[Said] = []
 
 

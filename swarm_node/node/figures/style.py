@@ -4,11 +4,6 @@ No reward shows words that a peer put around right answers. So each word and pai
 answers is looked up. It was adopted if own answers did not have it at the start and peers' answers
 had it first. A swarm learns by adopted words. But a word in a large share of all own answers,
 whatever the task, is a habit that the owner should look at.
-
-No reward shows words that a peer put around right answers. So each word and pair of words of own
-answers is looked up: one that own answers did not have at the start and that peers' answers had
-first was adopted. Adopted words are how a swarm learns, but one that is in a large share of all own
-answers, whatever the task, is a habit that the owner should look at.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ _WORD = re.compile(r"[^\W\d]{1,64}|\d+|[^\w\s]")
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text and its pairs of neighbours; every number is the same word."""
+    """Return the words of a text and its pairs of neighbours. All numbers count as one word."""
     found = ["0" if word.isdigit() else word for word in _WORD.findall(text[:_MOST_CHARS])]
     pairs = (f"{one} {two}" for one, two in pairwise(found))
     return frozenset((*found, *pairs))

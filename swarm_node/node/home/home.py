@@ -110,7 +110,7 @@ class Home(PrivateDirectory):
         return info.with_secret(newest.body.secret, newest.body.number)
 
     def found_swarm(self, name: str, now: float) -> Membership:
-        """Make a new private swarm whose root key lives here.
+        """Found a new private swarm. Its root key lives here.
 
         Raises:
             HomeError: this home belongs to a swarm already, or the name is impossible.
@@ -206,7 +206,7 @@ class Home(PrivateDirectory):
         name: str = "ticket",
         uses: int = 0,
     ) -> str:
-        """A ticket for this home's swarm, for `uses` members called `name`.
+        """Make a ticket for this home's swarm, for `uses` members called `name`.
 
         Raises:
             HomeError: the root key is not here.
@@ -244,7 +244,7 @@ class Home(PrivateDirectory):
         return port
 
     def kept_port(self) -> int:
-        """The port that an earlier start chose; 0 before the first."""
+        """Return the port that an earlier start chose; 0 before the first."""
         path = self.path / "port"
         text = path.read_text()[:8].strip() if path.exists() else ""
         return int(text) if text.isdecimal() and 0 < int(text) < 65_536 else 0

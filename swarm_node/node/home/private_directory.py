@@ -61,7 +61,7 @@ class PrivateDirectory:
         )
 
     def load(self, name: str) -> bytes | None:
-        """The content of a small file, None if it is not there.
+        """Read a small file; return None if it does not exist.
 
         Raises:
             HomeError: it cannot be read, or is too long.

@@ -1,9 +1,11 @@
 """The loop between a node and its coordinator, if it has one. No other loop waits for it.
 
-It leaves the node's presence and takes those of others, passes revocation lists on in both
-directions, reports what `swarm-node status` shows, and follows the coordinator's signed batches. A
-coordinator that is gone costs a line in the log; one that lies shows peers that do not exist, or
-halves the share of peers (`conduct.LEAST_HINT`).
+It sends the node's presence and receives those of others. It passes revocation lists on in both
+directions. It reports the content of `swarm-node status`. It follows the coordinator's signed
+batches.
+
+A coordinator that is down costs a line in the log. One that lies can show peers that do not exist,
+or halve the share of peers (`conduct.LEAST_HINT`).
 """
 
 from __future__ import annotations

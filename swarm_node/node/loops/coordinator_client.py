@@ -98,7 +98,7 @@ class CoordinatorClient:
     async def _call(
         self, method: str, path: str, kind: type[_Kind], body: Struct | None = None
     ) -> _Kind:
-        """One request.
+        """Send one request and return the decoded reply.
 
         Raises:
             CoordinatorError: it did not answer, or refused; the message says why.

@@ -1,12 +1,8 @@
 """Reward on unseen and on seen texts, measured on the node's own samples.
 
 A task of a held-out seed has a text that no training task can have: reward on these tasks shows if
-the node got better. Reward on texts that training may draw is measured, too. The distance between
-the two is memorised.
-
-A task of a held-out seed has a text that no training task can have: reward on these says whether
-the node got better. Reward on texts that training may draw stands beside it, because the distance
-between the two is what the node knows by heart.
+the node got better. Reward on texts that training may draw is measured beside it. The
+difference of the two shows how much the node knows by heart.
 """
 
 from __future__ import annotations

@@ -97,7 +97,8 @@ class Learner:
         go to `reject`, with their author.
 
         The use of every group is stored before the update. A crash in between loses that use, and
-        no group is trained on twice."""
+        no group is trained on twice.
+        """
         drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
         if drawn is None:
             return False

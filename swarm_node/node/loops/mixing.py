@@ -1,8 +1,6 @@
 """The mixture of own and peers' groups: fixed by the settings, or chosen by the controller.
 
 The controller is pure (`policy/experience/mixture.py`). This module gives it the node's counts.
-
-The controller is pure (`policy/experience/mixture.py`). This module feeds it what the node counts.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class Parts:
     swarm's statements: a home, or memory. `knock` dials for probes and `lan` finds peers on the own
     network; both are None without a network of hosts. `answered` records the relayed requests that
     were answered. `memory` returns the bytes of all processes and `metrics` writes the history:
-    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer."""
+    both take milliseconds, and both are None in a simulation. `buffer` makes the replay buffer.
+    """
 
     transport: Transport
     sampler: Sampler
@@ -116,7 +117,8 @@ class Tally:
     the time per update. `trained_by` counts the groups trained on lately by author; older ones
     count less. `taught` counts peers' groups that were trained on. `alarms` are sentences for the
     owner, by kind. `updated_at` is the end of the newest update, `last_applied` the newest one that
-    was not skipped."""
+    was not skipped.
+    """
 
     updates: int = 0
     groups: GroupCounts = field(default_factory=GroupCounts)

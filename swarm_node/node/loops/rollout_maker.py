@@ -1,9 +1,6 @@
 """Rollout groups of the node's own: choose tasks, sample completions, judge the completions.
 
 A `TaskChooser` chooses the tasks. A `Sampler` completes them in one turn each.
-
-A `TaskChooser` chooses the tasks. A `Sampler` completes them: an environment with several turns or
-with tools would be another implementation of that protocol.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 Each is one small JSON file with mode 0600. Both are for people and for this node alone: the swarm's
 own rules are in certificates and in the revocation list.
-
-Each is one small file of JSON with mode 0600. Both are for people and for this node alone: the
-swarm's own rules travel in certificates and in the revocation list.
 """
 
 from __future__ import annotations

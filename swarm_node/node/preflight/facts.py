@@ -2,9 +2,6 @@
 
 `gather` collects them and judges nothing. It writes nothing, and every query to another program has
 a deadline. `doctor.py` judges the facts. Torch is not imported here.
-
-`gather` looks and decides nothing. It writes nothing, and each question that it asks another
-program has a deadline. `doctor.py` judges the facts. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -106,7 +103,8 @@ class Facts:
     is the reason why nvidia-smi named no card, "" without an nvidia-smi. `built` is the time of
     this program's installation. `synchronized` is None if unknown. `shared` is None without
     /dev/shm. `disk` is the space for the home's checkpoints. `busy` are (address, reason) of
-    addresses that cannot be listened on."""
+    addresses that cannot be listened on.
+    """
 
     system: str
     python: tuple[int, int]

@@ -2,9 +2,6 @@
 
 For a running node it judges the findings of members. Before a start it judges the replies of the
 nodes that the ticket names.
-
-Of a running node it judges what members found. Before a start it judges whether the nodes answer
-that the ticket names.
 """
 
 from __future__ import annotations

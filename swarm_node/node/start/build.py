@@ -1,8 +1,6 @@
 """Builds a real node from its settings: the one place that picks engines and network stacks.
 
 This module makes the parts, and `assembly.py` assembles them.
-
-This module makes the parts, and `assembly.py` makes the node of them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ _log = structlog.get_logger(__name__)
 def notify(state: str) -> None:
     """Send `state`, such as "READY=1", to the socket in NOTIFY_SOCKET. Without one, do nothing.
 
-    A failure to send is logged and does not stop the node: the manager decides what follows."""
+    A failure to send is logged and does not stop the node: the manager decides what follows.
+    """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return
